@@ -107,7 +107,6 @@ class LambdaExecutor(Executor):
     remote = True
     uses_aws = True
     told = ("lambda_function", "lambda_region", "lambda_concurrency")
-    own_checks = "superdl.doctor.lambda_function"
     first_look: ClassVar = {"lambda_warm": 1}
 
     def __init__(

@@ -154,9 +154,6 @@ class Executor(Protocol):
     uses_aws: ClassVar[bool] = False
     """Whether its calls are signed for AWS, which needs credentials and a clock that is right."""
 
-    own_checks: ClassVar[str] = ""
-    """A module of ``superdl doctor`` that checks what only such functions have, if there is one."""
-
     files_by_others: ClassVar[bool] = False
     """Whether its functions may read this machine's files as another user than the coordinator's."""
 

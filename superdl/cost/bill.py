@@ -164,14 +164,7 @@ class _BillMaking:
         if hired.data_machine is not None:
             machines.append(self._machine("data machines", hired.data_machine, hired.data_machines))
         if self.executor is None:
-            none = "none was used"
-            return [
-                *machines,
-                self._nothing("functions", "none were called"),
-                self._gets_of_the_loader(),
-                self._nothing("cache", none),
-                self._nothing("coordinator", none),
-            ]
+            return [*machines, self._gets_of_the_loader()]
         transfer = self._told("transfer", "transfer_usd", "out of the source, into the cache and out of it")
         return [
             *machines,

@@ -1,8 +1,7 @@
 """AWS, or what stands in for it: who this machine is to it, and what a stack consists of.
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
-``AWS_PROFILE``, ...); where the object store or Lambda is another's, from ``SUPER_S3_ENDPOINT_URL`` and
-``SUPER_LAMBDA_ENDPOINT_URL``. The names of a stack's outputs are those of ``infra/template.yaml``.
+``AWS_PROFILE``, ...); where the object store is another's, from ``SUPER_S3_ENDPOINT_URL``. The names of a stack's outputs are those of ``infra/template.yaml``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from superdl.super_wire.redaction import without_credentials
 if TYPE_CHECKING:
     from superdl.doctor.checking import Case, Finding
 
-__all__ = ["aws_client", "check_credentials", "read_stack"]
+__all__ = ["check_credentials", "read_stack"]
 
 _DEFAULT_REGION = "us-east-1"
 _CONNECT_TIMEOUT_S = 4
@@ -34,12 +33,12 @@ _STACK_HOWTO = (
 )
 
 
-def aws_client(service: str, *, region: str = "", endpoint_url: str = "") -> Any:
+def _aws_client(service: str, region: str = "") -> Any:
     """A new client with a session of its own, with bounded waits.
 
     Raises:
         botocore.exceptions.BotoCoreError: a profile or a region is wrong.
-        ValueError: an endpoint is no URL.
+        ValueError: an endpoint of AWS's own settings is no URL.
     """
     import boto3
     from botocore.config import Config
@@ -51,7 +50,7 @@ def aws_client(service: str, *, region: str = "", endpoint_url: str = "") -> Any
     )
     session = boto3.session.Session()
     place = region or session.region_name or os.environ.get("AWS_REGION") or _DEFAULT_REGION
-    return session.client(service, config=config, region_name=place, endpoint_url=endpoint_url or None)
+    return session.client(service, config=config, region_name=place)
 
 
 def check_credentials(case: Case) -> Finding:
@@ -86,7 +85,7 @@ def _identified(case: Case, origin: str, region: str) -> Finding:
     from botocore import exceptions
 
     try:
-        with contextlib.closing(aws_client("sts", region=region)) as client:
+        with contextlib.closing(_aws_client("sts", region)) as client:
             answer = client.get_caller_identity()
     except exceptions.ClientError as error:
         remedy = "renew them if they have run out, else correct the access key and its secret"
@@ -116,7 +115,7 @@ def read_stack(named: str) -> dict[str, str]:
         if file.suffix == ".json" or file.exists():
             content = json.loads(file.read_text(encoding="utf-8"))
         else:
-            with contextlib.closing(aws_client("cloudformation")) as client:
+            with contextlib.closing(_aws_client("cloudformation")) as client:
                 content = client.describe_stacks(StackName=named)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error

@@ -13,9 +13,8 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from superdl.coordinator.executors import executor_classes
 from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
 from superdl.super_wire.redaction import text_without_credentials
 
@@ -132,8 +131,7 @@ class Case:
     """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
 
     ``settings`` say how functions run, as a coordinator's settings do; ``chosen`` are the names of those that
-    somebody chose, which a coordinator's own do not replace. ``patience_s`` bounds the wait for the first
-    sample, a listing included.
+    somebody chose. ``patience_s`` bounds the wait for the first sample, a listing included.
     """
 
     settings: Settings
@@ -166,17 +164,6 @@ class Case:
     def bad_here(self, reason: str, remedy: str) -> Finding:
         """It does not work from here; no more than a doubt where a role elsewhere does it in earnest."""
         return doubtful(reason, remedy) if self.elsewhere else bad(reason, remedy)
-
-    def functions(self) -> Settings:
-        """How functions run: as was chosen, else as the coordinator says, else by default."""
-        told = self.coordinating
-        if told is None:
-            return self.settings
-        theirs: dict[str, Any] = {"executor": ",".join(told.executors)}
-        for executor in executor_classes(told.executors):
-            theirs |= {name: getattr(told, name) for name in executor.told}
-        known = {name: value for name, value in theirs.items() if value and name not in self.chosen}
-        return replace(self.settings, **known)
 
 
 @dataclass(frozen=True, slots=True)

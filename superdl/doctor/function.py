@@ -1,13 +1,12 @@
-"""The function: whether it is there, runs, reaches the cache, and is the SUPER that is installed here.
+"""The function: whether it starts, reaches the cache, and is the SUPER that is installed here.
 
-Each executor is started for a moment, with one function, or with all nodes of a Ray cluster. One whose class
-names checks of its own is asked by those: on Lambda the configuration is looked at, and one event is sent.
+Each executor is started for a moment as a coordinator starts it, with one function, or with all nodes of a
+Ray cluster. On Lambda that costs an invocation.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,25 +20,22 @@ if TYPE_CHECKING:
     from superdl.doctor.checking import Case
     from superdl.super_wire.executors import ExecutorKind
 
-__all__ = ["check_function", "judge_decoder"]
+__all__ = ["check_function"]
 
 _ONE_PILLOW = "install one Pillow everywhere, for one kind of processor: these executors share a cache"
 
 
 def check_function(case: Case) -> Finding:
-    """Whether each executor's function is there, is our version, and decodes as this machine does."""
-    settings = case.functions()
+    """Whether each executor's function starts, is our version, and decodes as this machine does."""
+    settings = case.settings
+    if case.elsewhere:
+        told = case.coordinating.executors if case.coordinating is not None else settings.executors
+        why = f"functions ({', '.join(told)}) are run by the coordinator"
+        return skipped(f"{why}: the sample below shows whether they work, superdl stats how they fare")
     return combined([one for name in settings.executors for one in _looks(EXECUTORS[name], case, settings)])
 
 
 def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
-    """What is found of one executor. A class's ``own_checks`` names a module with a function of this kind."""
-    own = executor_class(kind.name).own_checks
-    if own:
-        found: list[Finding] = importlib.import_module(own).looks(kind, case, settings)
-        return found
-    if case.elsewhere:
-        return [_elsewhere(kind, settings)]
     is_here = kind.runs_on is RunsOn.THIS_HOST
     if not (is_here or case.cache):
         return [skipped(f"functions on {kind.place} need a cache that they reach", "name it: --cache")]
@@ -56,9 +52,9 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
     if is_here:
         started = good(f"{settings.function} starts in a process of its own, {took_s:.2f} s", start_s=took_s)
     else:
-        why = f"{places} functions fit on {kind.place} at once, {took_s:.2f} s"
+        why = f"{places} functions run on {kind.place} at once, it starts in {took_s:.2f} s"
         started = good(f"{why}; what was left out is told above, with the reason", places=places)
-    return [started, judge_decoder(kind, case, settings, fingerprint)]
+    return [started, _judge_decoder(kind, settings, fingerprint)]
 
 
 def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int]:
@@ -83,7 +79,7 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int
     return asyncio.run(start())
 
 
-def judge_decoder(kind: ExecutorKind, case: Case, settings: Settings, fingerprint: str) -> Finding:
+def _judge_decoder(kind: ExecutorKind, settings: Settings, fingerprint: str) -> Finding:
     """What the decoder's fingerprint means, beside what this process makes of the same images."""
     from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
     from superdl.super_wire.protocol import installed_version
@@ -94,19 +90,10 @@ def judge_decoder(kind: ExecutorKind, case: Case, settings: Settings, fingerprin
             why = f"{settings.function} decodes images otherwise than SUPER's own function does here"
             return doubtful(why, "expected of a function of your own; else install SUPER again")
         return good(f"the {kind.name} function is this installation's, SUPER {installed_version()}")
-    reach = "reaches the cache" if case.cache else "was not asked to reach a cache, since none is known"
-    words = f"on {kind.place} it is SUPER {installed_version()} as here, and {reach}"
+    words = f"on {kind.place} it is SUPER {installed_version()} as here, and reaches the cache"
     if alike:
         return good(f"{words}; it decodes images as this machine does")
     words += "; it decodes images otherwise than this machine (another Pillow or processor)"
     if any(EXECUTORS[name].runs_on is RunsOn.THIS_HOST for name in settings.executors):
         return bad(words, _ONE_PILLOW)
     return good(f"{words}, which does no harm while nothing here decodes for the same cache")
-
-
-def _elsewhere(kind: ExecutorKind, settings: Settings) -> Finding:
-    """Of a coordinator that runs elsewhere only the first executor's functions are tried, by the sample."""
-    tried = "the sample below shows whether they work"
-    if kind.name != settings.executors[0]:
-        tried = "not tried, the sample below is made by the first executor that can; see superdl stats"
-    return skipped(f"functions are run by the coordinator on {kind.place}: {tried}")
