@@ -1,7 +1,8 @@
 """AWS, or what stands in for it: who this machine is to it, and what a stack consists of.
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
-``AWS_PROFILE``, ...); where the object store is another's, from ``SUPER_S3_ENDPOINT_URL``. The names of a stack's outputs are those of ``infra/template.yaml``.
+``AWS_PROFILE``, ...); where the object store is another's, from ``SUPER_S3_ENDPOINT_URL``. The names of a
+stack's outputs are those of ``infra/template.yaml``.
 """
 
 from __future__ import annotations
