@@ -8,7 +8,7 @@ worth is an assumption of its own. What follows from the inputs is :mod:`superdl
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import ConfigError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["PRESETS", "Input", "Scenario", "load_scenario"]
+
+
+_MAY_BE_ZERO = {"endpoints", "trainer_vcpus", "request_s", "reserved_share"}
 
 
 def _given(about: str, unit: str = "", default: Any = None, basis: str = "chosen") -> Any:
@@ -116,17 +119,12 @@ class Scenario:
     reserved_share: float = _given("memory of a cache node that ElastiCache keeps", default=0.15)
 
     def __post_init__(self) -> None:
-        """See that every number can be reckoned with."""
-        least = {"endpoints": 0, "trainer_vcpus": 0, "request_s": 0, "reserved_share": 0}
+        """See that no number is out of reason."""
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, bool | str):
+            if isinstance(value, bool | str) or (value == 0 and entry.name in _MAY_BE_ZERO):
                 continue
-            if (
-                not math.isfinite(value)
-                or value < least.get(entry.name, 0)
-                or (value == 0 and entry.name not in least)
-            ):
+            if not 0 < value < math.inf:
                 raise ConfigError(f"{entry.name} is a number above 0; not {value!r}")
         if self.reserved_share >= 1:
             raise ConfigError(f"reserved_share is below 1; not {self.reserved_share!r}")
@@ -145,10 +143,6 @@ class Scenario:
             if entry.name != "name":
                 found.append(Input(entry.name, value, **about))
         return found
-
-    def to_mapping(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
 
 
 PRESETS = {
@@ -198,12 +192,8 @@ def load_scenario(preset: str, overrides: Sequence[str] = ()) -> Scenario:
 def _value(name: str, text: str, kind: type) -> Any:
     if kind is str:
         return text
-    if kind is bool:
-        if text not in {"true", "false"}:
-            raise ConfigError(f"{name} is true or false; not {text!r}")
-        return text == "true"
     try:
-        return kind(text.replace("_", "").replace(",", ""))
-    except ValueError as error:
-        number = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{name} is {number}; not {text!r}") from error
+        return {"true": True, "false": False}[text] if kind is bool else kind(text.replace("_", ""))
+    except (KeyError, ValueError) as error:
+        words = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{name} is {words}; not {text!r}") from error

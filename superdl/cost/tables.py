@@ -94,7 +94,7 @@ def print_bills(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill], c
 def to_mapping(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> dict[str, Any]:
     """As JSON has it."""
     return {
-        "scenario": scenario.to_mapping(),
+        "scenario": asdict(scenario),
         "inputs": [asdict(one) for one in scenario.inputs()],
         "prices": {
             "region": prices.region,

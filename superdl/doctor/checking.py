@@ -130,8 +130,8 @@ def size_text(size: float) -> str:
 class Case:
     """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
 
-    ``settings`` say how functions run, as a coordinator's settings do; ``chosen`` are the names of those that
-    somebody chose. ``patience_s`` bounds the wait for the first sample, a listing included.
+    ``settings`` say how functions run, as a coordinator's settings do. ``patience_s`` bounds the wait for the
+    first sample, a listing included.
     """
 
     settings: Settings
@@ -140,7 +140,6 @@ class Case:
     key_list: str = ""
     coordinator: str = ""
     named_cache: str = ""
-    chosen: frozenset[str] = frozenset()
     batch_size: int = 256
     batches_per_s: float = 0.0
     workers: int = 4

@@ -38,9 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's")
     add("--stack", metavar="NAME", help="a deployed stack, or the JSON that AWS printed of it")
     add("--executor", help="how functions run; default the coordinator's, else local")
-    add("--lambda-function", help="name or ARN; default the coordinator's")
-    add("--lambda-region", help="its region")
-    add("--lambda-concurrency", type=int, help="functions at once, at most; default the coordinator's")
     add("--batch-size", type=int, default=256, help="samples in a batch; default 256")
     add("--batches-per-s", type=float, help="what the training loop takes a second")
     add("--workers", type=int, default=4, help="reading processes or threads; default 4")
@@ -89,10 +86,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     stack = read_stack(arguments.stack) if arguments.stack else {}
     # Of the coordinator's settings those that say how functions run; the doctor reads no other variables.
     names = [one.name for one in fields(Settings) if _OF_FUNCTIONS.match(one.name)]
-    named = {name: getattr(arguments, name, None) for name in names}
-    for name in names:
-        if named[name] is None:
-            named[name] = os.environ.get(f"SUPER_{name.upper()}") or None
+    named = {name: os.environ.get(f"SUPER_{name.upper()}") or None for name in names}
+    named["executor"] = arguments.executor or named["executor"]
     function, wanted = stack.get("FunctionArn"), arguments.batches_per_s
     if function and not (named["executor"] or named["lambda_function"]):
         named |= {"executor": "lambda", "lambda_function": function, "lambda_region": stack.get("Region", "")}
@@ -113,7 +108,6 @@ def _case_of(arguments: argparse.Namespace) -> Case:
             or stack.get("CoordinatorAddress", "")
         ),
         named_cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.get("CacheAddress", ""),
-        chosen=frozenset(name for name, value in named.items() if value is not None),
         batch_size=above_zero("--batch-size", arguments.batch_size),
         batches_per_s=0.0 if wanted is None else above_zero("--batches-per-s", wanted),
         workers=above_zero("--workers", arguments.workers),

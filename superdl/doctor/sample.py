@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 
@@ -121,21 +120,18 @@ def _fresh(recipe: Recipe) -> Recipe:
 
 @contextlib.contextmanager
 def _variables(case: Case) -> Iterator[None]:
-    """What the embedded default reads from the environment, where no coordinator decides it."""
-    settings, before = case.settings, dict(os.environ)
-    away = [name for name in settings.executors if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
-    if away and not case.coordinator:
-        chosen = {name: getattr(settings, name) for name in case.chosen}
-        for executor in executor_classes(away):
-            chosen |= executor.first_look
-        chosen |= {"executor": settings.executor, "cache": case.named_cache}
-        values = {name: int(value) if isinstance(value, bool) else value for name, value in chosen.items()}
-        os.environ.update({f"SUPER_{name.upper()}": str(value) for name, value in values.items() if value})
+    """The embedded default reads from the environment where functions run, and their cache."""
+    before, named = (
+        dict(os.environ),
+        {"SUPER_EXECUTOR": case.settings.executor, "SUPER_CACHE": case.named_cache},
+    )
+    if any(EXECUTORS[name].runs_on is not RunsOn.THIS_HOST for name in case.settings.executors):
+        os.environ.update({name: value for name, value in named.items() if value})
     try:
         yield
     finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
+        for name in named:
+            os.environ.pop(name, None)
         os.environ.update(before)
 
 

@@ -50,7 +50,6 @@ def test_with_nothing_named_it_says_what_to_name(capsys):
         (["--recipe", "file", "--crop", "8"], "not by both"),
         (["--batches-per-s", "-1"], "--batches-per-s"),
         (["--patience", "0"], "--patience"),
-        (["--lambda-concurrency", "0", "--executor", "lambda"], "lambda_concurrency"),
         (["--executor", "carrier-pigeon"], "executor is one of"),
         (["--stack", "no/such.json"], "cannot be read"),
         (["gs://bucket"], "unknown scheme gs://"),

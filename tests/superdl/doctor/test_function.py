@@ -39,11 +39,12 @@ def test_a_function_that_is_ours(service, valkey, capsys):
         pytest.param("of_no_version", ("deploy SUPER's function there",), marks=pytest.mark.slow),
     ],
 )
-def test_a_function_that_is_not_there_or_another(service, valkey, capsys, handler, words):
-    named = () if handler else ("--lambda-function", "nobody")
+def test_a_function_that_is_not_there_or_another(service, valkey, monkeypatch, capsys, handler, words):
     if handler:
         service.deploy(handler=handler_of(handler))
-    code, found = asked(capsys, *ON_LAMBDA, *named, "--cache", valkey.url)
+    else:
+        monkeypatch.setenv("SUPER_LAMBDA_FUNCTION", "nobody")
+    code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
     assert (code, found["function"]["verdict"]) == (1, "fail")
     assert all(one in found["function"]["reason"] for one in words)
 
