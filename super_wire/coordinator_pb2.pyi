@@ -276,7 +276,7 @@ class ExecutorStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity: _Optional[int] = ..., concurrency: _Optional[int] = ..., in_flight: _Optional[int] = ..., requests: _Optional[int] = ..., samples: _Optional[int] = ..., usd: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class ExecutorPrices(_message.Message):
-    __slots__ = ("name", "invocation", "gb_s", "source_request", "source_gb", "record_gb", "hour")
+    __slots__ = ("name", "invocation", "gb_s", "source_request", "source_gb", "record_gb", "hour", "coordinator_hour")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INVOCATION_FIELD_NUMBER: _ClassVar[int]
     GB_S_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,7 @@ class ExecutorPrices(_message.Message):
     SOURCE_GB_FIELD_NUMBER: _ClassVar[int]
     RECORD_GB_FIELD_NUMBER: _ClassVar[int]
     HOUR_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_HOUR_FIELD_NUMBER: _ClassVar[int]
     name: str
     invocation: float
     gb_s: float
@@ -291,7 +292,8 @@ class ExecutorPrices(_message.Message):
     source_gb: float
     record_gb: float
     hour: float
-    def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ...) -> None: ...
+    coordinator_hour: float
+    def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ..., coordinator_hour: _Optional[float] = ...) -> None: ...
 
 class JobStats(_message.Message):
     __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "functions_usd", "source_requests_usd", "transfer_usd", "cache_usd", "coordinator_usd", "stall_causes", "recent_stalls")
