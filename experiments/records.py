@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from superdl.super_wire.counters import WorkCounters
 from superdl.super_wire.errors import CoordinatorError
 
 if TYPE_CHECKING:
@@ -41,34 +42,14 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 # ------------------------------------------------------------------------------------------- counters
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderCounters:
-    """One reading of a job's counters, or the difference of two; seconds are sums.
+@dataclass(slots=True)
+class LoaderCounters(WorkCounters):
+    """One reading of a job's counters, or the difference of two.
 
-    Functions made ``invocations`` with ``gb_s`` GB-seconds, fetched (``source_requests`` GETs of
-    ``source_bytes``), decoded and pushed ``record_bytes`` into the cache. Readers found ``cache_hits`` at
-    their first look, missed ``cache_misses`` and read ``read_bytes``. ``samples_reused`` were resident when
-    planned, ``retries`` asked for again; ``usd`` is the job's share of what was spent. The counters of status
-    are of this process: calls for pages of the plan, their seconds and CPU seconds in a thread of their own,
-    and the seconds that the loop waited for a page.
+    The counters of status are of this process: calls for pages of the plan, their seconds and CPU seconds in
+    a thread of their own, and the seconds that the loop waited for a page.
     """
 
-    invocations: int = 0
-    fetch_s: float = 0.0
-    decode_s: float = 0.0
-    push_s: float = 0.0
-    samples_produced: int = 0
-    samples_failed: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    samples_reused: int = 0
-    retries: int = 0
-    gb_s: float = 0.0
-    source_requests: int = 0
-    source_bytes: int = 0
-    record_bytes: int = 0
-    read_bytes: int = 0
-    usd: float = 0.0
     status_calls: int = 0
     status_s: float = 0.0
     status_cpu_s: float = 0.0
@@ -88,17 +69,17 @@ class LoaderCounters:
         """Return what was counted after ``earlier``.
 
         A counter that went down was reset (the coordinator was restarted): then all of it is new, which is
-        how Prometheus treats counters. Not so ``usd``, a share, which falls when other jobs use the samples
-        that it is for: it was reset if anything else was.
+        how Prometheus treats counters. Not so dollars: a share falls when other jobs use the samples that it
+        is for. They were reset if anything else was.
         """
-        changes = {}
-        was_reset = False
-        for item in fields(self):
-            now, before = getattr(self, item.name), getattr(earlier, item.name)
-            changes[item.name] = now - before if now >= before else now
-            was_reset = was_reset or (now < before and item.name != "usd")
-        changes["usd"] = self.usd if was_reset else self.usd - earlier.usd
-        return LoaderCounters(**changes)
+        pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
+        was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
+        return LoaderCounters(
+            **{
+                name: now if was_reset and (now < before or name.endswith("usd")) else now - before
+                for name, (now, before) in pairs.items()
+            }
+        )
 
 
 def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from superdl.super_wire.counters import WorkCounters
+
 __all__ = ["SamplerStats", "Stall", "StallTotal", "StatusChecks"]
 
 
@@ -39,16 +41,13 @@ class StatusChecks:
     wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerStats:
+@dataclass(slots=True, kw_only=True)
+class SamplerStats(WorkCounters):
     """Counters of one job, and the state of the cache that it reads from.
 
-    ``epoch`` and ``position`` are those of the furthest rank; ``cache_hits`` are samples that a reader's
-    first GET found, ``samples_reused`` those that were resident when planned; seconds are summed over
-    function processes (``fetch_s``, ``decode_s``, ``push_s``) or readers (``read_s``, ``wait_s``). ``stalls``
-    are batches that a reader had to wait for, ``hedges`` second requests that raced a straggler; ``usd`` is
-    this job's share of what was spent. The fields from ``budget_bytes`` to ``free_bytes`` describe the whole
-    cache; ``needed_bytes`` is the budget with which nothing would be dropped.
+    ``epoch`` and ``position`` are those of the furthest rank. The fields from ``budget_bytes`` to
+    ``free_bytes`` describe the whole cache; ``needed_bytes`` is the budget with which nothing would be
+    dropped.
 
     ``stall_causes`` say why batches stalled (docs/runs.md lists them), ``recent_stalls`` are the newest (up
     to 1,024), oldest first. ``status_calls`` and the following are of this process: its calls for pages of
@@ -59,31 +58,10 @@ class SamplerStats:
     source: str
     epoch: int
     position: int
-    batches_read: int
-    cache_hits: int
-    cache_misses: int
-    samples_reused: int
-    samples_produced: int
-    samples_failed: int
-    retries: int
-    invocations: int
     requests_in_flight: int
-    fetch_s: float
-    decode_s: float
-    push_s: float
-    read_s: float
-    wait_s: float
-    source_bytes: int
-    record_bytes: int
     lookahead_batches: int
     interval_s: float
-    stalls: int
-    hedges: int
     lapsed: bool
-    gb_s: float
-    source_requests: int
-    read_bytes: int
-    usd: float
     budget_bytes: int
     resident_bytes: int
     resident_samples: int

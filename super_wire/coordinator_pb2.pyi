@@ -276,7 +276,7 @@ class ExecutorStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity: _Optional[int] = ..., concurrency: _Optional[int] = ..., in_flight: _Optional[int] = ..., requests: _Optional[int] = ..., samples: _Optional[int] = ..., usd: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class ExecutorPrices(_message.Message):
-    __slots__ = ("name", "invocation", "gb_s", "source_request", "source_gb", "record_gb", "hour")
+    __slots__ = ("name", "invocation", "gb_s", "source_request", "source_gb", "record_gb", "hour", "coordinator_hour")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INVOCATION_FIELD_NUMBER: _ClassVar[int]
     GB_S_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,7 @@ class ExecutorPrices(_message.Message):
     SOURCE_GB_FIELD_NUMBER: _ClassVar[int]
     RECORD_GB_FIELD_NUMBER: _ClassVar[int]
     HOUR_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_HOUR_FIELD_NUMBER: _ClassVar[int]
     name: str
     invocation: float
     gb_s: float
@@ -291,10 +292,11 @@ class ExecutorPrices(_message.Message):
     source_gb: float
     record_gb: float
     hour: float
-    def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ...) -> None: ...
+    coordinator_hour: float
+    def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ..., coordinator_hour: _Optional[float] = ...) -> None: ...
 
 class JobStats(_message.Message):
-    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "stall_causes", "recent_stalls")
+    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "functions_usd", "source_requests_usd", "transfer_usd", "cache_usd", "coordinator_usd", "stall_causes", "recent_stalls")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +326,11 @@ class JobStats(_message.Message):
     SOURCE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     USD_FIELD_NUMBER: _ClassVar[int]
+    FUNCTIONS_USD_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_REQUESTS_USD_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_USD_FIELD_NUMBER: _ClassVar[int]
+    CACHE_USD_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_USD_FIELD_NUMBER: _ClassVar[int]
     STALL_CAUSES_FIELD_NUMBER: _ClassVar[int]
     RECENT_STALLS_FIELD_NUMBER: _ClassVar[int]
     job: str
@@ -355,9 +362,14 @@ class JobStats(_message.Message):
     source_requests: int
     read_bytes: int
     usd: float
+    functions_usd: float
+    source_requests_usd: float
+    transfer_usd: float
+    cache_usd: float
+    coordinator_usd: float
     stall_causes: _containers.RepeatedCompositeFieldContainer[StallTotal]
     recent_stalls: _containers.RepeatedCompositeFieldContainer[Stall]
-    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., functions_usd: _Optional[float] = ..., source_requests_usd: _Optional[float] = ..., transfer_usd: _Optional[float] = ..., cache_usd: _Optional[float] = ..., coordinator_usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ...) -> None: ...
 
 class StallTotal(_message.Message):
     __slots__ = ("cause", "batches", "wait_s")

@@ -24,22 +24,15 @@ __all__ = [
     "SuperTrainerMixin",
 ]
 
-_HOMES = {
-    "Augment": "superdl.super_dataset",
-    "BatchInfo": "superdl.super_dataset",
-    "Recipe": "superdl.super_wire",
-    "SuperDataset": "superdl.super_dataset",
-    "SuperLoader": "superdl.super_dataset",
-    "SuperSampler": "superdl.sampler",
-    "SuperTrainerMixin": "superdl.super_dataset",
-}
+_HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}
+"""The homes of names; all others are the dataset's."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         msg = f"module 'superdl' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES.get(name, "superdl.super_dataset")), name)
 
 
 def __dir__() -> list[str]:

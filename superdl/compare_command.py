@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from superdl.options import add_overrides
+
 if TYPE_CHECKING:
     import argparse
 
@@ -31,14 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare runs that are there already, by their directories; runs of one name are its repeats. "
         "A file is a prediction, of superdl simulate --output",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override one value of all arms, such as loader.batch_size=256; may be repeated",
-    )
+    add_overrides(parser, "loader.batch_size=256, in all arms")
     parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")
     parser.add_argument(
         "--arms",

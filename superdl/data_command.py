@@ -84,72 +84,40 @@ def _make(arguments: argparse.Namespace) -> None:
 
 
 def _list(*, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from superdl.experiments.data import PUBLISHED_SETS
 
     rows = _rows()
     if as_json:
-        stands_in = {one.like: one.name for one in PUBLISHED_SETS.values()}
-        sets = [{**row, "stands_in_for": stands_in.get(row["name"])} for row in rows]
-        sys.stdout.write(json.dumps({"sets": sets}, indent=2) + "\n")
+        sys.stdout.write(json.dumps({"sets": rows}, indent=2) + "\n")
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("set")
-    for title in ("training", "validation", "MB on disk", "quick: training", "MB"):
-        table.add_column(title, justify="right")
-    table.add_column("made in")
-    table.add_column("what")
     for row in rows:
-        quick, quick_bytes = row["quick"], row["quick_bytes"]
-        table.add_row(
-            row["name"],
-            f"{row['train']:,}",
-            f"{row['val']:,}",
-            f"{row['bytes'] / _MEGABYTE:,.0f}",
-            "" if quick is None else f"{quick:,}",
-            "" if quick_bytes is None else f"{quick_bytes / _MEGABYTE:,.0f}",
-            ", ".join(row["there"]),
-            row["about"],
-        )
-    console = Console(highlight=False)
-    console.width = max(console.width, 160)  # a narrower terminal wraps the lines and loses nothing
-    console.print(table)
-    console.print("\nPublished sets that are taken as they are (data.kind), and what stands in for each:")
+        quick = "" if row["quick"] is None else f", {row['quick']:,} with --quick"
+        there = f"; made in {', '.join(row['there'])}" if row["there"] else ""
+        images = f"{row['train']:,} training and {row['val']:,} validation images"
+        size = f"{row['bytes'] / _MEGABYTE:,.0f} MB on disk"
+        sys.stdout.write(f"{row['name']}: {row['about']}\n  {images}, {size}{quick}{there}\n")
+    sys.stdout.write(
+        "\nPublished sets that are taken as they are (data.kind), and what stands in for each:\n"
+    )
     for published in PUBLISHED_SETS.values():
-        console.print(
-            f"  {published.name}: data/{published.folder} or data.directory, {published.layout}; "
-            f"else {published.like}",
-            markup=False,
-        )
+        place = f"data/{published.folder} or data.directory, {published.layout}"
+        sys.stdout.write(f"  {published.name}: {place}; else {published.like}\n")
 
 
 def _rows() -> list[dict[str, Any]]:
-    from superdl.experiments.data import MADE_SETS
+    from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS
 
+    stands_in = {one.like: one.name for one in PUBLISHED_SETS.values()}
+    about = "10 classes of 64x64 JPEGs: scans of handwriting (scikit-learn's)"
     rows: list[dict[str, Any]] = [
-        {
-            "name": "digits",
-            "about": "10 classes of 64x64 JPEGs: scans of handwriting (scikit-learn's)",
-            **_DIGITS_IMAGES,
-            "bytes": _DIGITS_BYTES,
-            "quick": None,
-            "quick_bytes": None,
-        }
+        {"name": "digits", "about": about, **_DIGITS_IMAGES, "bytes": _DIGITS_BYTES, "quick": None}
     ]
-    rows += [
-        {
-            "name": made.name,
-            "about": made.about,
-            **made.counts(),
-            "bytes": made.disk_bytes(made.train + made.val),
-            "quick": made.quick,
-            "quick_bytes": made.disk_bytes(sum(made.counts(made.quick).values())),
-        }
-        for made in MADE_SETS.values()
-    ]
+    for made in MADE_SETS.values():
+        sizes = {"bytes": made.disk_bytes(made.train + made.val), "quick": made.quick}
+        rows.append({"name": made.name, "about": made.about, **made.counts(), **sizes})
     for row in rows:
-        manifests = sorted(Path("data").glob(f"{row['name']}*/manifest.json"))
-        row["there"] = [str(manifest.parent) for manifest in manifests]
+        row["stands_in_for"] = stands_in.get(row["name"])
+        row["there"] = [
+            str(file.parent) for file in sorted(Path("data").glob(f"{row['name']}*/manifest.json"))
+        ]
     return rows

@@ -21,7 +21,6 @@ __all__ = ["main"]
 # The others are superdl.NAME_command.
 _MODULES = {
     "coordinator": "superdl.coordinator.__main__",
-    "cost": "superdl.cost.command",
     "doctor": "superdl.doctor.command",
     "warm": "superdl.warm.command",
 }

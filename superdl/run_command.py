@@ -7,6 +7,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from superdl.options import add_overrides
+
 if TYPE_CHECKING:
     import argparse
 
@@ -16,14 +18,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
     parser.add_argument("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override one value, such as data.train=s3://bucket/train; may be repeated",
-    )
+    add_overrides(parser, "data.train=s3://bucket/train")
     parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")
     parser.add_argument(
         "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"

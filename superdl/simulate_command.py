@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superdl.options import add_overrides
+
 if TYPE_CHECKING:
     import argparse
 
@@ -21,14 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "spec",
         help="path of a YAML spec, or the name of one that comes along (digits, imagenet, thousand_jobs)",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override one value, such as cache.budget_gb=64; may be repeated",
-    )
+    add_overrides(parser, "cache.budget_gb=64")
     parser.add_argument(
         "--beside",
         metavar="RUN",

@@ -100,38 +100,37 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
     if not answer["jobs"]:
         console.print("no open jobs: a job is shown from the making of its sampler to its end")
     for job in answer["jobs"]:
-        lapsed = "; no sign of life lately" if job["lapsed"] else ""
-        console.print(f"job {job['job']}  {job['source']}")
+        read, missed = job["cache_hits"], job["cache_misses"]
+        share = f"{read / (read + missed):.1%}" if read + missed else "none"
+        causes = sorted(job["stall_causes"], key=lambda one: -one["wait_s"])
+        stalls = ", ".join(
+            f"{one['cause'].replace('_', ' ')} {one['batches']:,} ({one['wait_s']:.2f} s)" for one in causes
+        )
         console.print(
+            f"job {job['job']}  {job['source']}\n"
             f"  at epoch {job['epoch']}, position {job['position']}; {job['batches_read']:,} batches read, "
-            f"one each {job['interval_s']:.3f} s; looks {job['lookahead_batches']} batches ahead{lapsed}"
-        )
-        console.print(
-            f"  cache: {_share(job['cache_hits'], job['cache_misses'])} of {job['cache_hits']:,} + "
-            f"{job['cache_misses']:,} samples hit, {job['samples_reused']:,} resident when planned; "
-            f"{job['stalls']:,} batches stalled"
-        )
-        if job["stall_causes"]:
-            causes = sorted(job["stall_causes"], key=lambda one: -one["wait_s"])
-            told = [
-                f"{one['cause'].replace('_', ' ')} {one['batches']:,} ({one['wait_s']:.2f} s)"
-                for one in causes
-            ]
-            console.print(f"  stalled by: {', '.join(told)}")
-        console.print(
+            f"one each {job['interval_s']:.3f} s; looks {job['lookahead_batches']} batches ahead"
+            f"{'; no sign of life lately' if job['lapsed'] else ''}\n"
+            f"  cache: {share} of {read:,} + {missed:,} samples hit, {job['samples_reused']:,} resident when "
+            f"planned; {job['stalls']:,} batches stalled{': ' if stalls else ''}{stalls}\n"
             f"  functions: {job['invocations']:,} calls ({job['hedges']:,} to race a straggler), "
             f"{job['requests_in_flight']:,} in flight, {job['samples_produced']:,} samples produced, "
             f"{job['samples_failed']:,} failed, {job['retries']:,} retried; {job['fetch_s']:.2f} s fetching, "
-            f"{job['decode_s']:.2f} s decoding"
-        )
-        console.print(f"  readers: {job['read_s']:.2f} s reading, {job['wait_s']:.2f} s waiting for samples")
-        console.print(
+            f"{job['decode_s']:.2f} s decoding\n"
+            f"  readers: {job['read_s']:.2f} s reading, {job['wait_s']:.2f} s waiting for samples\n"
             f"  cost: {job['usd']:.4f} USD; {job['gb_s']:,.1f} GB-s, {job['source_requests']:,} GETs, "
             f"{_mib(job['source_bytes'])} fetched, {_mib(job['record_bytes'])} into the cache, "
             f"{_mib(job['read_bytes'])} out of it"
         )
     _print_cache(answer["cache"], console)
-    _print_executors(answer["executors"], console)
+    for executor in answer["executors"]:  # one alone is told with the cache already, but for its trouble
+        if len(answer["executors"]) > 1 or executor["trouble"]:
+            trouble = f"; in trouble: {executor['trouble']}" if executor["trouble"] else ""
+            console.print(
+                f"  {executor['name']}: {executor['in_flight']:,} in flight, {executor['concurrency']:,} of "
+                f"{executor['capacity']:,} at once now; {executor['requests']:,} calls, "
+                f"{executor['samples']:,} samples, {executor['usd']:.4f} USD so far{trouble}"
+            )
 
 
 def _print_cache(cache: dict[str, Any], console: Console) -> None:
@@ -147,33 +146,13 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
             f"  thrash: samples are dropped and produced again; {_mib(cache['needed_bytes'])} for records "
             f"would end it, a maxmemory of {_mib(maxmemory_for(cache['needed_bytes']))}"
         )
-    console.print(
-        f"functions: {cache['total_requests_in_flight']:,} requests in flight, {cache['concurrency']:,} of "
-        f"{cache['capacity']:,} at once now"
-    )
     spending = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
     console.print(
+        f"functions: {cache['total_requests_in_flight']:,} requests in flight, {cache['concurrency']:,} of "
+        f"{cache['capacity']:,} at once now\n"
         f"spent: {cache['total_usd']:.4f} USD, lately {cache['usd_per_hour']:.2f} USD an hour"
         f"{spending.get(cache['spending'], '')}"
     )
-
-
-def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
-    """One alone is told with the cache already, but for its trouble."""
-    several = len(executors) > 1
-    for executor in executors:
-        if not (several or executor["trouble"]):
-            continue
-        trouble = f"; in trouble: {executor['trouble']}" if executor["trouble"] else ""
-        console.print(
-            f"  {executor['name']}: {executor['in_flight']:,} in flight, {executor['concurrency']:,} of "
-            f"{executor['capacity']:,} at once now; {executor['requests']:,} calls, "
-            f"{executor['samples']:,} samples, {executor['usd']:.4f} USD so far{trouble}"
-        )
-
-
-def _share(part: int, rest: int) -> str:
-    return f"{part / (part + rest):.1%}" if part + rest else "none"
 
 
 def _mib(size: int) -> str:
@@ -190,14 +169,10 @@ def _print_batches(answer: dict[str, Any], console: Console) -> None:
             f"{batch['in_flight']} in flight, {batch['failed']} failed"
         )
         for place in batch["occurrences"]:
-            console.print(f"  {_place(place)}")
+            console.print("  job {job}, rank {rank}, epoch {epoch}, position {position}".format(**place))
             for event in batch["events"]:
                 if event["occurrence"] == place:
                     console.print(f"    {event['seconds_ago']:9.3f} s ago  {event['what']}")
         for sample in batch["details"]:
             reason = f": {sample['message']}" if sample["message"] else ""
             console.print(f"  {sample['sample_id']}  {sample['state']:9}  {sample['key']}{reason}")
-
-
-def _place(place: dict[str, Any]) -> str:
-    return f"job {place['job']}, rank {place['rank']}, epoch {place['epoch']}, position {place['position']}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from superdl.coordinator.core.journal import NOTES_PER_RANK, JobStalls
 from superdl.coordinator.core.samples import EVERY_EPOCH, SetKey
+from superdl.super_wire.counters import WorkCounters
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,30 +33,10 @@ _CAUTION_MAX = 16.0
 
 
 @dataclass(slots=True)
-class JobCounters:
-    """What a job has cost and gained so far. Cache hits and misses are counted in samples."""
+class JobCounters(WorkCounters):
+    """What a job has cost and gained so far; its dollars are the ledger's to tell."""
 
-    batches_read: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    samples_reused: int = 0
-    samples_produced: int = 0
-    samples_failed: int = 0
-    retries: int = 0
-    invocations: int = 0
     requests_in_flight: int = 0
-    fetch_us: int = 0
-    decode_us: int = 0
-    push_us: int = 0
-    read_us: int = 0
-    wait_us: int = 0
-    source_bytes: int = 0
-    record_bytes: int = 0
-    stalls: int = 0
-    hedges: int = 0
-    gb_s: float = 0.0
-    source_requests: int = 0
-    read_bytes: int = 0
 
 
 class CursorSpan(NamedTuple):

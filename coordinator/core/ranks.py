@@ -144,8 +144,8 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
         counters.batches_read += 1
         counters.cache_hits += event.hits
         counters.cache_misses += event.samples - event.hits
-        counters.read_us += event.read_us
-        counters.wait_us += event.wait_us
+        counters.read_s += event.read_us / 1e6
+        counters.wait_s += event.wait_us / 1e6
         counters.read_bytes += event.size_bytes
         if event.hits < event.samples:
             counters.stalls += 1

@@ -187,9 +187,9 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
     if answer is not None:
         state.stalls.work_for(request.samples.dataset).add(answer)
         record_bytes = int(answer.record_bytes[answer.outcomes == CACHED].sum())
-        counters.fetch_us += answer.fetch_us
-        counters.decode_us += answer.decode_us
-        counters.push_us += answer.push_us
+        counters.fetch_s += answer.fetch_us / 1e6
+        counters.decode_s += answer.decode_us / 1e6
+        counters.push_s += answer.push_us / 1e6
         counters.source_bytes += answer.source_bytes
         counters.source_requests += answer.source_requests
         counters.record_bytes += record_bytes

@@ -95,7 +95,6 @@ class LambdaExecutor(Executor):
     remote = True
     uses_aws = True
     told = ("lambda_function", "lambda_region", "lambda_concurrency")
-    own_checks = "superdl.doctor.lambda_function"
     first_look: ClassVar = {"lambda_warm": 1}
 
     def __init__(
@@ -153,16 +152,6 @@ class LambdaExecutor(Executor):
     def answers_by_stream(cls, settings: LambdaSettings) -> bool:
         """Where Lambda only takes the event."""
         return settings.lambda_invocation == "Event"
-
-    @classmethod
-    def functions_at_once(cls, settings: LambdaSettings) -> int:
-        """As many as are set."""
-        return settings.lambda_concurrency
-
-    @classmethod
-    def region_of(cls, settings: LambdaSettings) -> str:
-        """The region that is set; else AWS's own settings have one."""
-        return settings.lambda_region
 
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and see that they are what is wanted.

@@ -137,9 +137,6 @@ class Executor(Protocol):
     uses_aws: ClassVar[bool] = False
     """Whether its calls are signed for AWS, which needs credentials and a clock that is right."""
 
-    own_checks: ClassVar[str] = ""
-    """A module of ``superdl doctor`` that checks what only such functions have, if there is one."""
-
     files_by_others: ClassVar[bool] = False
     """Whether its functions may read this machine's files as another user than the coordinator's."""
 
@@ -158,16 +155,6 @@ class Executor(Protocol):
     def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings
         """Whether its answers come through the cache, and not by return."""
         return False
-
-    @classmethod
-    def functions_at_once(cls, settings: Any) -> int:  # noqa: ARG003  # others look at their settings
-        """How many functions run at once at most, as far as settings say; else 0."""
-        return 0
-
-    @classmethod
-    def region_of(cls, settings: Any) -> str:  # noqa: ARG003  # others look at their settings
-        """The AWS region that its functions run in, as far as settings say; else empty."""
-        return ""
 
     async def start(self) -> None:
         """Make ready to invoke, within a bounded time.

@@ -101,11 +101,6 @@ class LocalExecutor(Executor):
         """See :class:`superdl.coordinator.executors.base.Executor`."""
         return cls(settings.workers, function=context.function, environment=context.environment)
 
-    @classmethod
-    def functions_at_once(cls, settings: LocalSettings) -> int:
-        """One in each worker."""
-        return settings.workers
-
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""

@@ -29,13 +29,13 @@ __all__ = ["batch_status", "cache_stats", "coordinating", "executor_prices", "ex
 
 _DETAIL_BYTES = 64
 _TOLD_OCCURRENCES = 4
-_TIMES = ("fetch", "decode", "push", "read", "wait")
 
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
     """The account of a job; with its newest stalls one by one, if asked for."""
-    counters = asdict(job.counters)
-    seconds = {f"{name}_s": counters.pop(f"{name}_us") / 1e6 for name in _TIMES}
+    costs = core.ledger.job_costs(job.name)
+    counters = asdict(job.counters) | {"usd": costs.usd}
+    counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
     epoch, position = job.epoch_and_position(max(lane.watermark for lane in job.cursors.values()))
     told = pb.JobStats(
         job=job.name,
@@ -45,9 +45,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
         lookahead_batches=core.lookahead_batches(job),
         interval_s=job.interval_s,
         lapsed=job.lapsed,
-        usd=core.ledger.job_costs(job.name).usd,
         **counters,
-        **seconds,
     )
     for cause, batches in job.stalls.batches.items():
         told.stall_causes.add(cause=cause.value, batches=batches, wait_s=job.stalls.wait_us[cause] / 1e6)

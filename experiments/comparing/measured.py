@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _MACHINE = "training machine"
-_STANDING = frozenset({"cache", "coordinator"})
+_STANDING = frozenset({"cache"})
 """By the hour where the spec names the cache's nodes, else each job's share of them."""
 
 CpuSample = tuple[float, "dict[str, float]"]

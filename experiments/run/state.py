@@ -9,15 +9,16 @@ import hashlib
 import json
 import logging
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from superdl.cost.bill import bill_of
+from superdl.cost.bill import EpochUse, PaidByHour, bill_of
 from superdl.experiments.manifest import Manifest, describe_environment
 from superdl.experiments.output import write_json
-from superdl.experiments.records import Listener
+from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_page import write_run_page
 from superdl.experiments.reporting.run_report import RunReport, print_report
 from superdl.experiments.run.listeners import say
@@ -114,8 +115,8 @@ class RunState(Listener):
         report.utilization = None if self.monitor is None else self.monitor.utilization()
         report.step_times = () if self.step_times is None else tuple(self.step_times.times)
         report.bill = bill_of(
-            report.epochs,
-            cost=self.spec.cost,
+            [_use_of(epoch) for epoch in report.epochs],
+            hired=PaidByHour(**asdict(self.spec.cost)),
             executor=report.executor,
             wall_s=report.wall_s,
             prices=self._prices,
@@ -134,6 +135,13 @@ class RunState(Listener):
         except Exception as error:  # noqa: BLE001  # whatever drawing raises, the run's own end matters more
             _log.exception("the page of %s could not be made", self.directory)
             say(console, f"no page was made ({error}); superdl report {self.directory} tries again")
+
+
+def _use_of(epoch: EpochSummary) -> EpochUse:
+    """An epoch as the bill has it. What the coordinator did not tell of one pass is counted for the next."""
+    passes = [one for _, one in epoch.splits()]
+    counted = added([one.job for one in passes if one.job is not None])
+    return EpochUse(epoch.epoch, sum(one.wall_s for one in passes), epoch.train.samples, counted)
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from superdl.cost.bill import prices_for
+from superdl.cost.bill import PaidByHour, prices_for
 from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import RowLog, new_directory
@@ -55,7 +55,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
 
     """
     process = process_rank()
-    prices = prices_for(spec.cost, os.environ.get("SUPER_PRICES"))
+    prices = prices_for(PaidByHour(**asdict(spec.cost)), os.environ.get("SUPER_PRICES"))
     device = pick_device(spec.device, process)
     strategy = strategy_name(spec.training.strategy, process)
     console = (console or Console()) if process.rank == 0 else Console(quiet=True)

@@ -1,32 +1,49 @@
 """What each way of loading costs: for a first epoch, a later one, and a month. Pure functions.
 
 Jobs are alike: each has a machine, trains the same number of epochs, and all begin together. How fast each
-goes is the least of what its GPU takes, its CPUs load and the cache's network brings. What a cache holds of a
-dataset, the share that is reused, is :mod:`superdl.cost.reuse`'s.
+goes is the least of what its GPU takes, its CPUs load and the cache's network brings. What a cache holds is
+the production's own arithmetic of memory.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from superdl.cost.reuse import embedded_reuse, reuse
+import numpy as np
+
+from superdl.coordinator.cache.info import CacheInfo, combined
+from superdl.coordinator.core import footprint
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from superdl.coordinator.executors.price_table import Machine, PriceTable
     from superdl.cost.scenario import Scenario
 
-__all__ = ["MONTH_HOURS", "Bill", "Period", "bills"]
+__all__ = [
+    "MONTH_HOURS",
+    "PARTS",
+    "Bill",
+    "Period",
+    "bills",
+    "cache_samples",
+    "embedded_reuse",
+    "produced",
+    "reuse",
+]
 
 MONTH_HOURS = 730.0
 
 _GB = 1e9
+_GIB = 2**30
 _MIB_PER_GIB = 1024
 _MS = 1e-3
 _VCPU_MB = 1769  # of a function's memory, for one vCPU
 _TASK_VCPUS, _TASK_GB = 1, 2  # the stack's smallest coordinator
+_EMBEDDED_SHARE = 0.25  # of a machine's memory: what the embedded default takes for its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +114,34 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     ]
 
 
-def vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Images/s that a machine's vCPUs handle at ``cpu_ms`` each on the core measured, some ``kept`` apart."""
-    worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
-    return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
+def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
+    """Samples that the cache's nodes hold, after what is reserved and the room for clients' buffers."""
+    node = prices.cache_node(scenario.cache_node)
+    maxmemory = int(node.memory_gib * _GIB * (1 - scenario.reserved_share))
+    infos = [_node(str(number), maxmemory) for number in range(scenario.cache_nodes)]
+    info = infos[0] if len(infos) == 1 else combined(infos, [1] * len(infos), len(infos))
+    return _fitting(info.budget(0), scenario)
 
 
-def _least(bounds: dict[str, float], scenario: Scenario, machine: str) -> tuple[str, float]:
-    bound, rate = min(bounds.items(), key=lambda one: one[1])
-    if not rate > 0:
-        kept = f"trainer_vcpus is {scenario.trainer_vcpus:g}"
-        raise ConfigError(f"{machine} has no vCPU left to load with: {kept}; take fewer, or another machine")
-    return bound, rate
+def reuse(scenario: Scenario, prices: PriceTable) -> float:
+    """The share of a sample's later uses that find it in the shared cache."""
+    return min(1.0, cache_samples(scenario, prices) / scenario.samples)
+
+
+def embedded_reuse(scenario: Scenario, machine: Machine) -> float:
+    """The same for the cache that the embedded default starts on a training machine."""
+    if scenario.random:
+        return 0.0
+    info = _node("embedded", int(machine.memory_gib * _GIB * _EMBEDDED_SHARE))
+    return min(1.0, _fitting(info.budget(0), scenario) / scenario.samples)
+
+
+def _node(name: str, maxmemory: int) -> CacheInfo:
+    return CacheInfo(frozenset({name}), 0, maxmemory, "noeviction", maxmemory, 0)
+
+
+def _fitting(budget_bytes: int, scenario: Scenario) -> int:
+    return budget_bytes // int(footprint(np.array([scenario.record_bytes]))[0])
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
@@ -123,17 +156,42 @@ def produced(scenario: Scenario, share: float) -> tuple[float, float]:
     return (first, first) if scenario.random else (first, uses * (1 - share))
 
 
+def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
+    """Images/s that a machine's vCPUs handle at ``cpu_ms`` each on the core measured, some ``kept`` apart."""
+    worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
+    return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
+
+
+def _pace(
+    scenario: Scenario,
+    prices: PriceTable,
+    name: str,
+    cpu_ms: float,
+    others: Mapping[str, float] | None = None,
+) -> tuple[str, float, float]:
+    """What holds a training machine back, its images/s, and the hours that an epoch takes it."""
+    machine = prices.machine(name)
+    bounds = {
+        "GPU": scenario.images_per_s * max(machine.gpus, 1),
+        "trainer's CPU": _vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
+        **(others or {}),
+    }
+    bound, rate = min(bounds.items(), key=lambda one: one[1])
+    if not rate > 0:
+        kept = f"trainer_vcpus is {scenario.trainer_vcpus:g}"
+        raise ConfigError(f"{name} has no vCPU left to load with: {kept}; take fewer, or another machine")
+    return bound, rate, scenario.samples / rate / 3600
+
+
 def _shared(scenario: Scenario, prices: PriceTable, executor: str) -> Bill:
     """SUPER, functions and cache apart from the trainers and shared by them."""
-    share = reuse(scenario, prices)
+    share, hosts = reuse(scenario, prices), executor == "ray"
     epochs = [_shared_epoch(scenario, prices, executor, made) for made in produced(scenario, share)]
-    (first, _, _), (later, rate, bound) = epochs
+    (first, _, _), (later, bound, rate) = epochs
     at_once = first.produced / (first.hours * 3600) * _function_s(scenario, prices, executor)
     month = first.plus(later.times(scenario.epochs - 1))
     if scenario.always_up:
-        up = max(MONTH_HOURS, month.hours)
-        month = _with_standing(scenario, prices, executor, month, up)
-    hosts = executor == "ray"
+        month = _with_standing(scenario, prices, executor, month, max(MONTH_HOURS, month.hours))
     return Bill(
         loader=f"{scenario.machine}, SUPER with {'Ray' if hosts else 'Lambda'}",
         machine=scenario.machine,
@@ -155,28 +213,23 @@ def _function_s(scenario: Scenario, prices: PriceTable, executor: str) -> float:
         work_s = scenario.function_cpu_ms * _MS / (scenario.lambda_vcpu * min(vcpus, 1.0))
         return scenario.spare * (work_s + scenario.request_s / scenario.request_samples)
     host = prices.machine(scenario.cpu_host)
-    return scenario.spare * host.vcpus / vcpus_rate(scenario, host, scenario.function_cpu_ms)
+    return scenario.spare * host.vcpus / _vcpus_rate(scenario, host, scenario.function_cpu_ms)
 
 
 def _shared_epoch(
     scenario: Scenario, prices: PriceTable, executor: str, made: float
-) -> tuple[Period, float, str]:
-    """One epoch of all jobs in which ``made`` samples are produced; each job's pace and what bounds it."""
-    machine, node = prices.machine(scenario.machine), prices.cache_node(scenario.cache_node)
-    read = float(scenario.samples * scenario.jobs)
+) -> tuple[Period, str, float]:
+    """One epoch of all jobs in which ``made`` samples are produced; what bounds each job, and its pace."""
+    node, of = prices.cache_node(scenario.cache_node), prices.of(executor)
+    read, done = float(scenario.samples * scenario.jobs), made * scenario.spare
     network = scenario.cache_nodes * node.network_gbps * _GB / 8 / scenario.record_bytes
-    bound, rate = _least(
-        {
-            "GPU": scenario.images_per_s * max(machine.gpus, 1),
-            "trainer's CPU": vcpus_rate(scenario, machine, scenario.read_cpu_ms, kept=scenario.trainer_vcpus),
-            "cache's network": network * scenario.samples / (read + made),
-        },
+    bound, rate, hours = _pace(
         scenario,
+        prices,
         scenario.machine,
+        scenario.read_cpu_ms,
+        {"cache's network": network * scenario.samples / (read + made)},
     )
-    hours = scenario.samples / rate / 3600
-    of = prices.of(executor)
-    done = made * scenario.spare
     if executor == "lambda":
         memory_gb = scenario.function_mb / _MIB_PER_GIB
         functions = made * _function_s(scenario, prices, executor) * memory_gb * of.gb_s
@@ -190,51 +243,37 @@ def _shared_epoch(
     period = Period(
         hours=hours,
         produced=made,
-        trainer=scenario.jobs * machine.hour * hours,
+        trainer=scenario.jobs * prices.machine(scenario.machine).hour * hours,
         functions=functions,
         gets=done * of.source_request,
         transfer=crossing * prices.transfer.between_zones_gb + moved / _GB,
     )
-    return _with_standing(scenario, prices, executor, period, hours), rate, bound
+    return _with_standing(scenario, prices, executor, period, hours), bound, rate
 
 
 def _with_standing(
     scenario: Scenario, prices: PriceTable, executor: str, period: Period, hours: float
 ) -> Period:
     """The same with what is paid by the hour whether it is used or not, for so many hours."""
-    costs = {entry.name: getattr(period, entry.name) for entry in fields(period)}
     task = _TASK_VCPUS * prices.fargate.vcpu_hour + _TASK_GB * prices.fargate.gb_hour
     endpoints = scenario.endpoints * prices.endpoint.hour if executor == "lambda" else 0.0
-    costs["cache"] = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour * hours
-    costs["coordinator"] = (task + endpoints) * hours
-    return Period(**costs)
+    cache = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour * hours
+    return replace(period, cache=cache, coordinator=(task + endpoints) * hours)
 
 
 def _embedded(scenario: Scenario, prices: PriceTable) -> Bill:
     """SUPER without a deployment: functions and cache in the training machine, each job for itself."""
     machine = prices.machine(scenario.machine)
     share = embedded_reuse(scenario, machine)
-    epochs = []
-    for made in (1.0, 1.0 - share):
+
+    def epoch(made: float) -> tuple[Period, str, float]:
         cpu_ms = made * scenario.function_cpu_ms + scenario.read_cpu_ms
-        bound, rate = _least(
-            {
-                "GPU": scenario.images_per_s * max(machine.gpus, 1),
-                "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
-            },
-            scenario,
-            scenario.machine,
-        )
+        bound, rate, hours = _pace(scenario, prices, scenario.machine, cpu_ms)
         count = made * scenario.samples * scenario.jobs
-        hours = scenario.samples / rate / 3600
-        period = Period(
-            hours=hours,
-            produced=count,
-            trainer=scenario.jobs * machine.hour * hours,
-            gets=count * prices.of("local").source_request,
-        )
-        epochs.append((period, rate, bound))
-    (first, _, _), (later, rate, bound) = epochs
+        trainer, gets = scenario.jobs * machine.hour * hours, count * prices.of("local").source_request
+        return Period(hours=hours, produced=count, trainer=trainer, gets=gets), bound, rate
+
+    (first, _, _), (later, bound, rate) = epoch(1.0), epoch(1.0 - share)
     month = first.plus(later.times(scenario.epochs - 1))
     loader = f"{scenario.machine}, SUPER embedded"
     return Bill(loader, scenario.machine, rate, bound, share, 0.0, first, later, month)
@@ -242,22 +281,15 @@ def _embedded(scenario: Scenario, prices: PriceTable) -> Bill:
 
 def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool) -> Bill:
     """DataLoader and Pillow on a training machine, from S3 or from a copy on a volume of its own."""
-    machine = prices.machine(name)
     cpu_ms = scenario.disk_cpu_ms if disk else scenario.s3_cpu_ms
-    bounds = {
-        "GPU": scenario.images_per_s * max(machine.gpus, 1),
-        "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
-    }
-    if disk:
-        bounds["disk"] = scenario.disk_mb_per_s * 1e6 / scenario.source_bytes
-    bound, rate = _least(bounds, scenario, name)
-    hours = scenario.samples / rate / 3600
+    others = {"disk": scenario.disk_mb_per_s * 1e6 / scenario.source_bytes} if disk else {}
+    bound, rate, hours = _pace(scenario, prices, name, cpu_ms, others)
     gets = scenario.jobs * scenario.samples * prices.of("local").source_request
     volume_gb = scenario.jobs * scenario.samples * scenario.source_bytes / _GB
     volume_hour = volume_gb * prices.storage.disk_gb_month / MONTH_HOURS if disk else 0.0
     later = Period(
         hours=hours,
-        trainer=scenario.jobs * machine.hour * hours,
+        trainer=scenario.jobs * prices.machine(name).hour * hours,
         gets=0.0 if disk else gets,
         disk=volume_hour * hours,
     )
@@ -265,8 +297,7 @@ def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool) -> 
     month = first.plus(later.times(scenario.epochs - 1))
     if disk and scenario.always_up:
         month = month.plus(Period(disk=volume_hour * max(MONTH_HOURS - month.hours, 0.0)))
-    where = "a disk" if disk else "S3"
-    loader = f"{name}, local decoding from {where}"
+    loader = f"{name}, local decoding from {'a disk' if disk else 'S3'}"
     return Bill(loader, name, rate, bound, 0.0, 0.0, first, later, month)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from superdl.cost.model import MONTH_HOURS, PARTS, Bill, Period
-from superdl.cost.reuse import cache_samples
+from superdl.cost.model import MONTH_HOURS, PARTS, Bill, Period, cache_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["headline", "inputs_markdown", "markdown", "print_bills", "to_mapping"]
 
-_PERIODS = {"first": "a first epoch", "later": "an epoch after it", "month": "the month"}
 _MONTH_HEADS = ("trainers", "functions", "GETs", "cache, coordinator", "disks, transfer")
-_HEADS = ("trainer", "functions", "GETs", "cache", "coordinator", "transfer", "disk")
 
 
 def headline(scenario: Scenario, prices: PriceTable) -> str:
-    """What is reckoned, in a line or two."""
+    """The workload in a line or two."""
     fit = cache_samples(scenario, prices)
     jobs = "1 job" if scenario.jobs == 1 else f"{scenario.jobs} jobs"
     step = "" if scenario.jobs == 1 else (", in step" if scenario.in_step else ", each in its own order")
@@ -72,52 +70,32 @@ def inputs_markdown(scenario: Scenario) -> str:
 
 
 def print_bills(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill], console: Console) -> None:
-    """Tables of all periods, then every assumption."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    """The table of all bills, what holds each way of loading back, then every assumption."""
+    from rich.markdown import Markdown
 
-    console.print(headline(scenario, prices), highlight=False)
-    longest_h = max(bill.month.hours for bill in bills)
-    if longest_h > MONTH_HOURS:
-        words = f"{scenario.epochs} epochs take up to {longest_h:,.0f} hours, a month has {MONTH_HOURS:,.0f}"
-        console.print(f"{words}: 'the month' is then as long as they take", highlight=False)
-    for period, title in _PERIODS.items():
-        head, *rows = _rows(bills, period)
-        table = Table(
-            title=f"US dollars for {title}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
-        for number, name in enumerate(head):
-            table.add_column(name, justify="right" if number else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table, highlight=False)
+    console.print(Markdown(markdown(scenario, prices, bills)))
     for bill in bills:
         line = f"{bill.loader}: held back by the {bill.bound}"
         if bill.functions_at_once:
             kind = "functions" if "Lambda" in bill.loader else f"hosts ({scenario.cpu_host})"
             line += f"; {kind} at once in a first epoch: {math.ceil(bill.functions_at_once)}"
-        console.print(line, highlight=False)
-    inputs = Table(title="what this assumes (--set NAME=VALUE)", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("input", "value", "what it is", "where it is from"):
-        inputs.add_column(name, overflow="fold")
-    for one in scenario.inputs():
-        inputs.add_row(one.name, f"{_shown(one.value)} {one.unit}".strip(), one.about, one.basis)
-    console.print(inputs, highlight=False)
+        console.print(line)
+    longest_h = max(bill.month.hours for bill in bills)
+    if longest_h > MONTH_HOURS:
+        words = f"{scenario.epochs} epochs take up to {longest_h:,.0f} hours, a month has {MONTH_HOURS:,.0f}"
+        console.print(f"{words}: 'month' is then as long as they take")
+    console.print("what this assumes (--set NAME=VALUE):", Markdown(inputs_markdown(scenario)))
     verified = f"looked up: {', '.join(prices.verified)}" if prices.verified else "none was looked up"
     console.print(
-        f"prices: {prices.region}, {prices.date}, list prices on demand; {verified}, others are from memory",
-        highlight=False,
+        f"prices: {prices.region}, {prices.date}, list prices on demand; {verified}, others are from memory"
     )
 
 
 def to_mapping(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> dict[str, Any]:
     """As JSON has it."""
     return {
-        "scenario": scenario.to_mapping(),
-        "inputs": [
-            {"name": one.name, "value": one.value, "unit": one.unit, "about": one.about, "basis": one.basis}
-            for one in scenario.inputs()
-        ],
+        "scenario": asdict(scenario),
+        "inputs": [asdict(one) for one in scenario.inputs()],
         "prices": {
             "region": prices.region,
             "date": prices.date,
@@ -126,15 +104,8 @@ def to_mapping(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) ->
         },
         "cache_samples": cache_samples(scenario, prices),
         "loaders": [
-            {
-                "loader": bill.loader,
-                "machine": bill.machine,
-                "images_per_s": bill.images_per_s,
-                "bound": bill.bound,
-                "reuse": bill.reuse,
-                "functions_at_once": bill.functions_at_once,
-                **{name: _period_mapping(getattr(bill, name)) for name in _PERIODS},
-            }
+            asdict(bill)
+            | {name: _period_mapping(getattr(bill, name)) for name in ("first", "later", "month")}
             for bill in bills
         ],
     }
@@ -143,30 +114,6 @@ def to_mapping(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) ->
 def _period_mapping(period: Period) -> dict[str, float]:
     costs = {f"{name}_usd": getattr(period, name) for name in PARTS}
     return {"hours": period.hours, "produced": period.produced, **costs, "usd": period.usd}
-
-
-def _rows(bills: Sequence[Bill], period: str) -> list[list[str]]:
-    """Heads, then a row for each bill; a part that nobody pays has no column."""
-    periods: list[Period] = [getattr(bill, period) for bill in bills]
-    paid = [
-        (name, head)
-        for name, head in zip(PARTS, _HEADS, strict=True)
-        if any(getattr(one, name) > 0 for one in periods)
-    ]
-    rows = [["", "images/s", "hours", *(head for _, head in paid), "total"]]
-    for bill, one in zip(bills, periods, strict=True):
-        speed = bill.images_per_s if period == "later" else _mean_speed(bill, one, period)
-        costs = [_usd(getattr(one, name)) for name, _ in paid]
-        rows.append([bill.loader, f"{speed:,.0f}", f"{one.hours:,.2f}", *costs, _usd(one.usd)])
-    return rows
-
-
-def _mean_speed(bill: Bill, period: Period, name: str) -> float:
-    """Images/s of each job over the whole of a period."""
-    images = bill.images_per_s * bill.later.hours
-    if name == "month":
-        images *= 1 + (period.hours - bill.first.hours) / bill.later.hours
-    return images / period.hours
 
 
 def _usd(value: float) -> str:

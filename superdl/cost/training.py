@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -23,7 +24,6 @@ __all__ = ["StepTime", "TrainingCosts", "print_costs", "step_time", "to_mapping"
 
 _FIRST_STEPS = 10  # of a run of one epoch, which are not counted
 _SAME = 0.01  # batches differ by less in what counts as the same work
-_MACHINES = (("machine", "machines"), ("data_machine", "data_machines"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +93,24 @@ def step_time(directory: Path, usd_per_hour: float | None = None) -> StepTime:
         manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
         lines = (directory / "steps.jsonl").read_text(encoding="utf-8").splitlines()
         steps = [step for step in map(json.loads, lines) if step["split"] == "train"]
-        last = max((step["epoch"] for step in steps), default=0)
-        counted = [step for step in steps if step["epoch"] > 0] if last else steps[_FIRST_STEPS:]
-        name = str(manifest["name"])
-        hourly = _usd_per_hour(manifest) if usd_per_hour is None else usd_per_hour
+        several = any(step["epoch"] > 0 for step in steps)
+        counted = [step for step in steps if step["epoch"] > 0] if several else steps[_FIRST_STEPS:]
         if not counted:
             raise ConfigError(
                 f"{directory} has {len(steps)} training steps, of which none is left once the first "
                 f"{_FIRST_STEPS} are not counted"
             )
-        total_s = math.fsum(step["total_s"] for step in counted)
         busy = [step["gpu_percent"] for step in counted if step.get("gpu_percent") is not None]
+        total_s = math.fsum(step["total_s"] for step in counted)
         return StepTime(
-            name=name,
+            name=str(manifest["name"]),
             steps=len(counted),
-            samples=sum(step["samples"] for step in counted) / len(counted),
+            samples=fmean(step["samples"] for step in counted),
             step_s=total_s / len(counted),
-            wait_s=math.fsum(step["wait_s"] for step in counted) / len(counted),
+            wait_s=fmean(step["wait_s"] for step in counted),
             busy_share=math.fsum(step["compute_s"] for step in counted) / total_s,
-            gpu_percent=math.fsum(busy) / len(busy) if busy else None,
-            usd_per_hour=hourly,
+            gpu_percent=fmean(busy) if busy else None,
+            usd_per_hour=_usd_per_hour(manifest) if usd_per_hour is None else usd_per_hour,
         )
     except OSError as error:
         raise ConfigError(f"{directory} is no directory of a run: {error}") from error
@@ -122,9 +120,12 @@ def step_time(directory: Path, usd_per_hour: float | None = None) -> StepTime:
 
 def _usd_per_hour(manifest: Mapping[str, Any]) -> float:
     cost, prices = manifest["spec"]["cost"], manifest["prices"]
-    named = [(cost[kind], cost[count], "machines") for kind, count in _MACHINES]
-    named.append((cost["cache_node"], cost["cache_nodes"], "cache_nodes"))
-    hours = [count * float(prices[table][name]["hour"]) for name, count, table in named if name is not None]
+    tables = {"machine": "machines", "data_machine": "machines", "cache_node": "cache_nodes"}
+    hours = [
+        cost[f"{kind}s"] * float(prices[table][cost[kind]]["hour"])
+        for kind, table in tables.items()
+        if cost[kind] is not None
+    ]
     if not hours:
         raise ConfigError(
             f"the spec of {manifest['name']} names no machine (cost.machine), so nobody knows what an hour "
@@ -135,17 +136,8 @@ def _usd_per_hour(manifest: Mapping[str, Any]) -> float:
 
 def to_mapping(costs: TrainingCosts) -> dict[str, Any]:
     """As JSON has it."""
-
-    def run(step: StepTime) -> dict[str, Any]:
-        return {name: getattr(step, name) for name in StepTime.__slots__}
-
-    return {
-        "before": run(costs.before),
-        "after": run(costs.after),
-        "price_ratio": costs.price_ratio,
-        "time_ratio": costs.time_ratio,
-        "cost_ratio": costs.cost_ratio,
-    }
+    ratios = {name: getattr(costs, name) for name in ("price_ratio", "time_ratio", "cost_ratio")}
+    return asdict(costs) | ratios
 
 
 def print_costs(costs: TrainingCosts, console: Console) -> None:
@@ -156,23 +148,20 @@ def print_costs(costs: TrainingCosts, console: Console) -> None:
     for title in ("", "run", "steps", "images", "ms a step", "waiting", "computing", "GPU", "USD/hour"):
         table.add_column(title, justify="left" if title in ("", "run") else "right")
     for place, one in (("before", costs.before), ("after", costs.after)):
-        table.add_row(place, *_cells(one))
+        table.add_row(
+            place,
+            one.name,
+            f"{one.steps:,}",
+            f"{one.samples:,.0f}",
+            f"{1000 * one.step_s:,.1f}",
+            f"{one.wait_s / one.step_s:.0%}",
+            f"{one.busy_share:.0%}",
+            "" if one.gpu_percent is None else f"{one.gpu_percent:.0f}%",
+            f"{one.usd_per_hour:.3f}",
+        )
     console.print(table)
     console.print(
         f"price ratio {costs.price_ratio:.2f} x time ratio {costs.time_ratio:.2f}: training costs "
         f"{costs.cost_ratio:.2f} of what it did before, at {1 / costs.time_ratio:.2f} times the speed",
         soft_wrap=True,
-    )
-
-
-def _cells(one: StepTime) -> Sequence[str]:
-    return (
-        one.name,
-        f"{one.steps:,}",
-        f"{one.samples:,.0f}",
-        f"{1000 * one.step_s:,.1f}",
-        f"{one.wait_s / one.step_s:.0%}",
-        f"{one.busy_share:.0%}",
-        "" if one.gpu_percent is None else f"{one.gpu_percent:.0f}%",
-        f"{one.usd_per_hour:.3f}",
     )

@@ -1,98 +1,45 @@
-"""AWS, or what stands in for it: who this machine is to it, what its refusals mean, what a stack consists of.
+"""AWS, or what stands in for it: who this machine is to it, and what a stack consists of.
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
-``AWS_PROFILE``, ...); where the object store or Lambda is another's, from ``SUPER_S3_ENDPOINT_URL`` and
-``SUPER_LAMBDA_ENDPOINT_URL``. The names of a stack's outputs are those of ``infra/template.yaml``.
+``AWS_PROFILE``, ...); where the object store is another's, from ``SUPER_S3_ENDPOINT_URL``. The names of a
+stack's outputs are those of ``infra/template.yaml``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import json
 import os
-import re
-import time
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.executors import executor_classes
-from superdl.doctor.checking import bad, doubtful, good, skipped, within
+from superdl.doctor.checking import bad, doubtful, good, skipped
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from superdl.doctor.checking import Case, Finding
 
-__all__ = [
-    "aws_client",
-    "check_credentials",
-    "is_denied",
-    "judge_refusal",
-    "note_date",
-    "read_stack",
-    "refusal_code",
-]
+__all__ = ["check_credentials", "read_stack"]
 
 _DEFAULT_REGION = "us-east-1"
 _CONNECT_TIMEOUT_S = 4
 _READ_TIMEOUT_S = 10
 _ATTEMPTS = 2
-_SOON_S = 3600
-_STACK_S = 30.0
-
-_DENIED = frozenset(
-    {"401", "403", "AccessDenied", "AccessDeniedException", "AllAccessDisabled", "UnauthorizedAccess"}
-    | {"UnauthorizedOperation"}
-)
-_MENDED = {
-    **dict.fromkeys(
-        ("RequestTimeTooSkewed", "RequestExpired"),
-        "set this machine's clock right (NTP): what is signed by another time is refused",
-    ),
-    **dict.fromkeys(
-        ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
-        "renew the credentials: they have run out (aws sso login, or export new ones)",
-    ),
-    **dict.fromkeys(
-        (
-            *("InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken", "SignatureDoesNotMatch"),
-            *("IncompleteSignature", "InvalidSignatureException", "UnrecognizedClientException"),
-        ),
-        "correct the access key and its secret: whoever answers does not know this pair",
-    ),
-}
-# Some services refuse another time by the code of a wrong signature, some stores by that of a missing right.
-_OF_ANOTHER_TIME = re.compile(r"signature (expired|not yet current)|request time", re.IGNORECASE)
 
 _HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role"
-_METHODS = {
-    "assume-role": "a role that a profile assumes",
-    "assume-role-with-web-identity": "a role by web identity",
-    "config-file": "the AWS config file",
-    "container-role": "the container's role",
-    "custom-process": "a credential process",
-    "env": "the environment",
-    "iam-role": "this machine's role",
-    "shared-credentials-file": "the AWS credentials file",
-    "sso": "a login by SSO",
-}
-
-_STACK_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}|arn:aws[a-z-]*:cloudformation:.+")
 _STACK_HOWTO = (
     "write what aws cloudformation describe-stacks --stack-name NAME prints into a file and name that"
 )
 
 
-def aws_client(service: str, *, region: str = "", endpoint_url: str = "") -> Any:
+def _aws_client(service: str, region: str = "") -> Any:
     """A new client with a session of its own, with bounded waits.
 
     Raises:
         botocore.exceptions.BotoCoreError: a profile or a region is wrong.
-        ValueError: an endpoint is no URL.
+        ValueError: an endpoint of AWS's own settings is no URL.
     """
     import boto3
     from botocore.config import Config
@@ -104,58 +51,11 @@ def aws_client(service: str, *, region: str = "", endpoint_url: str = "") -> Any
     )
     session = boto3.session.Session()
     place = region or session.region_name or os.environ.get("AWS_REGION") or _DEFAULT_REGION
-    return session.client(service, config=config, region_name=place, endpoint_url=endpoint_url or None)
-
-
-def refusal_code(error: BaseException | None) -> str:
-    """The code of an answer of AWS's that refuses, empty where ``error`` is none."""
-    response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
-
-
-def is_denied(error: BaseException | None) -> bool:
-    """Whether an identity that is known may not do what it asked for."""
-    return refusal_code(error) in _DENIED
-
-
-def judge_refusal(
-    error: BaseException | None, words: str, *, case: Case, permission: str, arn: str
-) -> Finding:
-    """What an answer that refuses means, and what to do.
-
-    Args:
-        error: botocore's.
-        words: what was asked for and refused, for people.
-        case: says whether this machine's identity matters at all.
-        permission: what would have been needed.
-        arn: on what.
-    """
-    code = refusal_code(error)
-    if _OF_ANOTHER_TIME.search(str(error)):
-        code = "RequestExpired"
-    if code in _MENDED:
-        return case.bad_here(words, _MENDED[code])
-    if code in _DENIED:
-        grant = f"allow {permission} on {arn}"
-        if case.elsewhere:
-            reason = f"{words}; with a coordinator named that is no fault, the coordinator's role does this"
-            return skipped(reason, f"to look from here, {grant} to this identity")
-        return bad(words, f"{grant} to this identity, or take another (AWS_PROFILE)")
-    return doubtful(words, "see the code; nothing is known of it here")
-
-
-def note_date(case: Case, name: str, answer: Mapping[str, Any], asked_s: float) -> None:
-    """Note the clock that an answer's ``Date`` tells, if it does; it tells whole seconds."""
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    try:
-        told_s = email.utils.parsedate_to_datetime(str(headers.get("date", ""))).timestamp()
-    except ValueError:  # there is none, or it is no date
-        return
-    case.note_clock(name, told_s, asked_s, resolution_s=1.0)
+    return session.client(service, config=config, region_name=place)
 
 
 def check_credentials(case: Case) -> Finding:
-    """The identity with which this machine asks S3 and Lambda: whose, where from, for how long."""
+    """The identity with which this machine asks S3 and Lambda: whose, and where from."""
     executors = executor_classes(case.settings.executors)
     if not (case.source.startswith("s3://") or any(executor.uses_aws for executor in executors)):
         return skipped(f"nothing that was named needs AWS ({case.source or 'no source'})")
@@ -165,7 +65,7 @@ def check_credentials(case: Case) -> Finding:
     try:
         session = boto3.session.Session()
         credentials = session.get_credentials()
-        case.aws_region = session.region_name or os.environ.get("AWS_REGION", "")
+        region = session.region_name or os.environ.get("AWS_REGION", "")
         if credentials is not None:
             credentials.get_frozen_credentials()  # renews what has run out
     except (exceptions.BotoCoreError, RuntimeError) as error:  # RuntimeError: renewed, and run out already
@@ -175,49 +75,30 @@ def check_credentials(case: Case) -> Finding:
             why = "this machine has no AWS credentials; with a coordinator named it needs none"
             return skipped(why, f"to look at the bucket from here, {_HOWTO}")
         return bad("this machine has no AWS credentials", _HOWTO)
-    kind = _METHODS.get(credentials.method, str(credentials.method))
     # Where the object store is another's than AWS, AWS's identities say nothing.
     store = os.environ.get("SUPER_S3_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")
     if store and not (os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_STS")):
-        return good(f"from {kind}; the store is not AWS, so whose they are is not asked")
-    return _identified(case, kind, _minutes_left(credentials))
+        return good(f"from {credentials.method}; the store is not AWS, so whose they are is not asked")
+    return _identified(case, str(credentials.method), region)
 
 
-def _minutes_left(credentials: Any) -> float | None:
-    """Until the environment's credentials run out, if that is soon; nothing renews them."""
-    try:
-        ends_s = datetime.fromisoformat(os.environ.get("AWS_CREDENTIAL_EXPIRATION", "")).timestamp()
-    except ValueError:
-        return None
-    left_s = ends_s - time.time()
-    return max(0.0, left_s) / 60 if credentials.method == "env" and left_s < _SOON_S else None
-
-
-def _identified(case: Case, kind: str, minutes_left: float | None) -> Finding:
+def _identified(case: Case, origin: str, region: str) -> Finding:
     from botocore import exceptions
 
-    client = aws_client("sts", region=case.aws_region)
-    asked_s = time.time()
     try:
-        answer = client.get_caller_identity()
+        with contextlib.closing(_aws_client("sts", region)) as client:
+            answer = client.get_caller_identity()
     except exceptions.ClientError as error:
-        note_date(case, "AWS", error.response, asked_s)
-        words = f"AWS does not take the credentials from {kind}: {error}"
-        return judge_refusal(error, words, case=case, permission="sts:GetCallerIdentity", arn="*")
+        remedy = "renew them if they have run out, else correct the access key and its secret"
+        return case.bad_here(f"AWS does not take the credentials from {origin}: {error}", remedy)
     except (exceptions.BotoCoreError, ValueError) as error:
-        why = f"from {kind}; whose they are is not known, STS does not answer: {error}"
+        why = f"from {origin}; whose they are is not known, STS does not answer: {error}"
         return doubtful(why, "check the network; a VPC without NAT reaches STS by an interface endpoint")
-    finally:
-        client.close()
-    note_date(case, "AWS", answer, asked_s)
-    who = f"{answer.get('Arn', '')} from {kind}"
-    if minutes_left is not None:
-        why = f"{who}; they run out in {minutes_left:.0f} minutes"
-        return doubtful(why, "renew them before a long run, or use a role, which renews itself")
-    if not case.aws_region:
+    who = f"{answer.get('Arn', '')} from {origin}"
+    if not region:
         why = f"{who}; no region is set, {_DEFAULT_REGION} is assumed"
         return doubtful(why, "set AWS_DEFAULT_REGION to the region of bucket and functions")
-    return good(f"{who}, region {case.aws_region}")
+    return good(f"{who}, region {region}")
 
 
 def read_stack(named: str) -> dict[str, str]:
@@ -230,47 +111,29 @@ def read_stack(named: str) -> dict[str, str]:
     Raises:
         ConfigError: they cannot be had.
     """
-    file = Path(named)
-    if file.suffix == ".json" or file.exists() or not _STACK_NAME.fullmatch(named):
-        origin, content = named, _read_json(file)
-    else:
-        origin, content = f"the stack {named}", _described(named)
-    outputs = _outputs(content)
-    if not outputs:
-        raise ConfigError(f"{origin} holds no outputs of a stack: {_STACK_HOWTO}")
-    return outputs
-
-
-def _read_json(file: Path) -> Any:
+    file, shown = Path(named), without_credentials(named)
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        if file.suffix == ".json" or file.exists():
+            content = json.loads(file.read_text(encoding="utf-8"))
+        else:
+            with contextlib.closing(_aws_client("cloudformation")) as client:
+                content = client.describe_stacks(StackName=named)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        shown = without_credentials(str(file))
         raise ConfigError(f"the stack's outputs in {shown} cannot be read: {why}") from error
-
-
-def _described(name: str) -> Any:
-    def ask() -> Any:
-        with contextlib.closing(aws_client("cloudformation")) as client:
-            return client.describe_stacks(StackName=name)
-
-    try:
-        return within(_STACK_S, ask)
-    except Exception as error:
+    except Exception as error:  # of boto3, which is imported only where a stack is asked for
         raise ConfigError(
-            f"the outputs of the stack {name} cannot be asked for: {error}: see the region "
+            f"the outputs of the stack {shown} cannot be asked for: {error}: see the region "
             "(AWS_DEFAULT_REGION) and that this identity may do cloudformation:DescribeStacks; or "
             f"{_STACK_HOWTO}"
         ) from error
-
-
-def _outputs(content: Any) -> dict[str, str]:
-    """The outputs by their keys; none where the content has another form."""
     try:
         if "Stacks" in content:
             listed = content["Stacks"][0]["Outputs"]
-            content = {str(one["OutputKey"]): str(one["OutputValue"]) for one in listed}
-        return content if all(isinstance(value, str) for value in content.values()) else {}
+            content = {one["OutputKey"]: one["OutputValue"] for one in listed}
+        outputs = {name: value for name, value in content.items() if isinstance(value, str)}
     except (AttributeError, LookupError, TypeError):
-        return {}
+        outputs = {}
+    if not outputs:
+        raise ConfigError(f"{shown} holds no outputs of a stack: {_STACK_HOWTO}")
+    return outputs

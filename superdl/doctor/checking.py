@@ -13,9 +13,8 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from superdl.coordinator.executors import executor_classes
 from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
 from superdl.super_wire.redaction import text_without_credentials
 
@@ -25,17 +24,15 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
     from superdl.super_dataset import SuperDataset
     from superdl.super_wire.batch_ref import BatchRef
-    from superdl.super_wire.coordinator_pb2 import CacheStats, Coordinating
+    from superdl.super_wire.coordinator_pb2 import Coordinating
     from superdl.super_wire.recipe import Recipe
 
 __all__ = [
     "Case",
     "Check",
     "CheckStatus",
-    "ClockReading",
     "Finding",
     "OutOfTimeError",
-    "Started",
     "bad",
     "combined",
     "doubtful",
@@ -129,33 +126,12 @@ def size_text(size: float) -> str:
     return f"{size:,.2f} GiB"
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReading:
-    """How far another clock is ahead of this machine's, known to within ``within_s``; seconds."""
-
-    name: str
-    ahead_s: float
-    within_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """An executor that was started for a look: its decoder's fingerprint, how many functions it has room for,
-    and the seconds until it answered.
-    """
-
-    fingerprint: str
-    places: int = 0
-    answer_s: float = 0.0
-
-
 @dataclass(slots=True)
 class Case:
     """What was named, and below it what checks have seen; empty, 0 or ``None`` where nothing was.
 
-    ``settings`` say how functions run, as a coordinator's settings do; ``chosen`` are the names of those that
-    somebody chose, which a coordinator's own do not replace. ``readable`` is the URL below which a stack's
-    functions may read. ``patience_s`` bounds the wait for the first sample, a listing included.
+    ``settings`` say how functions run, as a coordinator's settings do. ``patience_s`` bounds the wait for the
+    first sample, a listing included.
     """
 
     settings: Settings
@@ -164,28 +140,18 @@ class Case:
     key_list: str = ""
     coordinator: str = ""
     named_cache: str = ""
-    chosen: frozenset[str] = frozenset()
     batch_size: int = 256
     batches_per_s: float = 0.0
     workers: int = 4
-    readable: str = ""
     patience_s: float = 120.0
 
     coordinating: Coordinating | None = None
-    stats: CacheStats | None = None
-    capacities: dict[str, int] = field(default_factory=dict)
-    """Functions at once at most, by executor, as the coordinator tells; none for one that is not there."""
-    started: dict[str, Started] = field(default_factory=dict)
-    """What executors told that were started here, by name."""
     cache: str = ""
     budget_bytes: int = 0
-    aws_region: str = ""
     object_key: str = ""
     record_bytes: int = 0
-    function_name: str = ""
     dataset: SuperDataset | None = None
     ref: BatchRef | None = None
-    clocks: list[ClockReading] = field(default_factory=list)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closed when all checks have ended."""
 
@@ -197,26 +163,6 @@ class Case:
     def bad_here(self, reason: str, remedy: str) -> Finding:
         """It does not work from here; no more than a doubt where a role elsewhere does it in earnest."""
         return doubtful(reason, remedy) if self.elsewhere else bad(reason, remedy)
-
-    def note_clock(self, name: str, told_s: float, asked_s: float, *, resolution_s: float = 0.0) -> None:
-        """Another clock has just told its time, which was asked for at ``asked_s`` of this one's.
-
-        ``resolution_s`` is the unit that it tells in, cut off below.
-        """
-        now_s = time.time()
-        ahead_s = told_s + resolution_s / 2 - (asked_s + now_s) / 2
-        self.clocks.append(ClockReading(name, ahead_s, (now_s - asked_s) / 2 + resolution_s / 2))
-
-    def functions(self) -> Settings:
-        """How functions run: as was chosen, else as the coordinator says, else by default."""
-        told = self.coordinating
-        if told is None:
-            return self.settings
-        theirs: dict[str, Any] = {"executor": ",".join(told.executors)}
-        for executor in executor_classes(told.executors):
-            theirs |= {name: getattr(told, name) for name in executor.told}
-        known = {name: value for name, value in theirs.items() if value and name not in self.chosen}
-        return replace(self.settings, **known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +182,8 @@ class Check:
     by_role: bool = False
 
 
-def run_checks(
-    checks: Sequence[Check], case: Case, begun: Callable[[str], None] = lambda _: None
-) -> Iterator[Finding]:
-    """Findings, each as soon as it is there; what was opened is closed at the end.
-
-    ``begun`` gets the name of each check that is looked at.
-    """
+def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
+    """Findings, each as soon as it is there; what was opened is closed at the end."""
     failed: dict[str, str] = {}  # check: the one that is to blame
     by_role = {check.name for check in checks if check.by_role and case.elsewhere}
     try:
@@ -253,7 +194,6 @@ def run_checks(
             if blamed:
                 found = skipped(f"not looked at, because the check {blamed!r} has failed")
             else:
-                begun(check.name)
                 found = _looked(check, case)
             if blamed or found.verdict is CheckStatus.BAD:
                 failed[check.name] = blamed or check.name

@@ -6,7 +6,6 @@ Exit codes: 0 nothing is wrong (warnings and what was skipped are told), 1 somet
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -15,15 +14,16 @@ from collections import Counter
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from superdl.recipe_options import add_recipe_options, recipe_of
+from superdl.options import above_zero, add_recipe_options, recipe_of
 
 if TYPE_CHECKING:
-    from superdl.doctor import Case, Finding
+    import argparse
+
+    from superdl.doctor import Case
 
 __all__ = ["add_arguments", "run"]
 
 _OF_FUNCTIONS = re.compile(r"(executor|function|file_roots|insecure)$|(lambda|ray)_")
-_USUAL = (256, 224)  # as the README has it
 _INDENT = 6
 
 
@@ -32,22 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path")
     add_recipe_options(parser)
-    parser.epilog = "Images are taken to be resized to {} and cropped to {} where nothing is said.".format(
-        *_USUAL
-    )
+    parser.epilog = "Images are taken to be resized to 256 and cropped to 224 where nothing is said."
     add("--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels")
     add("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
     add("--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's")
-    describe = "aws cloudformation describe-stacks"
-    add("--stack", metavar="NAME", help=f"a deployed stack, or JSON that {describe} printed")
+    add("--stack", metavar="NAME", help="a deployed stack, or the JSON that AWS printed of it")
     add("--executor", help="how functions run; default the coordinator's, else local")
-    add("--lambda-function", help="name or ARN; default the coordinator's")
-    add("--lambda-region", help="its region")
-    concurrency = "functions at once, at most; default the coordinator's"
-    add("--lambda-concurrency", type=int, help=concurrency)
-    add("--batch-size", type=_positive, default=256, help="samples in a batch; default 256")
-    add("--batches-per-s", type=float, default=0.0, help="what the training loop takes a second")
-    add("--workers", type=_positive, default=4, help="reading processes or threads; default 4")
+    add("--batch-size", type=int, default=256, help="samples in a batch; default 256")
+    add("--batches-per-s", type=float, help="what the training loop takes a second")
+    add("--workers", type=int, default=4, help="reading processes or threads; default 4")
     patience = "for the first sample; default 120"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     add("--json", action="store_true", help="print JSON")
@@ -60,11 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     case = _case_of(arguments)
     width = max(len(check.name) for check in CHECKS)
     findings = []
-    live = sys.stdout.isatty() and not arguments.json
-    for finding in run_checks(CHECKS, case, _show_begun if live else lambda _: None):
+    for finding in run_checks(CHECKS, case):
         findings.append(finding)
         if not arguments.json:
-            _print(finding, width)
+            remedy = f"\n{'':{width + _INDENT + 4}}{finding.remedy}" if finding.remedy else ""
+            sys.stdout.write(
+                f"{finding.verdict:{_INDENT}}{finding.check:{width}}  {finding.reason}{remedy}\n"
+            )
+            sys.stdout.flush()
     if arguments.json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:
@@ -90,11 +86,9 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     stack = read_stack(arguments.stack) if arguments.stack else {}
     # Of the coordinator's settings those that say how functions run; the doctor reads no other variables.
     names = [one.name for one in fields(Settings) if _OF_FUNCTIONS.match(one.name)]
-    named = {name: getattr(arguments, name, None) for name in names}
-    for name in names:
-        if named[name] is None:
-            named[name] = os.environ.get(f"SUPER_{name.upper()}") or None
-    function, bucket = stack.get("FunctionArn"), stack.get("Bucket")
+    named = {name: os.environ.get(f"SUPER_{name.upper()}") or None for name in names}
+    named["executor"] = arguments.executor or named["executor"]
+    function, wanted = stack.get("FunctionArn"), arguments.batches_per_s
     if function and not (named["executor"] or named["lambda_function"]):
         named |= {"executor": "lambda", "lambda_function": function, "lambda_region": stack.get("Region", "")}
     try:
@@ -105,7 +99,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         raise ConfigError(str(error)) from error
     return Case(
         settings=load_settings(named, {}),
-        recipe=recipe_of(arguments) or Recipe.image(resize=_USUAL[0], crop=_USUAL[1]),
+        recipe=recipe_of(arguments) or Recipe.image(resize=256, crop=224),
         source=source,
         key_list=arguments.key_list,
         coordinator=(
@@ -114,38 +108,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
             or stack.get("CoordinatorAddress", "")
         ),
         named_cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.get("CacheAddress", ""),
-        chosen=frozenset(name for name, value in named.items() if value is not None),
-        batch_size=arguments.batch_size,
-        batches_per_s=_amount("--batches-per-s", arguments.batches_per_s),
-        workers=arguments.workers,
-        readable=f"s3://{bucket}/{stack.get('Prefix', '')}" if bucket else "",
-        patience_s=_amount("--patience", arguments.patience, above=True),
+        batch_size=above_zero("--batch-size", arguments.batch_size),
+        batches_per_s=0.0 if wanted is None else above_zero("--batches-per-s", wanted),
+        workers=above_zero("--workers", arguments.workers),
+        patience_s=above_zero("--patience", arguments.patience),
     )
-
-
-def _positive(text: str) -> int:
-    """A whole number above 0."""
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted; not {text!r}")
-    return int(text)
-
-
-def _amount(name: str, value: float, *, above: bool = False) -> float:
-    from superdl.super_wire.errors import ConfigError
-
-    if not (0 < value < float("inf") or (value == 0 and not above)):
-        raise ConfigError(f"{name} is {'above 0' if above else '0 or more'} and finite; not {value}")
-    return value
-
-
-def _show_begun(check: str) -> None:
-    """What is looked at now, until its line takes this one's place."""
-    sys.stdout.write(f"{'...':{_INDENT}}{check}\r")
-    sys.stdout.flush()
-
-
-def _print(finding: Finding, width: int) -> None:
-    """A line for the verdict and the reason, and one below it for the remedy."""
-    remedy = f"\n{'':{width + _INDENT + 4}}{finding.remedy}" if finding.remedy else ""
-    sys.stdout.write(f"{finding.verdict:{_INDENT}}{finding.check:{width}}  {finding.reason}{remedy}\n")
-    sys.stdout.flush()

@@ -1,8 +1,9 @@
 """One small batch through the whole path, as a training job would have it: planned, produced, read.
 
-The job stays open until all checks have ended, so that its records are there for the bandwidth. Whatever goes
-wrong is told in the words that a training job would hear. Samples that the cache has already say nothing of
-functions: then the same are asked for once more, under other names.
+The job stays open until all checks have ended, so that its records are there for the bandwidth. What goes
+wrong is told in the words that a training job would hear. Samples that the cache has already would say
+nothing of functions: so they are asked for under names of their own. Beside it, the shared memory in which
+workers hand over what they made.
 """
 
 from __future__ import annotations
@@ -11,42 +12,38 @@ import contextlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.executors import executor_classes
-from superdl.doctor.checking import doubtful, good, size_text, skipped
+from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.doctor.checking import Case, Finding
-    from superdl.sampler import SuperSampler
-    from superdl.super_dataset import BatchInfo, SuperDataset
-    from superdl.super_dataset.reading import BatchReader
-    from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_dataset import BatchInfo
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["check_bandwidth", "check_dataset_fits", "check_sample", "judge_bandwidth", "samples_at_once"]
+__all__ = [
+    "check_bandwidth",
+    "check_dataset_fits",
+    "check_sample",
+    "check_shared_memory",
+    "judge_bandwidth",
+    "samples_at_once",
+]
 
 _SAMPLES = 4
 _MEASURED_S = 0.5
 _MEASURED_BYTES = 2 * 2**30
 _READ_BYTES = 2**25  # by all readers at a time, so that a slow network is measured and not given up
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A batch that was read twice."""
-
-    dataset: SuperDataset
-    sampler: SuperSampler
-    ref: BatchRef
-    planned_s: float
-    produced_s: float
-    first: BatchInfo
-    second: BatchInfo
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, never written to
+_ENOUGH_BYTES = 256 * 2**20
+_MORE_MEMORY = (
+    "give the container more: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a compose file, an "
+    "emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
+)
 
 
 def check_sample(case: Case) -> Finding:
@@ -54,51 +51,14 @@ def check_sample(case: Case) -> Finding:
     if not case.source:
         remedy = "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
         return skipped("no source is named", remedy)
-    case.closing.callback(_end_embedded, case)
-    read = made = _through(case, case.recipe)
-    count, stats = len(read.ref), read.sampler.job_stats()
-    case.dataset, case.ref = read.dataset, read.ref
-    case.record_bytes = read.second.size_bytes // count
-    case.cache = case.cache or read.ref.cache
-    case.budget_bytes = case.budget_bytes or stats.budget_bytes
-    how = ""
-    if not (read.first.misses or stats.samples_produced):
-        how = "they were in the cache already, so that no function was asked; "
-        fresh = _fresh(case.recipe)
-        if fresh is not None:
-            how = "they were in the cache already, so copies under other names were made; "
-            made = _through(case, fresh)
-    fetch_ms, decode_ms = made.first.fetch_s / count * 1000, made.first.decode_s / count * 1000
-    each = f"{fetch_ms:.1f} ms to fetch and {decode_ms:.1f} to decode each"
-    words = (
-        f"{count} of {len(read.dataset):,} samples: listed and planned in {read.planned_s:.2f} s; {how}"
-        f"there after {made.produced_s:.2f} s ({each}), read in {read.second.read_s * 1000:.1f} ms"
-    )
-    measured: dict[str, float | str] = {
-        "samples": len(read.dataset),
-        "record_bytes": case.record_bytes,
-        "planned_s": round(read.planned_s, 3),
-        "produced_s": round(made.produced_s, 3),
-        "read_s": round(read.second.read_s, 6),
-    }
-    if read.second.misses:
-        remedy = "see whether the cache is full, or drops keys of its own accord (memory, above)"
-        return doubtful(f"{words}; some were gone when they were read again", remedy, **measured)
-    return good(words, **measured)
-
-
-def _through(case: Case, recipe: Recipe) -> _Read:
-    """A first batch of a job of its own, which stays open.
-
-    Raises:
-        SuperError: what a training job would be told.
-    """
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import SuperDataset
 
-    dataset = SuperDataset(
+    if not case.coordinator:
+        case.closing.callback(_end_embedded)
+    dataset = case.dataset = SuperDataset(
         case.source,
-        recipe,
+        _fresh(case.recipe),
         key_list=case.key_list or None,
         return_info=True,
         read_timeout=case.patience_s,
@@ -115,16 +75,36 @@ def _through(case: Case, recipe: Recipe) -> _Read:
             job=f"doctor-{os.urandom(8).hex()}",
         )
     case.closing.callback(sampler.close)
-    ref = next(iter(sampler))
+    ref = case.ref = next(iter(sampler))
     planned_s = time.monotonic() - began_s
-    _, _, first = dataset[ref]
+    first: BatchInfo = dataset[ref][-1]
     produced_s = time.monotonic() - began_s - planned_s
-    _, _, second = dataset[ref]
-    return _Read(dataset, sampler, ref, planned_s, produced_s, first, second)
+    again: BatchInfo = dataset[ref][-1]
+    count = len(ref)
+    case.record_bytes = again.size_bytes // count
+    case.cache = case.cache or ref.cache
+    case.budget_bytes = case.budget_bytes or sampler.job_stats().budget_bytes
+    fetch_ms, decode_ms = first.fetch_s / count * 1000, first.decode_s / count * 1000
+    words = (
+        f"{count} of {len(dataset):,} samples: listed and planned in {planned_s:.2f} s; there after "
+        f"{produced_s:.2f} s ({fetch_ms:.1f} ms to fetch and {decode_ms:.1f} to decode each), read in "
+        f"{again.read_s * 1000:.1f} ms"
+    )
+    measured: dict[str, float | str] = {
+        "samples": len(dataset),
+        "record_bytes": case.record_bytes,
+        "planned_s": round(planned_s, 3),
+        "produced_s": round(produced_s, 3),
+        "read_s": round(again.read_s, 6),
+    }
+    if again.misses:
+        remedy = "see whether the cache is full, or drops keys of its own accord (memory, above)"
+        return doubtful(f"{words}; some were gone when they were read again", remedy, **measured)
+    return good(words, **measured)
 
 
-def _fresh(recipe: Recipe) -> Recipe | None:
-    """A recipe of the same work whose samples are in no cache; ``None`` where there is no such thing.
+def _fresh(recipe: Recipe) -> Recipe:
+    """A recipe of the same work whose samples are in no cache, but for one with custom steps.
 
     What is random has other sample ids with another seed, and a flip that is never made is random too.
     """
@@ -134,41 +114,32 @@ def _fresh(recipe: Recipe) -> Recipe | None:
     if recipe.random:
         return Recipe(recipe.steps, augment_seed=seed)
     if any(step["op"] == "custom" for step in recipe.steps):
-        return None  # it may give what is no image
+        return recipe  # it may give what is no image
     return Recipe([*recipe.steps, {"op": "horizontal_flip", "p": 0.0}], augment_seed=seed)
 
 
 @contextlib.contextmanager
 def _variables(case: Case) -> Iterator[None]:
-    """What the embedded default reads from the environment, where no coordinator decides it."""
-    settings, before = case.settings, dict(os.environ)
-    away = [name for name in settings.executors if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
-    if away and not case.coordinator:
-        chosen = {name: getattr(settings, name) for name in case.chosen}
-        for executor in executor_classes(away):
-            chosen |= executor.first_look
-        named = {f"SUPER_{name.upper()}": _as_text(value) for name, value in chosen.items()}
-        named |= {"SUPER_EXECUTOR": settings.executor, "SUPER_CACHE": case.named_cache}
+    """The embedded default reads from the environment where functions run, and their cache."""
+    before, named = (
+        dict(os.environ),
+        {"SUPER_EXECUTOR": case.settings.executor, "SUPER_CACHE": case.named_cache},
+    )
+    if any(EXECUTORS[name].runs_on is not RunsOn.THIS_HOST for name in case.settings.executors):
         os.environ.update({name: value for name, value in named.items() if value})
     try:
         yield
     finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
+        for name in named:
+            os.environ.pop(name, None)
         os.environ.update(before)
 
 
-def _as_text(value: object) -> str:
-    """A setting's value as a variable has it."""
-    return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-def _end_embedded(case: Case) -> None:
+def _end_embedded() -> None:
     """End the embedded default that was started for this."""
-    if not case.coordinator:
-        from superdl.sampler.embedded.embedded import release_all
+    from superdl.sampler.embedded.embedded import release_all
 
-        release_all()
+    release_all()
 
 
 def check_dataset_fits(case: Case) -> Finding:
@@ -187,9 +158,10 @@ def check_dataset_fits(case: Case) -> Finding:
 
 
 def check_bandwidth(case: Case) -> Finding:
-    """The sample's own records, read again and again, by one reader and by as many as the loop has."""
+    """The sample's own records, read again and again, by as many readers as the loop has."""
     if case.ref is None:
         return skipped("no sample was read")
+    from superdl.super_dataset.memory import RecycledMemory
     from superdl.super_dataset.reading import BatchReader, ReadSettings
     from superdl.super_wire.record import HEADER_BYTES
 
@@ -198,9 +170,17 @@ def check_bandwidth(case: Case) -> Finding:
     ids = case.ref.sample_ids * -(-count // len(case.ref))  # the same samples over and over
     ref = replace(case.ref, sample_ids=ids[: count * 16], labels=b"", padding=b"", keys=())
     reader = BatchReader(ReadSettings(read_timeout_s=10.0, record_bytes=record_bytes))
-    alone = _bytes_per_s(reader, ref, 1)
-    together = _bytes_per_s(reader, ref, case.workers) if case.workers > 1 else alone
-    return judge_bandwidth(case, alone, together, case.record_bytes)
+    began_s = time.monotonic()
+
+    def read(_: int) -> int:
+        memory, size = RecycledMemory(), 0
+        while time.monotonic() < began_s + _MEASURED_S and size < _MEASURED_BYTES // case.workers:
+            size += reader.read(ref, memory).size_bytes
+        return size
+
+    with ThreadPoolExecutor(case.workers) as pool:
+        total = sum(pool.map(read, range(case.workers)))
+    return judge_bandwidth(case, total / (time.monotonic() - began_s), record_bytes)
 
 
 def samples_at_once(case: Case, record_bytes: int) -> int:
@@ -208,45 +188,43 @@ def samples_at_once(case: Case, record_bytes: int) -> int:
     return min(case.batch_size, max(1, _READ_BYTES // (case.workers * record_bytes)))
 
 
-def judge_bandwidth(case: Case, alone: float, together: float, record_bytes: int) -> Finding:
-    """What bytes a second of one reader and of all of them mean, for samples of so many bytes."""
-    best = max(alone, together)  # on few cores one reader may do better than many
-    images = best / record_bytes
+def judge_bandwidth(case: Case, bytes_per_s: float, record_bytes: int) -> Finding:
+    """What bytes a second of all readers together mean, for samples of so many bytes."""
+    images = bytes_per_s / record_bytes
     batches = images / case.batch_size
     words = (
-        f"{alone / 1e9:.2f} GB/s by one reader, {together / 1e9:.2f} by {case.workers}: "
-        f"{images:,.0f} samples or {batches:.1f} batches of {case.batch_size} a second"
+        f"{bytes_per_s / 1e9:.2f} GB/s by {case.workers} readers: {images:,.0f} samples or {batches:.1f} "
+        f"batches of {case.batch_size} a second"
     )
-    measured = {"one_reader_bytes_per_s": alone, "bytes_per_s": best, "batches_per_s": round(batches, 3)}
+    measured = {"bytes_per_s": bytes_per_s, "batches_per_s": round(batches, 3)}
     if not case.batches_per_s:
         return good(f"{words} (--batches-per-s says what your loop takes)", **measured)
     need = case.batches_per_s * case.batch_size * record_bytes
+    words += f"; {case.batches_per_s:g} are wanted, which are {need / 1e9:.2f} GB/s"
     if batches >= case.batches_per_s:
-        return good(f"{words}; {case.batches_per_s:g} are wanted, {need / 1e9:.2f} GB/s", **measured)
-    why = f"{words}; {case.batches_per_s:g} are wanted, which are {need / 1e9:.2f} GB/s"
+        return good(words, **measured)
     remedy = (
         "put trainer and cache into one zone, take a cache node (or more of them) and a machine with more "
         "network, or make samples smaller (crop)"
     )
-    return doubtful(why, remedy, **measured)
+    return doubtful(words, remedy, **measured)
 
 
-def _bytes_per_s(reader: BatchReader, ref: BatchRef, readers: int) -> float:
-    """What so many threads receive together, for half a second or two GiB.
+def check_shared_memory(_: Case) -> Finding:
+    """Whether torch's workers have shared memory enough: Docker gives 64 MB, which a batch or two fill.
 
-    Raises:
-        SuperError: a read failed.
+    SUPER's own batches lie in files in memory that this limit does not count; labels, what a transform makes
+    and batches of other loaders do not.
     """
-    from superdl.super_dataset.memory import RecycledMemory
-
-    began_s = time.monotonic()
-
-    def read(_: int) -> int:
-        memory, size = RecycledMemory(), 0
-        while time.monotonic() < began_s + _MEASURED_S and size < _MEASURED_BYTES // readers:
-            size += reader.read(ref, memory).size_bytes
-        return size
-
-    with ThreadPoolExecutor(readers) as pool:
-        total = sum(pool.map(read, range(readers)))
-    return total / (time.monotonic() - began_s)
+    try:
+        told = os.statvfs(_SHARED_MEMORY)
+    except OSError as error:
+        return skipped(f"{_SHARED_MEMORY} cannot be looked at: {error.strerror}")
+    size, free = told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+    room = f"{_SHARED_MEMORY} has {size_text(size)}, {size_text(free)} of it free"
+    why = f"{room}: a DataLoader worker that finds no room in it dies with a bus error"
+    if size < _ENOUGH_BYTES:
+        return bad(why, _MORE_MEMORY)
+    if free < _ENOUGH_BYTES:
+        return doubtful(why, f"see who fills it (ls -l {_SHARED_MEMORY}), or {_MORE_MEMORY}")
+    return good(room)

@@ -1,4 +1,4 @@
-"""The source: what a first page of its listing holds, one of its objects, where its bucket lies.
+"""The source: what a first page of its listing holds, and one of its objects.
 
 Listing is what a coordinator does and fetching what functions do; here this machine's identity does both.
 """
@@ -6,24 +6,21 @@ Listing is what a coordinator does and fetching what functions do; here this mac
 from __future__ import annotations
 
 import os
-import time
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.executors import executor_classes
-from superdl.doctor.aws import judge_refusal, note_date, refusal_code
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from superdl.coordinator.catalog.source import Source
     from superdl.doctor.checking import Case
 
-__all__ = ["check_listing", "check_object", "check_region"]
+__all__ = ["check_listing", "check_object"]
 
 _ENTRIES = 1000
 _FILES = 10_000
@@ -34,36 +31,35 @@ _SHOWN = 4
 def check_listing(case: Case) -> Finding:
     """Whether it can be listed, and has what a catalog is made of."""
     if not case.source:
-        where = f", below {case.readable}" if case.readable else ""
-        return skipped("no source is named", f"name one: superdl doctor s3://bucket/prefix{where}")
+        return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix")
     from superdl.coordinator.catalog.source import parse_source
 
     source = parse_source(case.source)
-    began_s = time.monotonic()
     folders = _directory_folders(case, source) if source.is_file else _bucket_folders(case, source)
     if isinstance(folders, Finding):
         return folders
-    return _judge_listing(case, folders, case.object_key, time.monotonic() - began_s)
+    return _judge_folders(case, folders, case.object_key)
 
 
-def _judge_listing(case: Case, folders: list[str], key: str, took_s: float) -> Finding:
-    if case.key_list and key:
-        return good(f"{case.source} can be listed, for example {key}, {took_s:.2f} s")
+def _judge_folders(case: Case, folders: list[str], key: str) -> Finding:
     if case.key_list:
+        if key:
+            return good(f"{case.source} can be listed, for example {key}")
         why = f"nothing was found below {case.source} on the first page"
         return doubtful(why, "see that key_list names keys of it")
-    remedy = "name the prefix whose folders are the classes, or a key list"
+    remedy = "name the prefix whose folders are the classes, or a key list: --key-list"
     if not folders:
         what = f"{key} lies in it itself" if key else "nothing that has an image's extension"
-        why = f"{case.source} has no folders: {what}; the first folders below a source are its classes"
-        return bad(why, f"{remedy} with labels: --key-list")
+        return bad(
+            f"{case.source} has no folders: {what}; the first folders below it are its classes", remedy
+        )
     shown = ", ".join(folders[:_SHOWN]) + (", ..." if len(folders) > _SHOWN else "")
     if not key:
         why = f"the first class folders of {case.source} ({shown}) hold no object with an image's extension"
-        return doubtful(why, f"{remedy}: --key-list")
+        return doubtful(why, remedy)
     more = "at least " if len(folders) >= _ENTRIES else ""
-    seen = f"{more}{len(folders)} class folders ({shown}), {took_s:.2f} s"
-    return good(f"{case.source} can be listed: {seen}", classes=len(folders))
+    words = f"{case.source} can be listed: {more}{len(folders)} class folders ({shown})"
+    return good(words, classes=len(folders))
 
 
 def _first_sample(case: Case, keys: Iterable[str]) -> str:
@@ -83,63 +79,46 @@ def _directory_folders(case: Case, source: Source) -> list[str] | Finding:
             why = f"{root} is not to be seen here ({error.strerror})"
             return skipped(f"{why}; the coordinator's machine may have it")
         return bad(f"{root} cannot be listed: {error.strerror}", "correct the path or its rights")
-    paths = (path.relative_to(root).as_posix() for path in _files(root))
-    case.object_key = _first_sample(case, islice(paths, _FILES))
+    paths = (Path(folder, name) for folder, _, names in os.walk(root) for name in sorted(names))
+    case.object_key = _first_sample(
+        case, (path.relative_to(root).as_posix() for path in islice(paths, _FILES))
+    )
     return folders
-
-
-def _files(root: str) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        folders.sort()
-        yield from (Path(folder, name) for name in sorted(files))
 
 
 def _bucket_folders(case: Case, source: Source) -> list[str] | Finding:
     from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 
     def page(**words: str) -> dict[str, Any]:
-        asked_s = time.time()
         answer: dict[str, Any] = client.list_objects_v2(Bucket=source.bucket_name, MaxKeys=_ENTRIES, **words)
-        if not any(clock.name == "S3" for clock in case.clocks):
-            note_date(case, "S3", answer, asked_s)
+        case.object_key = case.object_key or _first_sample(
+            case, (str(entry["Key"]) for entry in answer.get("Contents", ()))
+        )
         return answer
 
-    def sample_of(answer: dict[str, Any]) -> str:
-        return _first_sample(case, (str(entry["Key"]) for entry in answer.get("Contents", ())))
-
-    began_s = time.time()
     try:
         with s3_failures(source.url), closing(make_s3_client()) as client:
             top = page(Prefix=source.prefix, Delimiter="/")
             prefixes = [str(entry["Prefix"]) for entry in top.get("CommonPrefixes", ())]
-            case.object_key = sample_of(top)
             for prefix in prefixes[:_LOOKED_INTO]:
-                case.object_key = case.object_key or sample_of(page(Prefix=prefix))
+                page(Prefix=prefix)
     except SourceError as error:
         case.object_key = ""
-        return _no_listing(case, source, error, began_s)
+        return _refused(case, error)
     return [prefix[len(source.prefix) : -1] for prefix in prefixes]
 
 
-def _no_listing(case: Case, source: Source, error: SourceError, asked_s: float) -> Finding:
+def _refused(case: Case, error: SourceError) -> Finding:
+    """What it means that the store refuses, or does not answer; the error has a remedy."""
     from superdl.coordinator.catalog.s3_client import NO_CREDENTIALS
 
-    cause, code = error.__cause__, refusal_code(error.__cause__)
-    response = getattr(cause, "response", None)
-    if not isinstance(response, dict):  # no credentials, nobody there
-        if not case.elsewhere:
-            return bad(str(error), "")
-        if isinstance(cause, NO_CREDENTIALS):
-            return skipped(f"{source.url} was not listed from here: {cause}; the coordinator's role does it")
-        remedy = "it may do no harm: the coordinator lists it, and functions read it, from elsewhere"
-        return doubtful(str(error), remedy)
-    note_date(case, "S3", response, asked_s)
-    if code in {"NoSuchBucket", "404"}:
-        why = f"there is no bucket {source.bucket_name} ({code})"
-        return bad(why, "correct the name, or SUPER_S3_ENDPOINT_URL")
-    words = f"{source.url} cannot be listed ({cause})"
-    arn = f"arn:aws:s3:::{source.bucket_name}"
-    return judge_refusal(cause, words, case=case, permission="s3:ListBucket", arn=arn)
+    if not case.elsewhere or isinstance(error, SourceNotFoundError):
+        return bad(str(error), "")
+    if isinstance(error, SourceForbiddenError) or isinstance(error.__cause__, NO_CREDENTIALS):
+        return skipped(
+            f"not to be looked at from here, and no fault: the coordinator's role does it ({error})"
+        )
+    return doubtful(str(error), "it may do no harm: the coordinator and functions read it from elsewhere")
 
 
 def check_object(case: Case) -> Finding:
@@ -148,59 +127,39 @@ def check_object(case: Case) -> Finding:
     if not key:
         return skipped("no object is known: no listing has named one")
     from superdl.coordinator.catalog.source import parse_source
-
-    source = parse_source(case.source)
-    began_s = time.monotonic()
-    try:
-        data = Path(source.directory, key).read_bytes() if source.is_file else _get(case, source, key)
-    except OSError as error:
-        return bad(f"{key} cannot be read: {error.strerror}", "see the file's rights")
-    if isinstance(data, Finding):
-        return data
-    took_ms = (time.monotonic() - began_s) * 1000
-    return _decoded(case, source, data, f"{key}: {len(data):,} bytes in {took_ms:.0f} ms")
-
-
-def _get(case: Case, source: Source, key: str) -> bytes | Finding:
-    from botocore import exceptions
-
-    from superdl.coordinator.catalog.s3_client import make_s3_client
     from superdl.super_wire.request import Limits
 
-    limit = Limits().object_bytes
+    source, limit = parse_source(case.source), Limits().object_bytes
     try:
-        with closing(make_s3_client()) as client:
-            answer = client.get_object(Bucket=source.bucket_name, Key=key)
-            with answer["Body"] as body:
-                size = answer["ContentLength"]
-                data: bytes = body.read() if size <= limit else b""
-    except exceptions.ClientError as error:
-        return _no_object(case, source, key, error)
-    except exceptions.BotoCoreError as error:
-        return case.bad_here(f"{key} did not come: {error}", "check the network to the object store")
-    if size > limit:
-        return doubtful(f"{key} has {size:,} bytes", f"functions take {limit:,} at most")
-    return data
+        data = (
+            Path(source.directory, key).read_bytes() if source.is_file else _object_of(source, key, limit + 1)
+        )
+    except OSError as error:
+        return bad(f"{key} cannot be read: {error.strerror}", "see the file's rights")
+    except SourceError as error:
+        return _refused(case, error)
+    if len(data) > limit:
+        return doubtful(f"{key} has more than {limit:,} bytes", "functions take no larger objects")
+    return _decoded(case, source, data)
 
 
-def _no_object(case: Case, source: Source, key: str, error: Any) -> Finding:
-    if refusal_code(error) == "InvalidObjectState":
-        why = f"{key} lies in an archive (Glacier, Deep Archive) and cannot be read"
-        return bad(why, "restore it, or leave it out by a key list")
-    words = f"{key} cannot be read ({error})"
-    if "kms" in str(error).lower():
-        return judge_refusal(error, words, case=case, permission="kms:Decrypt", arn="the key of the bucket")
-    arn = f"arn:aws:s3:::{source.bucket_name}/{source.prefix}*"
-    return judge_refusal(error, words, case=case, permission="s3:GetObject", arn=arn)
+def _object_of(source: Source, key: str, most: int) -> bytes:
+    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
+
+    with s3_failures(f"{source.bucket}/{key}"), closing(make_s3_client()) as client:
+        answer = client.get_object(Bucket=source.bucket_name, Key=key)
+        data: bytes = answer["Body"].read(most)
+        return data
 
 
-def _decoded(case: Case, source: Source, data: bytes, told: str) -> Finding:
+def _decoded(case: Case, source: Source, data: bytes) -> Finding:
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.lambda_prefetch.sources import SampleFailedError
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.record import HEADER_BYTES
     from superdl.super_wire.request import Limits
 
+    told = f"{case.object_key}: {len(data):,} bytes"
     try:
         program = Program(
             case.recipe,
@@ -209,43 +168,12 @@ def _decoded(case: Case, source: Source, data: bytes, told: str) -> Finding:
             limit_pixels=Limits().image_pixels,
             step_modules=FunctionSettings.from_environment().step_modules,
         )
+        array = program.make(data, case.object_key)
     except ConfigError as error:
         return good(f"{told}; not decoded here: {error}", bytes=len(data))
-    began_s = time.monotonic()
-    try:
-        array = program.make(data, case.object_key)
     except SampleFailedError as error:
         remedy = "mend it or leave it out (on_bad_sample='skip'); where all are like it, mend the recipe"
         return doubtful(f"{told}; it cannot be decoded: {error}", remedy)
     case.record_bytes = HEADER_BYTES + array.nbytes
-    decoded = f"decoded to {array.dtype} {tuple(array.shape)} in {(time.monotonic() - began_s) * 1000:.0f} ms"
-    return good(f"{told}, {decoded}", bytes=len(data), record_bytes=case.record_bytes)
-
-
-def check_region(case: Case) -> Finding:
-    """Whether bucket and functions lie in one region."""
-    if not case.source.startswith("s3://"):
-        return skipped("the source is no bucket" if case.source else "no source is named")
-    from superdl.coordinator.catalog.s3_client import bucket_region
-    from superdl.coordinator.catalog.source import parse_source
-
-    bucket = parse_source(case.source).bucket_name
-    try:
-        there = bucket_region(bucket)
-    except SourceError as error:
-        return skipped(f"the store does not tell the bucket's region: {error.__cause__ or error}")
-    settings = case.functions()
-    regions = [executor.region_of(settings) for executor in executor_classes(settings.executors)]
-    own = next(filter(None, regions), "")
-    here = own or case.aws_region
-    if not there or not here:
-        unknown = "the store tells no region of its bucket" if not there else "this machine has no region set"
-        return skipped(unknown)
-    if there == here:
-        return good(f"{bucket} lies in {there}, {'the functions' if own else 'this machine'} too")
-    who = "the functions run" if own else "this machine asks"
-    why = (
-        f"{bucket} lies in {there}, {who} in {here}: transfer between regions is billed and slow, a VPC's "
-        "gateway endpoint does not lead there"
-    )
-    return doubtful(why, f"run functions and trainers in {there}, or copy the bucket")
+    decoded = f"{told}, decoded to {array.dtype} {tuple(array.shape)}"
+    return good(decoded, bytes=len(data), record_bytes=case.record_bytes)

@@ -6,12 +6,14 @@ Exit codes beside the command's own: 0 all samples that fit are in the cache, 1 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from superdl.recipe_options import add_recipe_options, recipe_of
+from superdl.options import above_zero, add_recipe_options, recipe_of
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -60,28 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.sampler.rpc.connection import checked_address
     from superdl.super_dataset import SuperDataset
     from superdl.warm import Limits, estimate_of, fill, standing_of
-    from superdl.warm.report import Ended
-    from superdl.warm.show import WarmProgress, print_estimate, print_report
+    from superdl.warm.report import Ended, WarmProgress, print_estimate, print_report
 
     recipe = _recipe(arguments)
     limits = Limits(
-        max_usd=_above_zero("--max-usd", arguments.max_usd),
-        patience_s=_above_zero("--patience", arguments.patience),
-        timeout_s=_above_zero("--timeout", arguments.timeout),
+        max_usd=above_zero("--max-usd", arguments.max_usd),
+        patience_s=above_zero("--patience", arguments.patience),
+        timeout_s=above_zero("--timeout", arguments.timeout),
     )
     address = checked_address(_address(arguments), "--coordinator")
     dataset = SuperDataset(arguments.source, recipe, key_list=arguments.key_list)
-    console = Console(stderr=True, highlight=False)
-    estimate = estimate_of(
-        standing_of(
-            address,
-            dataset,
-            run=os.urandom(16).hex(),
-            listed=lambda count: console.print(f"{count:,} listed"),
-        ),
-        recipe,
-        dataset.source,
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    standing = standing_of(
+        address, dataset, run=os.urandom(16).hex(), listed=lambda count: console.print(f"{count:,} listed")
     )
+    estimate = estimate_of(standing, recipe, dataset.source)
     print_estimate(estimate, console)
     if arguments.estimate:
         _print_json(arguments, {"estimate": estimate.to_mapping()})
@@ -110,8 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _address(arguments: argparse.Namespace) -> str:
-    from superdl.super_wire.errors import ConfigError
-
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
     if not address:
         raise ConfigError(
@@ -128,8 +121,6 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     Raises:
         ConfigError: they name none, or two, or one that is random.
     """
-    from superdl.super_wire.errors import ConfigError
-
     recipe = recipe_of(arguments)
     if recipe is None:
         raise ConfigError(
@@ -143,17 +134,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def _above_zero(option: str, value: float) -> float:
-    from superdl.super_wire.errors import ConfigError
-
-    if not value > 0:
-        raise ConfigError(f"{option} is above 0; not {value}")
-    return value
-
-
 def _agreed(arguments: argparse.Namespace) -> bool:
-    from superdl.super_wire.errors import ConfigError
-
     if arguments.yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -164,7 +145,5 @@ def _agreed(arguments: argparse.Namespace) -> bool:
 
 
 def _print_json(arguments: argparse.Namespace, mapping: dict[str, Any]) -> None:
-    from superdl.experiments.output import strict_json
-
     if arguments.json:
-        sys.stdout.write(strict_json(mapping, indent=2) + "\n")
+        sys.stdout.write(json.dumps(mapping, indent=2) + "\n")

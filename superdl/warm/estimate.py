@@ -1,4 +1,4 @@
-"""What warming a source will take and cost, before anything is produced: plain arithmetic.
+"""What warming a source will take and cost, before a job is opened and anything is produced.
 
 Memory is counted as the coordinator counts it, money at the prices that the coordinator told, work at the
 rates of :mod:`superdl.cost.scenario`, which are assumptions until functions have run.
@@ -6,45 +6,110 @@ rates of :mod:`superdl.cost.scenario`, which are assumptions until functions hav
 
 from __future__ import annotations
 
+import logging
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.core import footprint
+from superdl.coordinator.core import Prices, footprint
 from superdl.cost.scenario import PRESETS, Scenario
+from superdl.sampler.rpc.client import FIRST_CONTACT, Client
+from superdl.super_wire.errors import ProtocolMismatchError, SourceError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
+from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.warm.allowance import Means, batch_size_for
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core import Prices
+    from collections.abc import Callable
+
+    from superdl.super_dataset import SuperDataset
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Estimate", "Standing", "estimate_of", "memory_of", "record_bytes_of"]
+__all__ = ["Estimate", "Standing", "estimate_of", "memory_of", "record_bytes_of", "standing_of"]
+
+_LOG = logging.getLogger(__name__)
 
 _GUESSED_BYTES = 2**20
 _ASPECT = 4 / 3
 _MIB_PER_GIB = 1024
 _MS = 1e-3
+_LOOKAHEAD_LEAST = 4  # two batches beyond those given out are looked at in any case
+_POLL_S = 10.0
+_SILENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a coordinator says before a job is opened: of the dataset, its cache, its executors."""
+    """What a coordinator says before a job is opened: of the dataset, its cache, its executors.
+
+    ``lookahead_batches`` is how far it looks ahead of a rank at most.
+    """
 
     samples: int
     budget_bytes: int
     free_bytes: int
-    resident_samples: int
-    resident_bytes: int
     prices: dict[str, Prices]
     lookahead_batches: int
-    """How far it looks ahead of a rank at most."""
-    cache: str = ""
-    """Its cache's address, and of the dataset what tells whether a listing is the coordinator's."""
-    fingerprint: bytes = b""
+
+
+def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callable[[int], None]) -> Standing:
+    """Register the dataset, wait until it is listed, and ask what the cache has and executors cost.
+
+    Args:
+        address: the coordinator's, checked.
+        dataset: what is to be warmed.
+        run: the run that shares the listing.
+        listed: told how many samples were found so far.
+
+    Raises:
+        SourceError: the source cannot be listed, or its listing stands still.
+        CoordinatorError: the coordinator does not answer, or refuses.
+    """
+    from superdl.super_wire import coordinator_pb2 as pb
+
+    client = Client(address)
+    with client.hold():
+        request = pb.RegisterDatasetRequest(
+            protocol_version=PROTOCOL_VERSION,
+            source=dataset.source,
+            recipe=dataset.recipe.json,
+            key_list=dataset.key_list or "",
+            run_id=run,
+        )
+        facts = client.call("RegisterDataset", request, FIRST_CONTACT)
+        if facts.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolMismatchError(
+                f"superdl warm speaks protocol version {PROTOCOL_VERSION}, the coordinator at {address} "
+                f"speaks {facts.protocol_version}: install one version of SUPER on both sides"
+            )
+        moved_s = time.monotonic()
+        while not facts.ready:
+            if time.monotonic() - moved_s > _SILENCE_S:
+                raise SourceError(
+                    f"the listing of {dataset.source} stands at {facts.listed} samples and has not moved for "
+                    f"{_SILENCE_S:.0f} s: see the log of the coordinator at {address}"
+                )
+            seen = facts.listed
+            poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=seen, wait_s=_POLL_S)
+            facts = client.call("GetDataset", poll, FIRST_CONTACT, wait_s=_POLL_S)
+            if facts.listed > seen:
+                moved_s = time.monotonic()
+                listed(facts.listed)
+        for warning in facts.warnings:
+            _LOG.warning("%s", warning)
+        told = client.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
+    units = [field.name for field in pb.ExecutorPrices.DESCRIPTOR.fields if field.name != "name"]
+    return Standing(
+        samples=facts.size,
+        budget_bytes=told.cache.budget_bytes,
+        free_bytes=told.cache.free_bytes,
+        prices={one.name: Prices(**{unit: getattr(one, unit) for unit in units}) for one in told.prices},
+        lookahead_batches=max(_LOOKAHEAD_LEAST, told.coordinating.lookahead_batches),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +117,14 @@ class Estimate:
     """What is to be expected.
 
     ``fits`` of the samples have room beside what the cache holds (some of which may be this source's);
-    invocations, GETs, ``gb_s`` and US dollars are those of producing all of them.
+    invocations, GETs, ``gb_s`` and US dollars, by executor, are those of producing all of them. The size of a
+    record is guessed where the recipe does not say it.
     """
 
     samples: int
     fits: int
     record_bytes: int
-    guessed: bool
-    """Whether the size of a record is a guess, since the recipe does not say it."""
+    record_bytes_guessed: bool
     cache_bytes: int
     budget_bytes: int
     free_bytes: int
@@ -68,34 +133,20 @@ class Estimate:
     gb_s: dict[str, float]
     usd: dict[str, float]
     lookahead_batches: int
-    work_usd: float = 0.0
+    sample_work_usd: float
     """Of a sample, by the executor that is preferred, without its share of an invocation."""
-    invocation_usd: float = 0.0
+    invocation_usd: float
     """Of an invocation by it, whatever it produces."""
-    request_samples: int = 1
+    request_samples: int
     """Samples for an invocation, at most."""
-    cache: str = ""
-    fingerprint: bytes = b""
 
     def sample_usd(self, batch_size: int) -> float:
         """US dollars for a sample in batches of this size: a function is seldom given more than a batch."""
-        return self.work_usd + self.invocation_usd / max(1, min(batch_size, self.request_samples))
+        return self.sample_work_usd + self.invocation_usd / max(1, min(batch_size, self.request_samples))
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {
-            "samples": self.samples,
-            "fits": self.fits,
-            "record_bytes": self.record_bytes,
-            "record_bytes_guessed": self.guessed,
-            "cache_bytes": self.cache_bytes,
-            "budget_bytes": self.budget_bytes,
-            "free_bytes": self.free_bytes,
-            "invocations": self.invocations,
-            "gets": self.gets,
-            "gb_s": dict(self.gb_s),
-            "usd": dict(self.usd),
-        }
+        return asdict(self)
 
 
 def memory_of(record_bytes: int) -> int:
@@ -117,46 +168,35 @@ def estimate_of(
 ) -> Estimate:
     """What to expect of filling the cache with as much of the source as fits."""
     record_bytes, guessed = record_bytes_of(recipe)
-    each = memory_of(record_bytes)
+    each, prices = memory_of(record_bytes), standing.prices
     fits = max(0, min(standing.samples, standing.free_bytes // each))
-    means = Means(standing.free_bytes, each)
-    lookahead = standing.lookahead_batches
+    means, lookahead = Means(standing.free_bytes, each), standing.lookahead_batches
     size = batch_size_for(standing.samples, means, lookahead=lookahead, sure=not guessed)
-    request_samples = rates.request_samples
-    invocations = math.ceil(fits / max(1, min(size, request_samples)))
-    gb = rates.function_mb / _MIB_PER_GIB
-    work_gb_s, more_gb_s = {}, {}
-    for name in standing.prices:
+    invocations = math.ceil(fits / max(1, min(size, rates.request_samples)))
+    gb, get = rates.function_mb / _MIB_PER_GIB, 0 if source.startswith("file:") else 1
+    sample_gb_s, sample_usd, invocation_usd = {}, {}, {}
+    for name, of in prices.items():
         kind = EXECUTORS.get(name)
         core = rates.lambda_vcpu if kind is not None and kind.runs_on is RunsOn.SERVICE else 1.0
-        work_gb_s[name] = gb * rates.function_cpu_ms * _MS / core
-        more_gb_s[name] = gb * rates.request_s
-    get = 0 if source.startswith("file:") else 1
-    work_usd = {
-        name: work_gb_s[name] * of.gb_s
-        + get * of.source_request
-        + rates.source_bytes / 2**30 * of.source_gb
-        + record_bytes / 2**30 * of.record_gb
-        for name, of in standing.prices.items()
-    }
-    invocation_usd = {name: of.invocation + more_gb_s[name] * of.gb_s for name, of in standing.prices.items()}
-    first = next(iter(standing.prices), "")
+        sample_gb_s[name] = gb * rates.function_cpu_ms * _MS / core
+        moved_usd = rates.source_bytes / 2**30 * of.source_gb + record_bytes / 2**30 * of.record_gb
+        sample_usd[name] = sample_gb_s[name] * of.gb_s + get * of.source_request + moved_usd
+        invocation_usd[name] = of.invocation + gb * rates.request_s * of.gb_s
+    first = next(iter(prices), "")
     return Estimate(
         samples=standing.samples,
         fits=fits,
         record_bytes=record_bytes,
-        guessed=guessed,
+        record_bytes_guessed=guessed,
         cache_bytes=fits * each,
         budget_bytes=standing.budget_bytes,
         free_bytes=standing.free_bytes,
         invocations=invocations,
         gets=get * fits,
-        gb_s={name: fits * work_gb_s[name] + invocations * more_gb_s[name] for name in standing.prices},
-        usd={name: fits * work_usd[name] + invocations * invocation_usd[name] for name in standing.prices},
+        gb_s={name: fits * sample_gb_s[name] + invocations * gb * rates.request_s for name in prices},
+        usd={name: fits * sample_usd[name] + invocations * invocation_usd[name] for name in prices},
         lookahead_batches=lookahead,
-        work_usd=work_usd.get(first, 0.0),
+        sample_work_usd=sample_usd.get(first, 0.0),
         invocation_usd=invocation_usd.get(first, 0.0),
-        request_samples=request_samples,
-        cache=standing.cache,
-        fingerprint=standing.fingerprint,
+        request_samples=rates.request_samples,
     )

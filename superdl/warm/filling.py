@@ -3,8 +3,7 @@
 Each batch is asked after by its records' headers until all of it is in the cache or failed; what is missing
 is told by read reports, as a reader tells it, so that misses, losses and retries are the coordinator's as
 ever. It stops where the cache is full or the money spent (:mod:`superdl.warm.allowance`). Waiting is
-bounded: a batch of which nothing comes for ``patience_s`` ends it. At the end all that was seen is looked at
-once more (:mod:`superdl.warm.recount`), for a cache may have been emptied meanwhile.
+bounded: a batch of which nothing comes for ``patience_s`` ends it.
 """
 
 from __future__ import annotations
@@ -21,17 +20,14 @@ from superdl.super_wire.errors import CacheError, CoordinatorError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import HEADER_BYTES, SPENDING_CAP
-from superdl.warm.allowance import Allowance, Means, batch_size_for
-from superdl.warm.counted import Counted
-from superdl.warm.estimate import memory_of, record_bytes_of
+from superdl.warm.allowance import Allowance, Counted, Means, batch_size_for
+from superdl.warm.estimate import memory_of
 from superdl.warm.headers import HeaderLink
-from superdl.warm.recount import ids_listed_here, recount
 from superdl.warm.report import Ended, Limits, WarmReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.sampler.plan_iterator import PlanIterator
     from superdl.super_dataset import SuperDataset
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.warm.estimate import Estimate
@@ -42,11 +38,6 @@ _STATS_EVERY_S = 0.5
 _FAILURES_LISTED = 20
 _ROOM_KEPT = 0.01
 """Of the budget: what others may take between two looks."""
-
-_PASSES = 3
-"""Through the source, where the cache has lost meanwhile what was seen in it."""
-
-_COUNTED_AGAIN = frozenset(("all", "full", "max_usd", "spending_cap"))
 
 _QUIET_S = 2.0
 _SETTLE_S = 0.02
@@ -79,18 +70,20 @@ def fill(
     A coordinator or a cache that refuses or is gone ends it, and the report says so.
     """
     report = WarmReport(estimate.samples)
-    sure = not estimate.guessed and limits.max_usd == math.inf
+    sure = not estimate.record_bytes_guessed and limits.max_usd == math.inf
     lookahead, memory = estimate.lookahead_batches, memory_of(estimate.record_bytes)
     size = estimate.samples
     while True:  # in smaller batches a sample costs more, and so fewer can be paid for
-        sample_usd = estimate.sample_usd(size)
-        means = Means(estimate.free_bytes, memory, limits.max_usd, sample_usd)
+        means = Means(estimate.free_bytes, memory, limits.max_usd, estimate.sample_usd(size))
         before, size = size, batch_size_for(estimate.samples, means, lookahead=lookahead, sure=sure)
-        if not size:
-            _look_only(dataset, estimate, means, limits, report)
-            return report
-        if size >= before:
+        if size >= before or not size:
             break
+    if not size:
+        full = means.by_room <= means.by_money
+        report.ended = Ended.FULL if full else Ended.MAX_USD
+        what = f"{max(0, estimate.free_bytes):,} bytes" if full else f"{limits.max_usd:g} USD"
+        report.why = f"{what} are not enough for a first look ahead; what is there already was not looked at"
+        return report
     try:
         sampler = SuperSampler(
             dataset,
@@ -105,42 +98,11 @@ def fill(
         report.ended, report.why = Ended.STALLED, f"{type(error).__name__}: {error}"
         return report
     try:
-        allowance = Allowance(len(sampler), size, lookahead)
-        _Filling(sampler, dataset, limits, report, allowance, sample_usd, tell).run()
+        _Filling(sampler, Allowance(len(sampler), size, lookahead), limits, report, means, tell).run()
     finally:
         with contextlib.suppress(CacheError):  # the job is closed; its read reports are gone with the cache
             sampler.close()
     return report
-
-
-def _look_only(
-    dataset: SuperDataset, estimate: Estimate, means: Means, limits: Limits, report: WarmReport
-) -> None:
-    """Where nothing can be produced: see what of the source is there already."""
-    began_s = time.monotonic()
-    by_room = means.by_room <= means.by_money
-    report.ended = Ended.FULL if by_room else Ended.MAX_USD
-    report.why = (
-        "the cache has no room: what it holds would have to be dropped"
-        if by_room
-        else f"{limits.max_usd:g} USD buy {means.by_money:,.0f} samples, fewer than a look ahead takes"
-    )
-    ids = ids_listed_here(dataset, estimate)
-    if isinstance(ids, str):
-        report.why += f"; what of this source is there could not be looked at: {ids}"
-    else:
-        link = HeaderLink(estimate.cache)
-        try:
-            there = recount(link, ids, limits.patience_s)
-        except CacheError as error:
-            report.ended, report.why = Ended.STALLED, f"{type(error).__name__}: {error}"
-        else:
-            report.warm, report.record_bytes = there.samples, there.record_bytes
-            if report.warm == report.samples:
-                report.ended, report.why = Ended.ALL, ""
-        finally:
-            link.close()
-    report.seconds = time.monotonic() - began_s
 
 
 class _StopError(Exception):
@@ -157,32 +119,29 @@ class _Filling:
     def __init__(
         self,
         sampler: SuperSampler,
-        dataset: SuperDataset,
+        allowance: Allowance,
         limits: Limits,
         report: WarmReport,
-        allowance: Allowance,
-        sample_usd: float,
+        guess: Means,
         tell: Callable[[WarmReport], None],
     ) -> None:
         self._sampler = sampler
         self._limits = limits
         self._report = report
+        self._guess = guess
         self._tell = tell
         self._counted = Counted(sampler)
         self._allowance = allowance
         self._held: list[tuple[BatchRef, ReadReport]] = []
-        self._guess_bytes = memory_of(record_bytes_of(dataset.recipe)[0])
-        self._guess_usd = sample_usd
         self._backoff = Backoff(limits.patience_s)
         self._random = random.Random()  # noqa: S311  # jitter guards no secret
         self._link: HeaderLink | None = None
-        self._seen_ids: list[bytes] = []
         self._begin_s = time.monotonic()
 
     def run(self) -> None:
-        """Go through epochs until there is a reason to end."""
+        """Go through the source until there is a reason to end."""
         try:
-            self._until_it_stays()
+            self._go_through()
         except _StopError as stop:
             self._report.ended, self._report.why = stop.ended, stop.why
         except (CacheError, CoordinatorError) as error:
@@ -196,38 +155,6 @@ class _Filling:
                 self._link.close()
         self._tell(self._report)
 
-    def _until_it_stays(self) -> None:
-        """Go through the source, again where the cache has lost something that nobody dropped."""
-        for number in range(_PASSES):
-            if number:
-                self._begin_again()
-            try:
-                self._go_through(iter(self._sampler))
-            except _StopError as stop:
-                if stop.ended.value in _COUNTED_AGAIN:
-                    self._count_again()
-                raise
-            self._count_again()
-            if not self._report.lost or self._report.dropped:
-                return
-
-    def _begin_again(self) -> None:
-        report, allowance = self._report, self._allowance
-        report.warm = report.failed = report.lost = report.record_bytes = 0
-        report.failures.clear()
-        self._seen_ids.clear()
-        self._held.clear()
-        self._allowance = Allowance(allowance.batches, allowance.batch_size, allowance.lookahead)
-
-    def _count_again(self) -> None:
-        """See what is there of all that was seen; until now each batch was looked at when its turn came."""
-        if self._link is None:
-            return
-        report = self._report
-        there = recount(self._link, b"".join(self._seen_ids), self._limits.patience_s)
-        report.lost = max(0, report.warm - there.samples)
-        report.warm, report.record_bytes = there.samples, there.record_bytes
-
     def _settle(self) -> None:
         """Have all that functions did counted: records are there before the coordinator hears of it."""
         end_s = time.monotonic() + _QUIET_S
@@ -236,14 +163,14 @@ class _Filling:
             time.sleep(_SETTLE_S)
             self._counted.look(self._report)
 
-    def _go_through(self, batches: PlanIterator) -> None:
+    def _go_through(self) -> None:
+        batches = iter(self._sampler)
         self._look()
         while self._allowance.seen < self._allowance.batches:
             self._make_way()
             ref = next(batches)
             if self._link is None:
                 self._link = HeaderLink(ref.cache)
-            self._seen_ids.append(ref.sample_ids)
             self._held.append((ref, self._wait_for(ref, self._link)))
             self._allowance.seen += 1
             self._release(fresh=False)
@@ -296,10 +223,13 @@ class _Filling:
         self._tell(self._report)
 
     def _means(self) -> Means:
-        report = self._report
-        each = report.record_bytes / report.warm if report.warm else 0.0
-        sample_bytes = memory_of(round(each)) if each else self._guess_bytes
-        usd = report.usd / report.produced if report.produced and report.usd else self._guess_usd
+        """What there is now; what a sample takes is guessed until some are there, or paid for."""
+        report, guess = self._report, self._guess
+        sample_bytes, usd = guess.sample_bytes, guess.sample_usd
+        if report.warm:
+            sample_bytes = memory_of(round(report.record_bytes / report.warm))
+        if report.produced and report.usd:
+            usd = report.usd / report.produced
         kept = _ROOM_KEPT * self._counted.budget_bytes
         spent_usd = report.usd + self._counted.in_flight * usd
         left_usd = (1 - _MONEY_KEPT) * self._limits.max_usd - spent_usd
@@ -379,4 +309,4 @@ class _Filling:
         self._report.failed += 1
         if len(self._report.failures) < _FAILURES_LISTED:
             reason = f"{stone.reason}: {stone.message}" if stone is not None else "its tombstone has gone"
-            self._report.failures.append((ref.name_of(offset), reason))
+            self._report.failures.append({"key": ref.name_of(offset), "reason": reason})

@@ -10,8 +10,6 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from superdl.super_wire.cache import (
     CacheAddress,
     Command,
@@ -23,22 +21,12 @@ from superdl.super_wire.cache import (
     is_redirection,
 )
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, RecordError
+from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import cache_key, cache_keys, report_stream
-from superdl.super_wire.record import (
-    HEADER_BYTES,
-    HEADER_DTYPE,
-    MAGIC,
-    RECORD_VERSION,
-    RecordKind,
-    Tombstone,
-    id_prefixes,
-    read_tombstone,
-)
+from superdl.super_wire.record import HEADER_BYTES, RecordKind, Tombstone, parse_header, read_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from superdl.super_wire.cache import Reply
     from superdl.super_wire.read_report import ReadReport
@@ -63,6 +51,19 @@ class Seen:
     """A part of ``absent``: something is there that is no record."""
     trouble: str = ""
 
+    def add(self, offset: int, header: bytes, sample_id: bytes) -> None:
+        """Something is there that begins so."""
+        try:
+            told = parse_header(header, sample_id=sample_id)
+        except RecordError:
+            self.absent.append(offset)
+            self.corrupt.append(offset)
+            return
+        if told.kind is RecordKind.TOMBSTONE:
+            self.tombstones.append(offset)
+        else:
+            self.present[offset] = HEADER_BYTES + told.payload_bytes
+
 
 class HeaderLink:
     """Connections to the cache's nodes, opened when they are needed; used by one thread.
@@ -83,7 +84,16 @@ class HeaderLink:
         """
         seen, keys = Seen(), cache_keys(sample_ids)
         wanted = [Command.of(keys[offset], b"GETRANGE", keys[offset], b"0", _LAST) for offset in offsets]
-        self._sort(seen, sample_ids, offsets, self._ask(wanted))
+        for offset, answer in zip(offsets, self._ask(wanted), strict=True):
+            if isinstance(answer, CacheError):
+                seen.trouble = str(answer)
+            elif isinstance(answer, ErrorReply) and not answer.text.startswith("WRONGTYPE"):
+                seen.trouble = self._heed(answer.text)
+            elif not answer:
+                seen.absent.append(offset)
+            else:
+                sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]
+                seen.add(offset, answer if isinstance(answer, bytes) else b"", sample_id)
         return seen
 
     def tombstone(self, sample_id: bytes) -> Tombstone | None:
@@ -120,36 +130,6 @@ class HeaderLink:
                 raise answer
         return answers
 
-    def _sort(
-        self, seen: Seen, sample_ids: bytes, offsets: Sequence[int], answers: Sequence[Reply | CacheError]
-    ) -> None:
-        headers, found = [], []
-        for offset, answer in zip(offsets, answers, strict=True):
-            if isinstance(answer, CacheError):
-                seen.trouble = str(answer)
-            elif isinstance(answer, ErrorReply):
-                if answer.text.startswith("WRONGTYPE"):
-                    seen.absent.append(offset)
-                    seen.corrupt.append(offset)
-                else:
-                    seen.trouble = self._heed(answer.text)
-            elif not isinstance(answer, bytes) or not answer:
-                seen.absent.append(offset)
-            elif len(answer) != HEADER_BYTES:
-                seen.absent.append(offset)
-                seen.corrupt.append(offset)
-            else:
-                headers.append(answer)
-                found.append(offset)
-        for offset, kind, size in zip(found, *_read(headers, id_prefixes(sample_ids)[found]), strict=True):
-            if kind == RecordKind.DATA:
-                seen.present[offset] = HEADER_BYTES + size
-            elif kind == RecordKind.TOMBSTONE:
-                seen.tombstones.append(offset)
-            else:
-                seen.absent.append(offset)
-                seen.corrupt.append(offset)
-
     def _heed(self, text: str) -> str:
         """An error reply that passes by itself, as a phrase.
 
@@ -166,11 +146,3 @@ class HeaderLink:
                 "XADD on super:n1:*: docs/cache.md has a reader's user)"
             )
         raise CacheError(f"the cache at {self._cache} refused: {text}")
-
-
-def _read(headers: Sequence[bytes], prefixes: NDArray[np.uint64]) -> tuple[list[int], list[int]]:
-    """Kinds, 0 for what is no record of ours or another sample's, and payload bytes."""
-    table: NDArray[np.void] = np.frombuffer(b"".join(headers), dtype=HEADER_DTYPE)
-    ours = (table["magic"] == MAGIC) & (table["version"] == RECORD_VERSION)
-    ours &= table["id_prefix"] == prefixes
-    return np.where(ours, table["kind"], 0).tolist(), table["payload_bytes"].tolist()

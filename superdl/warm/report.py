@@ -1,13 +1,24 @@
-"""What bounds a warming, why it ended, and what it did."""
+"""What bounds a warming, what it did, and what people see of it: the estimate, a bar or lines, the report."""
 
 from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Ended", "Limits", "WarmReport"]
+from rich.progress import Progress, TextColumn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from superdl.warm.estimate import Estimate
+
+__all__ = ["Ended", "Limits", "WarmProgress", "WarmReport", "print_estimate", "print_report"]
+
+_LINE_EVERY_S = 10.0
+_MIB = 2**20
 
 
 class Ended(enum.StrEnum):
@@ -22,6 +33,17 @@ class Ended(enum.StrEnum):
     INTERRUPTED = "interrupted"
 
 
+_WORDS = {
+    Ended.ALL: "all samples were gone through",
+    Ended.FULL: "the cache is full: more would drop what is in it",
+    Ended.MAX_USD: "stopped at --max-usd",
+    Ended.SPENDING_CAP: "the coordinator's own cap on spending is reached",
+    Ended.STALLED: "given up",
+    Ended.TIMEOUT: "stopped at --timeout",
+    Ended.INTERRUPTED: "interrupted",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What bounds it: US dollars, seconds in which a batch gets no further, seconds in all."""
@@ -33,7 +55,11 @@ class Limits:
 
 @dataclass(slots=True)
 class WarmReport:
-    """What was done. ``warm`` samples are in the cache, of which ``produced`` were made for this job."""
+    """What was done. ``warm`` samples are in the cache, of which ``produced`` were made for this job.
+
+    ``record_bytes`` are those of all that are warm; ``dropped`` are anybody's samples that the cache gave up
+    meanwhile. ``failures`` have key and reason of the first that failed.
+    """
 
     samples: int
     ended: Ended = Ended.ALL
@@ -46,13 +72,8 @@ class WarmReport:
     source_requests: int = 0
     seconds: float = 0.0
     record_bytes: int = 0
-    """Of all that are warm."""
-    lost: int = 0
-    """Samples that were seen in the cache, and were not there any more at the end."""
     dropped: int = 0
-    """Samples of anybody's that the cache gave up meanwhile."""
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    """Key and reason of the first that failed."""
+    failures: list[dict[str, str]] = field(default_factory=list)
     why: str = ""
     """More words, where it did not end well."""
 
@@ -63,28 +84,81 @@ class WarmReport:
 
     @property
     def done(self) -> bool:
-        """Whether all that was to be warmed is warm."""
-        return not (self.failed or self.lost) and (
-            self.ended is Ended.ALL or (self.ended is Ended.FULL and self.warm > 0)
-        )
+        """Whether all that was to be warmed and fits is warm."""
+        return not self.failed and self.ended in {Ended.ALL, Ended.FULL}
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {
-            "samples": self.samples,
-            "ended": self.ended.value,
-            "warm": self.warm,
-            "hits": self.hits,
-            "produced": self.produced,
-            "failed": self.failed,
-            "failures": [{"key": key, "reason": reason} for key, reason in self.failures],
-            "usd": self.usd,
-            "gb_s": self.gb_s,
-            "invocations": self.invocations,
-            "source_requests": self.source_requests,
-            "record_bytes": self.record_bytes,
-            "lost": self.lost,
-            "dropped": self.dropped,
-            "seconds": self.seconds,
-            "why": self.why,
-        }
+        return asdict(self) | {"hits": self.hits}
+
+
+def print_estimate(estimate: Estimate, console: Console) -> None:
+    """What is to be expected, one thing a line."""
+    guess = " (guessed: the recipe does not say it)" if estimate.record_bytes_guessed else ""
+    console.print(f"samples: {estimate.samples:,}, of {estimate.record_bytes:,} bytes each{guess}")
+    fits = _size(estimate.cache_bytes)
+    if estimate.fits < estimate.samples:
+        fits = f"{estimate.fits:,} of {estimate.samples:,} samples fit, beside what of them is there already"
+    console.print(f"cache: {fits}; {_size(estimate.free_bytes)} of {_size(estimate.budget_bytes)} are free")
+    console.print(
+        f"work, if none of them is there: {estimate.invocations:,} invocations, {estimate.gets:,} GETs"
+    )
+    for name, usd in estimate.usd.items():
+        console.print(
+            f"cost with {name}: {usd:.4f} USD, {estimate.gb_s[name]:,.0f} GB-s, at the coordinator's prices "
+            "and at rates for images of 110 KB (docs/cost.md)"
+        )
+
+
+def print_report(report: WarmReport, console: Console) -> None:
+    """What was done."""
+    rate = report.warm / report.seconds if report.seconds else 0.0
+    console.print(f"{_WORDS[report.ended]}{': ' + report.why if report.why else ''}")
+    console.print(
+        f"{report.warm:,} of {report.samples:,} samples were seen in the cache "
+        f"({_size(report.record_bytes)}): {report.hits:,} were there, {report.produced:,} were made; "
+        f"{report.failed:,} failed"
+    )
+    console.print(
+        f"{report.usd:.4f} USD, {report.invocations:,} invocations, {report.gb_s:,.1f} GB-s, "
+        f"{report.source_requests:,} GETs; {rate:,.0f} samples/s in {report.seconds:.1f} s"
+    )
+    if report.dropped:
+        console.print(
+            f"{report.dropped:,} samples were dropped meanwhile: others use this cache beyond its budget"
+        )
+    for failure in report.failures:
+        console.print(f"  {failure['key']}: {failure['reason']}")
+    if report.failed > len(report.failures):
+        console.print(f"  and {report.failed - len(report.failures):,} more")
+
+
+class WarmProgress:
+    """A bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, samples: int) -> None:
+        """Draw on ``console``."""
+        self._console = console
+        self._begin_s = self._next_s = time.monotonic()
+        columns = (*Progress.get_default_columns(), TextColumn("{task.fields[phrase]}"))
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("warming", total=samples, phrase="")
+        self._bar.start()
+
+    def tell(self, report: WarmReport) -> None:
+        """Show how far it is."""
+        now_s, done = time.monotonic(), report.warm + report.failed
+        rate = report.warm / max(now_s - self._begin_s, 1e-9)
+        phrase = f"{rate:,.0f}/s  {report.produced:,} made  {report.failed:,} failed  {report.usd:.4f} USD"
+        self._bar.update(self._task, completed=done, phrase=phrase)
+        if self._bar.disable and now_s >= self._next_s:
+            self._next_s = now_s + _LINE_EVERY_S
+            self._console.print(f"{done:,} of {report.samples:,}  {phrase}")
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._bar.stop()
+
+
+def _size(count: float) -> str:
+    return f"{count / _MIB:,.1f} MiB" if count < 1024 * _MIB else f"{count / 2**30:,.1f} GiB"

@@ -53,7 +53,6 @@ ALLOWED = {
         "import_module",
     ): "the function that the coordinator's operator has named, here or on a Ray node; no client can",
     ("coordinator/executors/__init__.py", "import_module"): "the class that the registry's row names",
-    ("superdl/doctor/function.py", "import_module"): "the checks that an executor's class names",
     (
         "lambda_prefetch/custom_steps.py",
         "import_module",

@@ -64,6 +64,7 @@ def test_jobs_that_share_split_the_bill(billed: Stack, images: Path) -> None:
     wanted = [sampler.job_stats() for sampler in samplers]  # shares move while others read: now none does
     calls = sum(one.invocations for one in wanted)
     assert calls == sum(one.usd for one in wanted) == wanted[0].total_usd
+    assert all(one.functions_usd == one.usd for one in wanted), "nothing else has a price here"
     assert sum(one.samples_produced for one in wanted) == 150, "once for both"
     assert wanted[1].usd == pytest.approx(calls / 2, rel=0.2), "both have read all of it"
     assert all(one.gb_s > 0 for one in wanted if one.invocations)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from superdl.warm import filling
-from superdl.warm.show import WarmProgress
+from superdl.warm.report import WarmProgress
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.integration.test_networks import COORDINATOR, FUNCTION, let_in
@@ -52,18 +52,6 @@ def test_a_coordinator_that_is_restarted_before_the_cache_is_full_is_waited_for(
         assert records(stack) >= report["warm"] - report["dropped"]
     finally:
         stack.close()
-
-
-def test_a_cache_that_is_emptied_near_the_end_is_filled_again(
-    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hook = Hook(monkeypatch, lambda: stack.valkey.client().flushall(), least=250)
-    source = write_images(tmp_path, 300, seed=8)
-    assert warm(stack, source, "--yes", "--json") == 0
-    report = told(capsys)
-    assert hook.done
-    assert (report["ended"], report["warm"], report["lost"]) == ("all", 300, 0)
-    assert records(stack) == 300
 
 
 def test_a_cache_that_is_gone_ends_it_with_a_report(

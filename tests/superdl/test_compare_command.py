@@ -27,16 +27,3 @@ def test_what_is_wrong_is_named_and_nothing_is_written(words, message, tmp_path,
     assert main(["compare", *words]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_study_of_trials_that_share_is_whole_in_both_variants():
-    from superdl.experiments.comparing.arms import arms_of
-    from superdl.experiments.spec import load_spec
-
-    for quick in (False, True):
-        arms = arms_of(load_spec("hpo_sharing", quick=quick))
-        assert [(arm.name, len(arm.trials), arm.sharing is not None) for arm in arms] == [
-            ("super", 8, True),
-            ("torch", 8, False),
-        ]
-        assert len({trial.spec.loader.batch_size for trial in arms[0].trials}) >= 4

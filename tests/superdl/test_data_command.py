@@ -53,11 +53,6 @@ def test_digits_are_made_and_counted_as_the_list_says(tmp_path, capsys):
     assert digits["there"] == ["data/digits"]
 
 
-def test_quick_is_a_size(tmp_path):
-    assert main(["data", "make", "two-class-like", "--quick"]) == 0
-    assert len(list((tmp_path / "data" / "two-class-like-60").glob("train/*/*.jpg"))) == 60
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -71,9 +66,3 @@ def test_quick_is_a_size(tmp_path):
 def test_what_cannot_be_made_is_said(words, message, capsys):
     assert main(["data", "make", *words]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_two_sizes_at_once_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["data", "make", "mnist-like", "--quick", "--samples", "20"])
-    assert "not allowed with" in capsys.readouterr().err

@@ -24,9 +24,6 @@ def test_the_page_is_made_and_named(killed, capsys):
     page = read_page((killed / "report.html").read_text())
     assert page.title == "Run digits: running"
     assert "no step was written" in page.text
-
-
-def test_json_says_where_it_is_and_how_the_run_ended(killed, capsys):
     assert main(["report", str(killed), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"page": str(killed / "report.html"), "name": "digits", "status": "running"}

@@ -17,7 +17,7 @@ def test_the_page_is_what_its_commands_print():
 
 def test_an_old_figure_is_found_and_mended(tmp_path, monkeypatch, capsys):
     page = tmp_path / "cost.md"
-    table = "<!-- superdl cost tiny-imagenet --markdown -->\n| old |\n<!-- end -->\n"
+    table = "<!-- superdl cost tiny-imagenet-64 --markdown -->\n| old |\n<!-- end -->\n"
     page.write_text(f"before\n{table}after\n")
     monkeypatch.setattr(cost_tables, "PAGE", page)
     assert cost_tables.main(["--check"]) == 1
@@ -25,7 +25,9 @@ def test_an_old_figure_is_found_and_mended(tmp_path, monkeypatch, capsys):
     assert cost_tables.main([]) == 0
     assert cost_tables.main(["--check"]) == 0
     text = page.read_text()
-    assert text.startswith("before\n<!-- superdl cost tiny-imagenet --markdown -->\ntiny-imagenet: 100,000")
+    assert text.startswith(
+        "before\n<!-- superdl cost tiny-imagenet-64 --markdown -->\ntiny-imagenet-64: 100,000"
+    )
     assert text.endswith("<!-- end -->\nafter\n")
 
 

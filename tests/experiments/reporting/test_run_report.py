@@ -10,15 +10,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from superdl.cost.bill import bill_of, prices_for
+from superdl.cost.bill import PaidByHour, bill_of, prices_for
 from superdl.experiments.monitoring import PhaseUsage, Utilization
 from superdl.experiments.monitoring.monitor import GroupUsage
 from superdl.experiments.output import write_json
 from superdl.experiments.records import CauseTotal, EpochSummary, LoaderCounters, PassSummary, StallSummary
 from superdl.experiments.reporting.run_report import RunReport, print_report
-from superdl.experiments.spec import CostSpec
 
-PRICES = prices_for(CostSpec())
+HIRED = PaidByHour(machine="g4dn.xlarge")
 
 TRAIN = PassSummary(
     samples=1438,
@@ -130,7 +129,7 @@ def test_top5_stalls_and_costs_are_a_line_each_where_they_are_known():
     stalls = StallSummary(45, 3, 1.25, {"decode": CauseTotal(1, 0.25), "cold_start": CauseTotal(2, 1.0)})
     val = replace(VAL, top5_accuracy=0.999, stalls=StallSummary(12, 1, 0.5, {"decode": CauseTotal(1, 0.5)}))
     epochs = (EpochSummary(0, replace(TRAIN, stalls=stalls), val),)
-    bill = bill_of(epochs, cost=CostSpec(machine="g4dn.xlarge"), executor=None, wall_s=3600.0, prices=PRICES)
+    bill = bill_of([], hired=HIRED, executor=None, wall_s=3600.0, prices=prices_for(HIRED), rest=None)
     text = printed(report(epochs=epochs, bill=bill))
     assert "validation accuracy 0.9812, top-5 0.9990" in text
     assert "waited for: cold start 1.00 s, decode 0.75 s" in text

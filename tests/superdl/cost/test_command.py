@@ -16,8 +16,8 @@ def test_tables_say_what_they_assume(capsys, monkeypatch):
     told = capsys.readouterr().out
     for words in (
         "imagenet: 1,281,167 samples, 8 jobs, in step",
-        "US dollars for a first epoch",
-        "US dollars for the month",
+        "first epoch",
+        "held back by the",
         "g4dn.xlarge, SUPER with Ray",
         "g4dn.2xlarge, local decoding from a disk",
         "images_per_s",
@@ -30,9 +30,9 @@ def test_tables_say_what_they_assume(capsys, monkeypatch):
 
 
 def test_json_adds_up(capsys):
-    assert main(["cost", "tiny-imagenet", "--json", "--set", "cache_nodes=2"]) == 0
+    assert main(["cost", "tiny-imagenet-64", "--json", "--set", "cache_nodes=2"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["scenario"]["name"] == "tiny-imagenet"
+    assert answer["scenario"]["name"] == "tiny-imagenet-64"
     assert answer["cache_samples"] > 100_000
     assert {one["name"] for one in answer["inputs"]} == answer["scenario"].keys() - {"name"}
     assert len(answer["loaders"]) == 7
@@ -68,8 +68,6 @@ def test_a_price_table_of_ones_own_counts(capsys, tmp_path, monkeypatch):
         (["cifar"], "a preset is one of"),
         (["--set", "machine=abacus"], "no machine 'abacus'"),
         (["--set", "cache_node=tin"], "no cache_node 'tin'"),
-        (["--set", "cache_nodes=0"], "cache_nodes is a number above 0"),
-        (["--set", "trainer_vcpus=4"], "g4dn.xlarge has no vCPU left"),
         (["--json", "--markdown"], "choose one"),
         (["--inputs"], "--inputs goes with --markdown"),
         (["--prices", "/nowhere/mine.toml"], "cannot be read"),

@@ -51,16 +51,13 @@ def test_the_reference_of_the_study(tmp_path):
     assert (costs.before.steps, costs.before.gpu_percent) == (5, None)
 
 
-def test_the_first_epoch_of_several_is_not_counted(tmp_path):
-    found = step_time(leave(tmp_path / "run", 0.2, 0.4, epochs=3, gpu=60.0), 1.0)
-    assert (found.steps, found.gpu_percent) == (4, 60.0)
-    assert found.step_s == pytest.approx(0.3)
-
-
 def test_an_hour_costs_what_the_spec_names(tmp_path):
     made = {"machine": "g5.xlarge", "machines": 2, "data_machine": "c6i.2xlarge", "data_machines": 3}
-    run = leave(tmp_path / "run", 0.1, epochs=2, **made, cache_node="cache.r7g.large")
-    assert step_time(run).usd_per_hour == pytest.approx(2 * 1.006 + 3 * 0.34 + 0.1752)
+    run = leave(tmp_path / "run", 0.2, 0.4, epochs=3, gpu=60.0, **made, cache_node="cache.r7g.large")
+    found = step_time(run)
+    assert found.usd_per_hour == pytest.approx(2 * 1.006 + 3 * 0.34 + 0.1752)
+    assert (found.steps, found.gpu_percent) == (4, 60.0), "the first epoch is not counted"
+    assert found.step_s == pytest.approx(0.3)
 
 
 def test_the_command_tells_people_and_programs(tmp_path, capsys, monkeypatch):

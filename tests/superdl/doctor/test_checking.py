@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from superdl.coordinator.server.settings import Settings
 from superdl.doctor import CHECKS, Case, Check, CheckStatus, run_checks
-from superdl.doctor.aws import note_date
 from superdl.doctor.checking import bad, combined, doubtful, good, skipped
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.recipe import Recipe
@@ -99,12 +97,3 @@ def test_several_looks_are_one_finding():
     assert found.verdict is CheckStatus.BAD
     assert (found.reason, found.remedy, found.measured) == ("a; b; c", "mend b; name c", {"x": 1})
     assert combined([skipped("c"), good("a")]).verdict is CheckStatus.GOOD
-
-
-def test_a_date_is_as_good_a_clock_as_its_seconds():
-    looked = case()
-    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
-    for headers in ({}, {"date": ""}, {"date": "yesterday"}, {"date": date}):
-        note_date(looked, "S3", {"ResponseMetadata": {"HTTPHeaders": headers}}, time.time())
-    (clock,) = looked.clocks
-    assert abs(clock.ahead_s) <= clock.within_s + 0.01

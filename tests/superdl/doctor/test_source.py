@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-import types
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import boto3
-import botocore.auth
 import pytest
 import requests
 from moto.server import ThreadedMotoServer
 
 from superdl import doctor
-from superdl.doctor import aws, checking, source
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.valkey import free_port
@@ -62,14 +57,10 @@ def served(tmp_path_factory):
     account = Account("http://{}:{}".format(*server.get_host_and_port()))
     s3 = account.client("s3")
     directory = write_images(tmp_path_factory.mktemp("pets"), 4)
-    for bucket, options in {
-        "pets": {},
-        "cats": {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-1"}},
-    }.items():
-        s3.create_bucket(Bucket=bucket, **options)
-        for path in directory.glob("*/*.jpg"):
-            key = f"train/{path.relative_to(directory).as_posix()}"
-            s3.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+    s3.create_bucket(Bucket="pets")
+    for path in directory.glob("*/*.jpg"):
+        key = f"train/{path.relative_to(directory).as_posix()}"
+        s3.put_object(Bucket="pets", Key=key, Body=path.read_bytes())
     s3.close()
     yield account
     server.stop()
@@ -91,7 +82,7 @@ def looked(capsys, source, *words):
 
 @pytest.fixture(autouse=True)
 def _the_source_alone(monkeypatch):
-    only(monkeypatch, "credentials", "listing", "object", "region", "clock")
+    only(monkeypatch, "credentials", "listing", "object")
 
 
 def test_all_is_well(account, capsys):
@@ -99,10 +90,9 @@ def test_all_is_well(account, capsys):
     assert code == 0
     assert {name: one["verdict"] for name, one in found.items()} == dict.fromkeys(found, "ok")
     assert "arn:aws:" in found["credentials"]["reason"]
-    assert "from the environment, region us-east-1" in found["credentials"]["reason"]
+    assert "from env, region us-east-1" in found["credentials"]["reason"]
     assert "ant, bee, cat, dog" in found["listing"]["reason"]
     assert found["object"]["measured"]["record_bytes"] == 64 + 32 * 32 * 3
-    assert set(found["clock"]["measured"]) == {"AWS", "S3"}
 
 
 def test_no_credentials(account, monkeypatch, capsys):
@@ -119,16 +109,6 @@ def test_no_credentials(account, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_key_that_nobody_knows(account, monkeypatch, capsys):
-    account.look_who_asks(after=0)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
-    code, found = looked(capsys, SOURCE)
-    assert code == 1
-    assert "InvalidClientTokenId" in found["credentials"]["reason"]
-    assert "access key" in found["credentials"]["remedy"]
-
-
-@pytest.mark.slow
 def test_no_right_to_list(account, monkeypatch, capsys):
     account.be(monkeypatch, "blind", "s3:GetObject")
     code, found = looked(capsys, SOURCE)
@@ -136,7 +116,8 @@ def test_no_right_to_list(account, monkeypatch, capsys):
     assert found["credentials"]["verdict"] == "ok"
     assert "user/blind" in found["credentials"]["reason"]
     assert found["listing"]["verdict"] == "fail"
-    assert "allow s3:ListBucket on arn:aws:s3:::pets " in found["listing"]["remedy"]
+    assert "AccessDenied" in found["listing"]["reason"]
+    assert "s3:ListBucket on the bucket" in found["listing"]["reason"]
     code, found = looked(capsys, SOURCE, "--coordinator", f"127.0.0.1:{free_port()}")
     assert code == 0
     assert "coordinator's role" in found["listing"]["reason"]
@@ -148,51 +129,38 @@ def test_no_right_to_get(account, monkeypatch, capsys):
     assert code == 1
     assert found["listing"]["verdict"] == "ok"
     assert found["object"]["verdict"] == "fail"
-    assert "allow s3:GetObject on arn:aws:s3:::pets/train/*" in found["object"]["remedy"]
+    assert "s3:GetObject on its objects" in found["object"]["reason"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "variable", "check", "verdict", "words"),
+    ("variables", "verdict", "words"),
     [
-        (SOURCE, ("AWS_PROFILE", "nobody"), "credentials", "fail", "nobody"),
-        (SOURCE, ("AWS_DEFAULT_REGION", ""), "credentials", "warn", "set AWS_DEFAULT_REGION"),
+        ({"AWS_ACCESS_KEY_ID": "AKIANOSUCHKEY"}, "fail", "InvalidClientTokenId"),
+        ({"AWS_PROFILE": "nobody"}, "fail", "nobody"),
+        ({"AWS_DEFAULT_REGION": ""}, "warn", "set AWS_DEFAULT_REGION"),
         (
-            "s3://cats/train",
-            ("AWS_DEFAULT_REGION", "us-east-1"),
-            "region",
-            "warn",
-            "cats lies in eu-west-1, this machine asks in us-east-1",
+            {"AWS_SESSION_TOKEN": "geheim", "AWS_CREDENTIAL_EXPIRATION": "2001-01-01T00:00:00Z"},
+            "fail",
+            "cannot be had",
         ),
     ],
 )
-def test_profiles_and_regions(account, monkeypatch, capsys, source, variable, check, verdict, words):
-    monkeypatch.setenv(*variable)
-    code, found = looked(capsys, source)
-    assert code == int(verdict == "fail")
-    assert found[check]["verdict"] == verdict
-    assert words in found[check]["reason"] + found[check]["remedy"]
-
-
-@pytest.mark.slow
-def test_credentials_that_end_soon(account, monkeypatch, capsys):
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "geheim-session")
-    ends = datetime.now(UTC) + timedelta(minutes=30)
-    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", ends.isoformat())
-    _, found = looked(capsys, SOURCE)
-    assert found["credentials"]["verdict"] == "warn"
-    assert "minutes" in found["credentials"]["reason"]
-    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (ends - timedelta(days=1)).isoformat())
+def test_identities_that_are_not_well(account, monkeypatch, capsys, variables, verdict, words):
+    account.look_who_asks(after=0 if "AWS_ACCESS_KEY_ID" in variables else 10**9)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     code, found = looked(capsys, SOURCE)
-    assert code == 1
-    assert "cannot be had" in found["credentials"]["reason"]
+    told = found["credentials"]
+    assert (code, told["verdict"]) == (int(verdict == "fail"), verdict)
+    assert words in told["reason"] + told["remedy"]
     assert "geheim" not in str(found)
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("s3://no-such-bucket/x", "no bucket no-such-bucket"),
+        ("s3://no-such-bucket/x", "s3://no-such-bucket/x/ does not exist"),
         pytest.param("s3://pets/nothing", "nothing that has an image's extension", marks=pytest.mark.slow),
         pytest.param("s3://pets/train/ant", "lies in it itself", marks=pytest.mark.slow),
     ],
@@ -201,14 +169,10 @@ def test_a_source_that_is_none(account, capsys, source, words):
     code, found = looked(capsys, source)
     assert code == 1
     assert words in found["listing"]["reason"]
-    assert found["listing"]["remedy"]
-
-
-@pytest.mark.slow
-def test_a_key_list_needs_no_folders(account, capsys):
-    code, found = looked(capsys, "s3://pets/train/ant", "--key-list", "s3://pets/labels.csv")
-    assert code == 0
-    assert found["listing"]["verdict"] == found["object"]["verdict"] == "ok"
+    if "in it itself" in words:  # a key list needs no folders
+        code, found = looked(capsys, source, "--key-list", "s3://pets/labels.csv")
+        assert code == 0
+        assert found["listing"]["verdict"] == found["object"]["verdict"] == "ok"
 
 
 def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch, capsys):
@@ -220,26 +184,8 @@ def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch
     code, found = looked(capsys, "s3://photos")
     assert code == 1
     assert "SignatureDoesNotMatch" in found["listing"]["reason"]
-    assert "access key" in found["listing"]["remedy"]
     assert "geheim" not in str(found)
     assert SECRET not in str(found)
-
-
-def test_a_clock_that_is_behind(object_store, monkeypatch, capsys):
-    write_images(object_store.directory / "photos", 4)
-    real, behind = botocore.auth.get_current_datetime, timedelta(minutes=20)
-    monkeypatch.setattr(
-        botocore.auth, "get_current_datetime", lambda remove_tzinfo=True: real(remove_tzinfo) - behind
-    )
-    clock = types.SimpleNamespace(time=lambda: time.time() - behind.total_seconds(), monotonic=time.monotonic)
-    for module in (aws, checking, source):
-        monkeypatch.setattr(module, "time", clock)
-    code, found = looked(capsys, "s3://photos")
-    assert code == 1
-    assert "request time" in found["listing"]["reason"]
-    assert "clock right" in found["listing"]["remedy"]  # although its code is AccessDenied
-    assert found["clock"]["verdict"] == "fail"
-    assert found["clock"]["measured"]["S3"] == pytest.approx(1200, abs=10)
 
 
 @pytest.mark.slow

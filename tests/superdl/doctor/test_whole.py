@@ -20,8 +20,8 @@ metadata.version = lambda name: "9.9.9" if name == "superdl" else real(name)
 """
 RECIPE = ("--resize", "32", "--crop", "32")
 ALL = (
-    *("listing", "object", "coordinator", "room in the cache", "cache", "cache rights", "cache memory"),
-    *("sample", "dataset fits", "clock", "bandwidth", "cache clients"),
+    *("listing", "object", "coordinator", "cache", "cache memory"),
+    *("sample", "dataset fits", "bandwidth"),
 )
 
 
@@ -41,17 +41,17 @@ def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
     assert {check: found[check]["verdict"] for check in ALL} == dict.fromkeys(ALL, "ok")
     assert stack.valkey.unix_url in found["cache"]["reason"]
     assert found["credentials"]["verdict"] == "skip"
-    assert set(found["clock"]["measured"]) == {"the coordinator", "the cache"}
     assert found["sample"]["measured"]["samples"] == 150
     assert (
         found["dataset fits"]["measured"]["need_bytes"] == 150 * found["sample"]["measured"]["record_bytes"]
     )
     assert found["bandwidth"]["measured"]["batches_per_s"] > 5
     assert not stack.log.read_text().count("WARNING")
-    assert "copies" not in found["sample"]["reason"]
-    code, found = asked(capsys, *words)  # all is in the cache now, and functions are tried all the same
+    code, found = asked(capsys, *words)  # functions are tried again, although the cache has all of it
     assert code == 0, found
-    assert "copies under other names were made" in found["sample"]["reason"]
+    assert found["sample"]["verdict"] == "ok"
+    with stack.valkey.client() as client:
+        assert len(client.keys("super:r1:*")) >= 8
 
 
 def test_what_people_see_of_it(stack, monkeypatch, capsys):
@@ -123,16 +123,6 @@ def test_a_coordinator_of_another_version(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_cache_is_looked_at_although_its_coordinator_is_away(valkey, monkeypatch, capsys):
-    only(monkeypatch, "coordinator", "cache", "cache memory", "sample")
-    code, found = asked(capsys, "--coordinator", f"127.0.0.1:{free_port()}", "--cache", valkey.url)
-    assert code == 1
-    assert found["coordinator"]["verdict"] == "fail"
-    assert found["cache"]["verdict"] == found["cache memory"]["verdict"] == "ok"
-    assert found["sample"]["verdict"] == "skip"
-
-
-@pytest.mark.slow
 def test_functions_that_may_not_read(lambda_service, object_store, valkey, images, capsys):
     shutil.copytree(images, object_store.directory / "photos")
     lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
@@ -143,7 +133,7 @@ def test_functions_that_may_not_read(lambda_service, object_store, valkey, image
     finally:
         running.close()
     assert code == 1
-    assert found["object"]["verdict"] == found["function version"]["verdict"] == "ok"
+    assert (found["object"]["verdict"], found["function"]["verdict"]) == ("ok", "skip")
     assert "functions may not read s3://photos" in found["sample"]["reason"]
     assert found["bandwidth"]["verdict"] == "skip"
 

@@ -18,8 +18,6 @@ def standing(**changes):
         "samples": 1_281_167,
         "budget_bytes": 2**34,
         "free_bytes": 2**34,
-        "resident_samples": 0,
-        "resident_bytes": 0,
         "prices": {"lambda": PRICES.of("lambda")},
         "lookahead_batches": 64,
     }

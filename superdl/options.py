@@ -1,10 +1,10 @@
-"""The options that tell subcommands what is done to samples: ``--resize``, ``--crop``, ``--recipe``."""
+"""Options that several subcommands have: ``--set``, and ``--resize``, ``--crop``, ``--recipe``."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from superdl.super_wire.errors import ConfigError
 
@@ -13,7 +13,28 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["add_recipe_options", "recipe_of"]
+__all__ = ["above_zero", "add_overrides", "add_recipe_options", "recipe_of"]
+
+Number = TypeVar("Number", int, float)
+
+
+def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
+    """Add ``--set``, of which ``example`` is one."""
+    words = f"replace one value, such as {example}; may be repeated"
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=words
+    )
+
+
+def above_zero(option: str, value: Number) -> Number:
+    """The value of an option, which is above 0.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not value > 0:
+        raise ConfigError(f"{option} is above 0; not {value}")
+    return value
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:

@@ -4,10 +4,13 @@ machines, by two runs. The arithmetic is :mod:`superdl.cost`'s.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from superdl.options import add_overrides
 
 if TYPE_CHECKING:
     import argparse
@@ -23,17 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "preset",
         nargs="?",
         default="imagenet",
-        help="workload to begin with: imagenet (default), tiny-imagenet, tiny-imagenet-64",
+        help="workload to begin with: imagenet (default), tiny-imagenet-64",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="replace one input, such as jobs=8, machine=g5.xlarge or images_per_s=900; may be repeated. All "
-        "inputs are printed below the tables",
-    )
+    add_overrides(parser, "jobs=8, machine=g5.xlarge or images_per_s=900")
     parser.add_argument(
         "--prices", metavar="FILE", help="price table that replaces what it names; default SUPER_PRICES"
     )
@@ -56,13 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Reckon and print."""
+    """Compute and print."""
     from rich.console import Console  # --help needs none of this
 
     from superdl.coordinator.executors.price_table import load_prices
     from superdl.cost import bills, load_scenario
     from superdl.cost.tables import inputs_markdown, markdown, print_bills, to_mapping
-    from superdl.experiments.output import strict_json
     from superdl.super_wire.errors import ConfigError
 
     if arguments.json and arguments.markdown:
@@ -75,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     scenario = load_scenario(arguments.preset, arguments.overrides)
     found = bills(scenario, prices)
     if arguments.json:
-        sys.stdout.write(strict_json(to_mapping(scenario, prices, found), indent=2) + "\n")
+        sys.stdout.write(json.dumps(to_mapping(scenario, prices, found), indent=2) + "\n")
     elif arguments.markdown:
         table = inputs_markdown(scenario) if arguments.inputs else markdown(scenario, prices, found)
         sys.stdout.write(table)
@@ -90,7 +84,6 @@ def _compare_runs(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from superdl.cost.training import TrainingCosts, print_costs, step_time, to_mapping
-    from superdl.experiments.output import strict_json
     from superdl.super_wire.errors import ConfigError
 
     if not arguments.runs or arguments.markdown or arguments.overrides or arguments.prices:
@@ -101,7 +94,7 @@ def _compare_runs(arguments: argparse.Namespace) -> int:
     before, after = map(step_time, map(Path, arguments.runs), hourly)
     costs = TrainingCosts(before, after)
     if arguments.json:
-        sys.stdout.write(strict_json(to_mapping(costs), indent=2) + "\n")
+        sys.stdout.write(json.dumps(to_mapping(costs), indent=2) + "\n")
     else:
         print_costs(costs, Console(highlight=False))
     return 0

@@ -1,0 +1,50 @@
+"""The table of a job's counters: the core counts in it, ``JobStats`` carries it, reports read it.
+
+A new counter needs a field here and one of the same name in ``JobStats`` on its way to a report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["WorkCounters"]
+
+
+@dataclass(slots=True)
+class WorkCounters:
+    """What a job has gained and cost since it was opened, over all its ranks.
+
+    ``cache_hits`` are samples that a reader's first GET found, ``samples_reused`` those that were resident
+    when planned. Seconds are sums over functions (``fetch_s``, ``decode_s``, ``push_s``) or readers
+    (``read_s``, ``wait_s``). ``stalls`` are batches that a reader had to wait for, ``hedges`` second requests
+    that raced a straggler, ``source_requests`` GETs, ``read_bytes`` those out of the cache. ``usd`` is the
+    job's share of what was spent, the sum of the five before it; such a share falls where others use the
+    same samples. The ledger of `coordinator.core` says what each is for.
+    """
+
+    batches_read: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    samples_reused: int = 0
+    samples_produced: int = 0
+    samples_failed: int = 0
+    retries: int = 0
+    invocations: int = 0
+    fetch_s: float = 0.0
+    decode_s: float = 0.0
+    push_s: float = 0.0
+    read_s: float = 0.0
+    wait_s: float = 0.0
+    source_bytes: int = 0
+    record_bytes: int = 0
+    stalls: int = 0
+    hedges: int = 0
+    gb_s: float = 0.0
+    source_requests: int = 0
+    read_bytes: int = 0
+    functions_usd: float = 0.0
+    source_requests_usd: float = 0.0
+    transfer_usd: float = 0.0
+    cache_usd: float = 0.0
+    coordinator_usd: float = 0.0
+    usd: float = 0.0
