@@ -117,6 +117,7 @@ def open_mds(request: LoaderRequest) -> Loader:
 
     """
     need_package("streaming", _MDS, _MDS_NOTE)
+    images = _images_class(_MDS)
     samples = list_samples(request.source, _MDS)
     make = ImageMaker(request.recipe, samples.bucket)
     converted = convert_once(samples, _MDS, _write_mds, request)
@@ -125,7 +126,7 @@ def open_mds(request: LoaderRequest) -> Loader:
         arguments |= {"shuffle_algo": "py1e", "shuffle_seed": request.seed}
     else:
         arguments |= {"num_canonical_nodes": 1}  # what keeps the order
-    dataset = _images_class(_MDS)(samples, make, local=str(converted.directory), **arguments)
+    dataset = images(samples, make, local=str(converted.directory), **arguments)
     return DecodingLoader(
         data_loader(dataset, request, batch_size=request.loader.batch_size, collate_fn=collate),
         length=ceil(len(samples) / request.loader.batch_size),
@@ -169,6 +170,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
 
     """
     need_package("litdata", _LITDATA)
+    images = _images_class(_LITDATA)
     from litdata import StreamingDataLoader
 
     samples = list_samples(request.source, _LITDATA)
@@ -180,7 +182,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
         "drop_last": False,
         "batch_decode": _BATCH_DECODE,
     }
-    dataset = _images_class(_LITDATA)(samples, make, input_dir=str(converted.directory), **arguments)
+    dataset = images(samples, make, input_dir=str(converted.directory), **arguments)
     batch = request.loader.batch_size
     if request.training:
         batches = data_loader(
