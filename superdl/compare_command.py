@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runs",
         nargs="+",
         metavar="[NAME=]DIR",
-        help="compare runs that are there already, by their directories; runs of one name are its repeats. "
-        "A file is a prediction, of superdl simulate --output",
+        help="compare runs that are there already, by their directories; runs of one name are its repeats",
     )
     parser.add_argument(
         "--set",

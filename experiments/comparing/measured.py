@@ -1,126 +1,183 @@
-"""Reads what a comparison needs of a run: its report and its samples of the processes, or a prediction of it.
+"""What a comparison needs of a run, read from its report and its samples of the processes.
 
-A prediction by ``superdl simulate --output FILE`` says of itself that it is one, and every report marks it.
-What follows from all that is left to `figures`.
+What follows from it is left to `figures`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = [
+    "BillLine",
     "BillMeasured",
     "CpuSample",
+    "EpochCost",
+    "EpochMeasured",
     "PassMeasured",
     "PhaseMeasured",
     "RoundMeasured",
     "RunMeasured",
+    "UtilizationMeasured",
     "read_measured_run",
-    "read_prediction",
+    "refused_by_name",
 ]
 
-_MACHINE = "training machine"
-_STANDING = frozenset({"cache", "coordinator"})
-"""By the hour where the spec names the cache's nodes, else each job's share of them."""
-
-CpuSample = tuple[float, "dict[str, float]"]
+CpuSample = tuple[float, dict[str, float]]
 """A Unix timestamp, and the CPU seconds by then of each group of processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassMeasured:
-    """A pass over one split.
+    """A pass over one split; ``job`` and ``stalls`` are None where nobody told."""
 
-    ``produced`` are samples fetched and decoded for it, None where nobody told; ``stalls_s`` the seconds
-    waited in steps that stalled, by cause.
-    """
-
-    epoch: int
-    split: str
     samples: int
     wall_s: float
     wait_s: float
     first_batch_s: float
-    produced: int | None
-    accuracy: float | None = None
-    stalls_s: Mapping[str, float] = field(default_factory=dict)
+    job: dict[str, Any] | None = None
+    stalls: dict[str, Any] | None = None
+
+    @property
+    def produced(self) -> int | None:
+        """Samples fetched and decoded for it; None where nobody told."""
+        return None if self.job is None else int(self.job["samples_produced"])
+
+    @property
+    def stalls_s(self) -> dict[str, float]:
+        """Seconds waited in steps that stalled, by cause."""
+        causes = {} if self.stalls is None else self.stalls["causes"]
+        return {cause: float(total["wait_s"]) for cause, total in causes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMeasured:
+    """An epoch; ``val`` is None where it was not validated."""
+
+    epoch: int
+    train: PassMeasured
+    val: PassMeasured | None = None
+
+    @property
+    def passes(self) -> tuple[PassMeasured, ...]:
+        """Those that there were."""
+        return (self.train,) if self.val is None else (self.train, self.val)
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseMeasured:
-    """What the processes of a run used in its start (no epoch) or in a pass: CPU seconds by group."""
+    """What the processes of a run used in its start (no epoch) or in a pass, by group."""
 
     epoch: int | None
-    split: str
     wall_s: float
-    cpu_s: Mapping[str, float]
+    groups: dict[str, dict[str, Any]]
+
+    @property
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds by group."""
+        return {name: float(group["cpu_s"]) for name, group in self.groups.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class UtilizationMeasured:
+    """The phases of a run: of rank 0 and what it started."""
+
+    phases: tuple[PhaseMeasured, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BillLine:
+    """What was paid for one thing, in US dollars; None where it has no price."""
+
+    name: str
+    usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCost:
+    """What an epoch cost, in US dollars."""
+
+    epoch: int
+    usd: float
 
 
 @dataclass(frozen=True, slots=True)
 class BillMeasured:
-    """What a run cost in US dollars: in all, by epoch, and by what is paid for.
-
-    ``by_hour`` are the lines that runs on one machine have in common, paid for as long as the longest goes.
-    """
+    """What a run cost in US dollars: in all, by epoch, and by what is paid for."""
 
     usd: float
-    by_epoch: Mapping[int, float]
-    lines: Mapping[str, float]
-    by_hour: frozenset[str] = frozenset()
+    lines: tuple[BillLine, ...]
+    epochs: tuple[EpochCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """One run. ``epoch_ends_at_s`` are timestamps by epoch, that of the start by -1.
-
-    Epochs are counted from the first that it did, so that a run which went on from another's checkpoint has
-    its warm-up as any other; ``first_epoch`` is what the run itself calls that one.
-
-    ``passes`` are over all its ``ranks``, ``phases`` of rank 0 and what it started.
-    """
+    """One run, by the names of its report. ``ends_s`` are timestamps by epoch, that of the start by -1."""
 
     name: str
     status: str
     train_samples: int
-    val_samples: int
-    passes: tuple[PassMeasured, ...]
-    phases: tuple[PhaseMeasured, ...]
-    epoch_ends_at_s: Mapping[int, float] = field(default_factory=dict)
+    epochs: tuple[EpochMeasured, ...]
+    val_samples: int | None = None
+    utilization: UtilizationMeasured | None = None
     ranks: int = 1
-    first_epoch: int = 0
-    reason: str | None = None
     wall_s: float | None = None
     bill: BillMeasured | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    simulated: bool = False
+    executor: str | None = None
+    spec: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+    loader_settings: dict[str, Any] | None = None
+    ends_s: dict[int, float] | None = None
+
+    @property
+    def first_epoch(self) -> int:
+        """The first that it did: a run that went on from another's checkpoint has its warm-up from there."""
+        return self.epochs[0].epoch if self.epochs else 0
+
+    def after(self, warmup_epochs: int) -> tuple[EpochMeasured, ...]:
+        """Its epochs without the first ones that it did."""
+        return tuple(one for one in self.epochs if one.epoch >= self.first_epoch + warmup_epochs)
+
+    def end_s(self, epochs: int) -> float | None:
+        """When so many epochs had ended: a timestamp; of none, when its start had."""
+        return (self.ends_s or {}).get(self.first_epoch + epochs - 1 if epochs else -1)
+
+    @property
+    def phases(self) -> tuple[PhaseMeasured, ...]:
+        """What its processes used; empty where nobody looked."""
+        return () if self.utilization is None else self.utilization.phases
+
+    @property
+    def priced_bill(self) -> BillMeasured | None:
+        """Its bill; None where its machine has no price, since the most would be missing."""
+        lines = {} if self.bill is None else {line.name: line.usd for line in self.bill.lines}
+        return None if lines.get("training machine") is None else self.bill
 
     @property
     def used_another_coordinator(self) -> bool:
         """Whether its functions and cache were not its own: then its samples tell nothing of them."""
-        return str(self.facts.get("executor")).startswith("as the coordinator")
+        return (self.executor or "").startswith("as the coordinator")
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasured:
     """One go of an arm: its runs, which went on at once.
 
-    ``wall_s`` is from the start of the first process until the last run has ended, ``cpu_s`` the CPU time of
-    all processes that came of it, as the system accounts for them; ``services`` are samples of what the runs
-    shared, which took ``services_start_s`` to start. All of these
-    are absent for runs that were found, not made.
+    ``wall_s`` is from the start of the first process until the last run has reported, ``cpu_s`` the CPU time
+    of all processes that came of it, as the system accounts for them; ``services`` are samples of what the
+    runs shared, which took ``services_start_s`` to start. All are absent for runs that were found, not made.
     """
 
-    arm: str
-    repeat: int
     runs: tuple[RunMeasured, ...]
     wall_s: float | None = None
     cpu_s: float | None = None
@@ -138,140 +195,29 @@ def read_measured_run(directory: Path) -> RunMeasured:
     path = directory / "report.json"
     if not path.exists():
         raise ConfigError(f"{directory} holds no report.json, so no run has ended there")
-    with _refused(path, "a report as this version writes it"):
+    with refused_by_name(path, "a report"):
         report = json.loads(path.read_text(encoding="utf-8"))
-        return _run(report, _epoch_ends(directory / "utilization.jsonl"))
-
-
-def read_prediction(path: Path) -> RunMeasured:
-    """Read the training job of one prediction.
-
-    Raises:
-        ConfigError: the file is no prediction, or one of several points or training jobs.
-
-    """
-    with _refused(path, "what superdl simulate --output writes"):
-        return _predicted(path, json.loads(path.read_text(encoding="utf-8")))
+        ends_s = _epoch_ends(directory / "utilization.jsonl")
+        return TypeAdapter(RunMeasured).validate_python(report | {"ends_s": ends_s})
 
 
 @contextlib.contextmanager
-def _refused(path: Path, expected: str) -> Iterator[None]:
+def refused_by_name(path: Path, what: str) -> Iterator[None]:
     """Name the file in errors that its content raises."""
     try:
         yield
-    except ConfigError:
-        raise
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is not {expected}: {error!r}") from error
-
-
-def _run(report: Mapping[str, Any], ends: dict[int, float]) -> RunMeasured:
-    first = int(report["epochs"][0]["epoch"]) if report["epochs"] else 0
-    passes = [
-        _pass(epoch["epoch"] - first, split, epoch[split])
-        for epoch in report["epochs"]
-        for split in ("train", "val")
-        if epoch[split] is not None
-    ]
-    utilization = report["utilization"]
-    phases = [] if utilization is None else [_phase(phase, first) for phase in utilization["phases"]]
-    return RunMeasured(
-        name=str(report["name"]),
-        status=str(report["status"]),
-        reason=report["reason"],
-        train_samples=int(report["train_samples"]),
-        val_samples=int(report["val_samples"] or 0),
-        passes=tuple(passes),
-        phases=tuple(phases),
-        epoch_ends_at_s={epoch if epoch < 0 else epoch - first: at_s for epoch, at_s in ends.items()},
-        first_epoch=first,
-        ranks=int(report.get("ranks") or 1),
-        wall_s=float(report["wall_s"]),
-        bill=_bill(report, first),
-        facts=report,
-    )
-
-
-def _pass(epoch: int, split: str, figures: Mapping[str, Any]) -> PassMeasured:
-    job, stalls = figures["job"], figures.get("stalls") or {"causes": {}}
-    return PassMeasured(
-        epoch=epoch,
-        split=split,
-        samples=int(figures["samples"]),
-        wall_s=float(figures["wall_s"]),
-        wait_s=float(figures["wait_s"]),
-        first_batch_s=float(figures["first_batch_s"]),
-        produced=None if job is None else int(job["samples_produced"]),
-        accuracy=figures["accuracy"],
-        stalls_s={cause: float(total["wait_s"]) for cause, total in stalls["causes"].items()},
-    )
-
-
-def _bill(report: Mapping[str, Any], first: int) -> BillMeasured | None:
-    """The run's bill; None where the training machine has no price in it, since the most would be missing."""
-    bill = report["bill"]
-    lines = {} if bill is None else {line["name"]: line["usd"] for line in bill["lines"]}
-    if lines.get(_MACHINE) is None:
-        return None
-    standing = _STANDING if report["spec"]["cost"]["cache_node"] is not None else frozenset()
-    return BillMeasured(
-        usd=float(bill["usd"]),
-        by_epoch={int(one["epoch"]) - first: float(one["usd"]) for one in bill["epochs"]},
-        lines={name: float(usd) for name, usd in lines.items() if usd is not None},
-        by_hour=frozenset({_MACHINE, "data machines"}) | standing,
-    )
-
-
-def _phase(phase: Mapping[str, Any], first: int) -> PhaseMeasured:
-    used = {name: float(group["cpu_s"]) for name, group in phase["groups"].items()}
-    epoch = None if phase["epoch"] is None else int(phase["epoch"]) - first
-    return PhaseMeasured(epoch, phase["split"], float(phase["wall_s"]), used)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is not {what} as this version writes it: {error!r}") from error
 
 
 def _epoch_ends(path: Path) -> dict[int, float]:
     """When the start and each epoch ended: the last sample of each, which is taken on the border."""
     ends: dict[int, float] = {}
-    if not path.is_file():
-        return ends
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         row = json.loads(line)
         if row["epoch"] is not None or row["split"] == "start":
             epoch = -1 if row["epoch"] is None else int(row["epoch"])
             ends[epoch] = max(ends.get(epoch, 0.0), float(row["at_s"]))
     return ends
-
-
-def _predicted(path: Path, prediction: Mapping[str, Any]) -> RunMeasured:
-    if prediction["simulated"] is not True or len(prediction["rows"]) != 1:
-        raise ConfigError(f"{path} is no prediction of one point: simulate without a sweep")
-    jobs = {job["name"]: job for job in prediction["spec"]["jobs"]}
-    training = [name for name, job in jobs.items() if job["follows"] is None]
-    if len(training) != 1 or jobs[training[0]]["count"] != 1:
-        raise ConfigError(f"{path} predicts {', '.join(training)} together: compare one training job")
-    (row,) = prediction["rows"]
-    (job,) = (job for job in row["jobs"] if job["name"] == training[0])
-    passes = tuple(
-        PassMeasured(
-            epoch=int(one["epoch"]),
-            split="train",
-            samples=int(one["samples"]),
-            wall_s=float(one["wall_s"]),
-            wait_s=float(one["wait_s"]),
-            first_batch_s=float(one["first_batch_s"]),
-            produced=None,
-        )
-        for one in job["passes"]
-    )
-    samples = {data["name"]: int(data["samples"]) for data in prediction["spec"]["datasets"]}
-    return RunMeasured(
-        name=str(prediction["name"]),
-        status="finished",
-        train_samples=samples[jobs[training[0]]["dataset"]],
-        val_samples=0,
-        passes=passes,
-        phases=(),
-        wall_s=float(row["virtual_s"]),
-        simulated=True,
-    )
