@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core import (
+    EVERY_EPOCH,
     OUTCOME_ORDER,
     Audit,
     Audited,
@@ -27,6 +28,7 @@ from superdl.coordinator.core import (
     footprint,
 )
 from superdl.experiments.simulator.money_check import MoneyCheck
+from superdl.experiments.simulator.world_state import InvariantError
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome
 
@@ -35,17 +37,12 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import Action, Core, Event, SampleSet
     from superdl.experiments.simulator.trainer_model import TrainerModel
-    from superdl.experiments.simulator.world import World
-    from superdl.experiments.simulator.world_model import JobScript
+    from superdl.experiments.simulator.world_state import WorldState
 
 __all__ = ["Checks", "InvariantError"]
 
-_COUNTED_OUTCOMES = [
-    OUTCOME_ORDER.index(outcome)
-    for outcome in Outcome
-    if outcome
-    not in (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED)
-]
+_UNCOUNTED = {Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED}
+_COUNTED_OUTCOMES = [OUTCOME_ORDER.index(outcome) for outcome in Outcome if outcome not in _UNCOUNTED]
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
@@ -54,15 +51,12 @@ _STARVED_S = 60.0
 _STARVED_BATCHES = 50
 
 
-class InvariantError(AssertionError):
-    """A promise of the core is broken; the message names the seed that replays it."""
-
-
 class Checks:
     """Keeps its own account of what one life of the coordinator was told, and compares."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorldState, trainers: dict[str, list[TrainerModel]]) -> None:
         self._world = world
+        self._trainers = trainers
         self.audited_bytes = 0
         self._ttl_s = world.model.settings.request_ttl_s
         self._surprise_bytes = self._most_surprise_bytes()
@@ -83,14 +77,10 @@ class Checks:
         """Samples whose record failed its check, or was written once too often."""
         self._money = MoneyCheck(self._world)
 
-    def broken(self, what: str) -> InvariantError:
-        """The error that tells what is broken, and the seed."""
-        return InvariantError(f"seed {self._world.model.seed} at {self._world.now_s:.3f} s: {what}")
-
     def require(self, holds: object, what: str) -> None:
         """Fail with the seed, unless it holds."""
         if not holds:
-            raise self.broken(what)
+            raise self._world.broken(what)
 
     def _rows(self, key: SetKey) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         size = self._world.model.datasets[key.dataset].size
@@ -113,10 +103,10 @@ class Checks:
         elif isinstance(event, BatchRead) and event.done and self._knows(event):
             self._money.read(event)
         elif isinstance(event, BatchRead) and event.corrupt.size and self._knows(event):
-            script = self._world.script(event.job)
-            epoch = event.epoch if self._world.is_random(script.dataset) else -1
+            script = self._trainers[event.job][0].script
+            random = self._world.model.datasets[script.dataset].random
             indices = script.plan.batch(event.epoch, event.position, event.rank).indices
-            key = SetKey(script.dataset, epoch)
+            key = SetKey(script.dataset, event.epoch if random else EVERY_EPOCH)
             self._rows(key)[0][indices[event.corrupt]] = False
             self._spoilt.update((key, index) for index in indices[event.corrupt].tolist())
         elif isinstance(event, CacheReset):
@@ -231,21 +221,18 @@ class Checks:
         self.require(spent.all(), "a tombstone was written before the attempts were spent")
         attempts[action.indices] = 0
 
-    def waits(self, trainer: TrainerModel, position: int, waited_s: float) -> None:
+    def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
         """A reader waits, as it may; but not while the others get all they want."""
         if waited_s < _STARVED_S:
             return
         began_s = self._world.now_s - waited_s
-        for name, others in self._world.trainers.items():
-            if name == trainer.script.name:
-                continue
-            read = sum(
-                figures.batches for other in others for figures in other.passes if figures.began_s > began_s
-            )
+        for name, others in self._trainers.items():
+            passes = [one for other in others for one in other.passes if one.began_s > began_s]
+            read = 0 if name == job else sum(one.batches for one in passes)
             self.require(
                 read < _STARVED_BATCHES,
-                f"{trainer.script.name}/{trainer.rank} starves: it has waited {waited_s:.0f} s for batch "
-                f"{position}, in which {name} has read {read}",
+                f"{job}/{rank} starves: it has waited {waited_s:.0f} s for batch {position}, in which {name} "
+                f"has read {read}",
             )
 
     def settled(self) -> None:
@@ -268,8 +255,7 @@ class Checks:
                     held[request.indices[self._unsettled[number]]] = True
             taken += world.cache.held_bytes(key, held)
         self.require(taken <= budget, f"the cache holds {taken} bytes for us, the budget is {budget}")
-        for wrong in self._money.problems():
-            raise self.broken(wrong)
+        self.require(not (wrong := "; ".join(self._money.problems())), wrong)
 
     def _most_surprise_bytes(self) -> int:
         """How far the budget may be exceeded for a moment, because records are larger than expected."""
@@ -280,8 +266,9 @@ class Checks:
         capacity = sum(functions.capacity for functions in model.fleet)
         return largest * (2 * capacity * model.settings.request_samples + 1)
 
-    def delivered_exactly_once(self, script: JobScript, trainers: list[TrainerModel]) -> None:
+    def delivered_exactly_once(self, trainers: list[TrainerModel]) -> None:
         """Each rank has read its batches in order, and a full pass has brought every sample once."""
+        script = trainers[0].script
         for number, (epoch, first, stop) in enumerate(script.passes):
             mine = [[each for each in one.deliveries if each.number == number] for one in trainers]
             for deliveries in mine:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.coordinator.core import BatchRead, Job, Prefetch, Prices
-    from superdl.experiments.simulator.world import World
+    from superdl.experiments.simulator.world_state import WorldState
 
 __all__ = ["MoneyCheck"]
 
@@ -49,7 +49,7 @@ class _Bill:
 class MoneyCheck:
     """The bills of one life of the coordinator, which begins now."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorldState) -> None:
         self._world = world
         self._executors = world.model.settings.executors
         self._bills = [_Bill() for _ in self._executors]
