@@ -64,8 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     if measured is not None:
         figures = beside_each_other(measured, rows[0])
         print_beside(measured["name"], figures, console)
-        told = [{**figure._asdict(), "ratio": figure.ratio} for figure in figures]
-        mapping["beside"] = {"run": measured["name"], "figures": told}
+        mapping["beside"] = {"run": measured["name"], "figures": figures}
     text = strict_json(mapping, indent=2) + "\n"
     if arguments.output:
         try:
