@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from superdl.experiments.comparing.figures import (
     mean_by_name,
     spread_of,
 )
-from superdl.experiments.comparing.measured import refused_by_name
+from superdl.experiments.comparing.measured import read_json
 from superdl.experiments.output import write_json
 from superdl.experiments.reporting.quantities import number
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["ArmReport", "Comparison", "RoundReport", "is_comparison", "read_comparison", "write_comparison"]
 
 _REPORT = "compare.json"
+_FORMAT = 2
 _LEAST_PERCENT = 0.1
 """Causes that make less of training time are in the figures, not in the words."""
 
@@ -134,7 +134,7 @@ class Comparison:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as plain values for JSON, with what follows from them."""
-        mapping = asdict(self) | {"words": [" ".join(point) for point in self.words()]}
+        mapping = {"format": _FORMAT} | asdict(self) | {"words": [" ".join(point) for point in self.words()]}
         for arm in mapping["arms"]:
             spreads = {figure.key: self.spreads(figure.key)[arm["name"]] for figure in FIGURES}
             arm["figures"] = {
@@ -178,6 +178,4 @@ def read_comparison(directory: Path) -> Comparison:
         ConfigError: there is none, or not one of this version's.
 
     """
-    path = directory / _REPORT
-    with refused_by_name(path, "a comparison"):
-        return TypeAdapter(Comparison).validate_python(json.loads(path.read_text(encoding="utf-8")))
+    return TypeAdapter(Comparison).validate_python(read_json(directory / _REPORT, _FORMAT))

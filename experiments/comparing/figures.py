@@ -10,12 +10,12 @@ import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from superdl.experiments.comparing.measured import PassMeasured, RoundMeasured, RunMeasured
+    from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured
 
 __all__ = ["FIGURES", "Figure", "RoundFigures", "Spread", "mean_by_name", "round_figures", "spread_of"]
 
@@ -112,15 +112,20 @@ def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     """Work one round out, leaving the first epochs of each run out but in figures of the whole run."""
     counted = [epoch for run in measured.runs for epoch in run.after(warmup_epochs)]
-    trained = [epoch.train for epoch in counted]
-    wall_s = math.fsum(one.wall_s for one in trained)
-    stalls_s = _added_up(one.stalls_s for one in trained)
-    images = sum(one.samples for epoch in counted for one in epoch.passes)
+    trained = [epoch["train"] for epoch in counted]
+    wall_s = math.fsum(one["wall_s"] for one in trained)
+    waited_s = math.fsum(one["wait_s"] for one in trained)
+    stalls_s = _added_up(
+        {cause: total["wait_s"] for cause, total in one["stalls"]["causes"].items()}
+        for one in trained
+        if one["stalls"]
+    )
+    images = sum(one["samples"] for epoch in counted for one in _passes(epoch))
     used_s = _cpu_by_group(measured, warmup_epochs)
     per_image = {name: 1000 * used / images for name, used in used_s.items()} if images else {}
     return RoundFigures(
         images_per_s=_images_per_s(measured.runs, trained, warmup_epochs),
-        wait_percent=100 * math.fsum(one.wait_s for one in trained) / wall_s if wall_s > 0 else 0.0,
+        wait_percent=100 * waited_s / wall_s if wall_s > 0 else 0.0,
         cpu_ms_per_image=math.fsum(per_image.values()) if per_image else None,
         outside_ms_per_image=sum(per_image.values()) - per_image.get("trainer", 0.0) if per_image else None,
         usd_per_epoch=_usd_per_epoch(measured.runs, warmup_epochs),
@@ -136,6 +141,10 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     )
 
 
+def _passes(epoch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [epoch[split] for split in ("train", "val") if epoch[split] is not None]
+
+
 def _added_up(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
     total: Counter[str] = Counter()
     for table in tables:
@@ -144,60 +153,52 @@ def _added_up(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _images_per_s(
-    runs: Sequence[RunMeasured], trained: Sequence[PassMeasured], warmup_epochs: int
+    runs: Sequence[RunMeasured], trained: Sequence[Mapping[str, Any]], warmup_epochs: int
 ) -> float | None:
     """Training images over the time of their passes; of runs at once, over the time until all had ended.
     None: nobody knows that time, since it is taken from samples of the processes.
 
     Rates of such runs are not added up: the last one is fast when the others have gone.
     """
-    wall_s = math.fsum(one.wall_s for one in trained)
+    wall_s = math.fsum(one["wall_s"] for one in trained)
     if len(runs) > 1:
         begins = [begin for run in runs if (begin := run.end_s(warmup_epochs)) is not None]
-        ends = [end for run in runs for end in (run.ends_s or {}).values()]
+        ends = [end for run in runs for end in run.ends_s.values()]
         wall_s = max(ends, default=0.0) - min(begins, default=math.inf)
-    return sum(one.samples for one in trained) / wall_s if wall_s > 0 else None
+    return sum(one["samples"] for one in trained) / wall_s if wall_s > 0 else None
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
     """CPU seconds after the warm-up, by group; without a warm-up the start of the runs is in it.
 
-    Empty where a run had several ranks: its phases are of rank 0 alone.
+    Empty where a run had several ranks: its phases are of rank 0 alone. Of what runs share, all counts that
+    it did after the first of them was through its warm-up: in doubt against them.
     """
-    if any(run.ranks > 1 for run in measured.runs):
+    if any(run.report["ranks"] > 1 for run in measured.runs):
         return {}
-    counted = [
-        phase.cpu_s
+    used = [
+        {name: group["cpu_s"] for name, group in phase["groups"].items()}
         for run in measured.runs
         for phase in run.phases
-        if not warmup_epochs or (phase.epoch is not None and phase.epoch >= run.first_epoch + warmup_epochs)
+        if not warmup_epochs or (phase["epoch"] or 0) >= run.first_epoch + warmup_epochs
     ]
-    return _added_up([*counted, _services_cpu_s(measured, warmup_epochs)])
-
-
-def _services_cpu_s(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """What the shared services used after the first of the runs was through its warm-up.
-
-    So what they did for the warm-up of slower runs is counted too: in doubt against them.
-    """
-    if not measured.services:
-        return {}
-    before: Mapping[str, float] = {}
-    if warmup_epochs:
+    if measured.services:
         first_s = min(run.end_s(warmup_epochs) or -math.inf for run in measured.runs)
-        earlier = [used for at_s, used in measured.services if at_s <= first_s]
-        before = earlier[-1] if earlier else {}
-    last = measured.services[-1][1]
-    return {name: max(0.0, seconds - before.get(name, 0.0)) for name, seconds in last.items()}
+        earlier = [cpu_s for at_s, cpu_s in measured.services if warmup_epochs and at_s <= first_s]
+        before, last = earlier[-1] if earlier else {}, measured.services[-1][1]
+        used.append({name: max(0.0, cpu_s - before.get(name, 0.0)) for name, cpu_s in last.items()})
+    return _added_up(used)
 
 
 def _decodes_per_image(runs: Sequence[RunMeasured]) -> float | None:
     """How often an image of the splits that were read was decoded, for all runs together; None: not told."""
-    produced = [one.produced for run in runs for epoch in run.epochs for one in epoch.passes]
+    jobs = [one["job"] for run in runs for epoch in run.report["epochs"] for one in _passes(epoch)]
     images = max(
-        run.train_samples + (run.val_samples or 0) * any(epoch.val for epoch in run.epochs) for run in runs
+        run.report["train_samples"]
+        + (run.report["val_samples"] or 0) * any(one["val"] for one in run.report["epochs"])
+        for run in runs
     )
-    return None if not images or None in produced else sum(filter(None, produced)) / images
+    return None if not images or None in jobs else sum(job["samples_produced"] for job in jobs) / images
 
 
 def _usd(runs: Sequence[RunMeasured]) -> float | None:
@@ -207,32 +208,31 @@ def _usd(runs: Sequence[RunMeasured]) -> float | None:
     for run in runs:
         if run.priced_bill is None:
             return None
-        for line in run.priced_bill.lines:
-            paid.setdefault(line.name, []).append(line.usd or 0.0)
-        if run.spec is not None and run.spec["cost"]["cache_node"] is not None:
+        for line in run.priced_bill["lines"]:
+            paid.setdefault(line["name"], []).append(line["usd"] or 0.0)
+        if run.report["spec"]["cost"]["cache_node"] is not None:
             shared |= _STANDING
     return math.fsum(max(usd) if name in shared else math.fsum(usd) for name, usd in paid.items())
 
 
 def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | None:
     """Of runs at once, all of their cost over the epochs of all."""
-    usd, epochs = _usd(runs), sum(len(run.epochs) for run in runs)
+    usd, epochs = _usd(runs), sum(len(run.report["epochs"]) for run in runs)
     if usd is None or not epochs:
         return None
     if len(runs) > 1:
         return usd / epochs
-    (run,) = runs
-    least = run.first_epoch + warmup_epochs
-    counted = [one.usd for one in (run.bill.epochs if run.bill else ()) if one.epoch >= least]
+    least, costs = runs[0].first_epoch + warmup_epochs, (runs[0].priced_bill or {})["epochs"]
+    counted = [one["usd"] for one in costs if one["epoch"] >= least]
     return statistics.fmean(counted) if counted else None
 
 
 def _last_first_batch_s(measured: RoundMeasured) -> float | None:
     """From the start of the round until the last run had its first training batch."""
-    firsts = []
+    firsts: list[float] = []
     for run in measured.runs:
-        start = [phase.wall_s for phase in run.phases if phase.epoch is None]
-        if not start or not run.epochs:
+        start = [phase["wall_s"] for phase in run.phases if phase["epoch"] is None]
+        if not start or not run.report["epochs"]:
             return None
-        firsts.append(math.fsum(start) + run.epochs[0].train.first_batch_s)
-    return measured.services_start_s + max(firsts) if firsts else None
+        firsts.append(math.fsum(start) + run.report["epochs"][0]["train"]["first_batch_s"])
+    return measured.services_start_s + max(firsts)

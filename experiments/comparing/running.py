@@ -117,7 +117,7 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_
             if not keep_going:
                 raise
         else:
-            of_arm.settings = of_arm.settings or measured.runs[0].loader_settings or {}
+            of_arm.settings = of_arm.settings or measured.runs[0].report["loader_settings"]
             figures = round_figures(measured, report.warmup_epochs)
             report.rounds.append(RoundReport(*one, str(folder), figures))
         if len(arm.trials) == 1:  # of many at once nobody wants every page, and each takes a second

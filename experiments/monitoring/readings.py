@@ -83,12 +83,7 @@ class ProcessGroups:
             used[seen.group] += seen.cpu_s
         used["trainer"] -= self._before_s
         return {
-            name: GroupReading(
-                processes=len(running[name]),
-                cpu_s=used[name],
-                rss_bytes=rss[name],
-                pss_bytes=pss.get(name),
-            )
+            name: GroupReading(len(running[name]), used[name], rss[name], pss.get(name))
             for name in GROUPS
             if name in used
         }
@@ -100,23 +95,19 @@ class ProcessGroups:
         begun_s = time.thread_time()
         read = {name: [_pss_bytes(pid) for pid in pids] for name, pids in running.items()}
         self._pss_due_s = time.perf_counter() + (time.thread_time() - begun_s) / _PSS_SHARE
-        return {
-            name: sum(value for value in values if value is not None)
-            for name, values in read.items()
-            if None not in values
-        }
+        return {name: sum(filter(None, values)) for name, values in read.items() if None not in values}
 
     def _see(self, process: psutil.Process) -> str:
         """Remember the process, which psutil tells by id and start, and return its group."""
         cpu_s = _cpu_s(process)
         seen = self._seen.setdefault(process, _Seen("other", cpu_s))
         seen.cpu_s = cpu_s
+        if process == self._trainer:
+            seen.group = "trainer"
+            return seen.group
         with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but was told before
             # Each time: between fork and exec a child still has its parent's command.
-            is_trainer = process == self._trainer
-            seen.group = (
-                "trainer" if is_trainer else group_of(process.name(), process.cmdline(), self._command)
-            )
+            seen.group = group_of(process.name(), process.cmdline(), self._command)
         return seen.group
 
 
@@ -197,14 +188,10 @@ class GpuMeter:
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         try:
             pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise ConfigError(f"no GPU utilisation: NVML does not start ({error}); see nvidia-smi") from error
-        try:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
         except pynvml.NVMLError as error:
-            pynvml.nvmlShutdown()
             raise ConfigError(
-                f"no GPU utilisation: NVML gives no access to {name} ({error}); see nvidia-smi -L"
+                f"no GPU utilisation: NVML does not give {name} ({error}); see nvidia-smi"
             ) from error
 
     def read(self) -> GpuReading:

@@ -28,6 +28,7 @@ __all__ = ["beside_each_other", "print_beside", "with_measured"]
 
 _GB = 2**30
 _SPLITS = ("train", "val")
+_SECONDS = ("fetch_s", "decode_s", "push_s")
 _FORMATS = (1, 2)
 """Of reports; each has what those before it had."""
 
@@ -70,12 +71,13 @@ def with_measured(spec: SimulationSpec, path: Path) -> tuple[dict[str, Any], Sim
         )
     counted = [one["job"] for passes in measured.values() for one in passes]
     produced = max(1.0, _total(counted, "samples_produced"))
+    each_s: dict[str, Any] = {name: _total(counted, name) / produced for name in _SECONDS}
     functions = replace(
         spec.functions,
         kind="pool",
         concurrency=max(1, (report["environment"].get("usable_cpus") or 1) - 1),
         fetch_parallel=1,
-        **{name: _total(counted, name) / produced for name in ("fetch_s", "decode_s", "push_s")},
+        **each_s,
     )
     return report, replace(
         spec, minutes=None, datasets=tuple(datasets), jobs=tuple(jobs), functions=functions

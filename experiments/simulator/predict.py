@@ -122,7 +122,7 @@ def predict(
     usage, prices, ended_s = world.executors[0].usage, spec.prices, world.ended_s
     jobs = [_job(world, trainers, prices.trainer_hour) for trainers in world.trainers.values()]
     read, epochs = sum(job.samples for job in jobs), sum(job.epochs for job in jobs)
-    costs = {
+    costs: dict[str, Any] = {
         "usd_functions": usage.invocations * prices.invocation + usage.gb_s * prices.gb_s,
         "usd_source": usage.source_requests * prices.source_request,
         "usd_cache": prices.cache_gb_hour * spec.cache.budget_gb * ended_s / _HOUR_S,

@@ -105,13 +105,14 @@ class World(WorldState):
             for trainer in self.trainers[script.name]:
                 self.after(script.starts_s, trainer.start)
         self.after(_UPKEEP_S, self._upkeep)
-        for happens, times_s in (
+        rare: tuple[tuple[Callable[[], object], tuple[float, ...]], ...] = (
             (self._flush, faults.flushes_s),
             (self._outage, faults.outages_s),
             (partial(self.cache.evict, 0.3), faults.evictions_s),
             (self._kill_coordinator, faults.coordinator_deaths_s),
             *((partial(self._resize, share), (time_s,)) for time_s, share in faults.resizes),
-        ):
+        )
+        for happens, times_s in rare:
             for time_s in times_s:
                 self.after(time_s, happens)
         while self.under_way and self.now_s < model.until_s:

@@ -47,10 +47,10 @@ class WorldState:
         self.events = 0
         self.under_way = 0
         """Trainers that have something left to do."""
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
 
-    def after(self, delay_s: float, happens: Callable[[], None]) -> None:
+    def after(self, delay_s: float, happens: Callable[[], object]) -> None:
         """Let something happen later; what is due at one time happens in the order of these calls."""
         heapq.heappush(self._heap, (self.now_s + delay_s, next(self._numbers), happens))
 

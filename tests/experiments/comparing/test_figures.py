@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from superdl.experiments.comparing.figures import mean_by_name, round_figures, spread_of
-from superdl.experiments.comparing.measured import (
-    BillLine,
-    BillMeasured,
-    EpochCost,
-    EpochMeasured,
-    PassMeasured,
-    PhaseMeasured,
-    RoundMeasured,
-    RunMeasured,
-    UtilizationMeasured,
-)
+from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured
 
 
 def one_pass(*, samples=100, wall_s=2.0, wait_s=0.5, first_batch_s=0.25, produced=0, stalls=None):
-    job = None if produced is None else {"samples_produced": produced}
     causes = {cause: {"wait_s": waited_s} for cause, waited_s in (stalls or {}).items()}
-    return PassMeasured(samples, wall_s, wait_s, first_batch_s, job, {"causes": causes})
+    times = {"wall_s": wall_s, "wait_s": wait_s, "first_batch_s": first_batch_s}
+    job = None if produced is None else {"samples_produced": produced}
+    return {"samples": samples, "job": job, "stalls": {"causes": causes}, **times}
 
 
-def run_of(*passes, vals=(), phases=(), ends=None, images=(100, 50), bill=None):
-    epochs = tuple(EpochMeasured(at, train, vals[at] if vals else None) for at, train in enumerate(passes))
-    used = tuple(
-        PhaseMeasured(epoch, wall_s, {name: {"cpu_s": cpu_s} for name, cpu_s in cpu.items()})
-        for epoch, wall_s, cpu in phases
-    )
-    spec = {"cost": {"cache_node": None}}
-    utilization = UtilizationMeasured(used)
-    return RunMeasured(
-        "r", "finished", images[0], epochs, images[1], utilization, bill=bill, spec=spec, ends_s=ends or {}
-    )
+def run_of(
+    *passes, vals=None, phases=(), ends=None, images=(100, 50), first=0, bill=None, node=None, ranks=1
+):
+    report = {
+        "train_samples": images[0],
+        "val_samples": images[1],
+        "epochs": [
+            {"epoch": first + at, "train": train, "val": vals[at] if vals else None}
+            for at, train in enumerate(passes)
+        ],
+        "utilization": {
+            "phases": [
+                {
+                    "epoch": None if epoch is None else first + epoch,
+                    "wall_s": wall_s,
+                    "groups": {name: {"cpu_s": cpu_s} for name, cpu_s in cpu.items()},
+                }
+                for epoch, wall_s, cpu in phases
+            ]
+        },
+        "bill": bill,
+        "ranks": ranks,
+        "spec": {"cost": {"cache_node": node}},
+    }
+    return RunMeasured(report, ends or {})
 
 
-ALONE = run_of(
+PASSES = (
     one_pass(wall_s=10.0, wait_s=9.0, first_batch_s=3.0, produced=100),
     one_pass(wall_s=2.0, wait_s=0.5),
     one_pass(wall_s=3.0, wait_s=0.75),
+)
+alone = partial(
+    run_of,
+    *PASSES,
     vals=(one_pass(samples=50, produced=50), one_pass(samples=50), one_pass(samples=50)),
     phases=(
         (None, 4.0, {"trainer": 2.0, "coordinator": 1.0}),
@@ -54,6 +63,7 @@ ALONE = run_of(
         (2, 1.0, {"trainer": 0.4}),
     ),
 )
+ALONE = alone()
 
 
 def test_a_run_alone_after_its_warmup():
@@ -71,15 +81,8 @@ def test_a_run_alone_after_its_warmup():
 
 
 def test_a_run_that_went_on_has_its_warmup_from_where_it_went_on_and_ranks_have_no_cpu_by_image():
-    moved = replace(
-        ALONE,
-        epochs=tuple(replace(one, epoch=one.epoch + 3) for one in ALONE.epochs),
-        utilization=UtilizationMeasured(
-            tuple(replace(one, epoch=None if one.epoch is None else one.epoch + 3) for one in ALONE.phases)
-        ),
-    )
     whole, resumed, ranks = (
-        round_figures(RoundMeasured((run,)), 1) for run in (ALONE, moved, replace(ALONE, ranks=4))
+        round_figures(RoundMeasured((run,)), 1) for run in (ALONE, alone(first=3), alone(ranks=4))
     )
     assert resumed == whole
     assert (ranks.cpu_ms_per_image, ranks.outside_ms_per_image) == (None, None)
@@ -143,24 +146,24 @@ def test_shared_services_count_once_and_from_the_first_end_of_a_warmup():
     assert whole.cpu_ms_by_group["cache"] == pytest.approx(1000 * 5.0 / 400)
 
 
-def billed(by_epoch, **lines):
-    told = tuple(BillLine(name.replace("_", " "), usd) for name, usd in lines.items())
-    costs = tuple(EpochCost(at, usd) for at, usd in enumerate(by_epoch))
-    return run_of(one_pass(), one_pass(), bill=BillMeasured(sum(lines.values()), told, costs))
+def billed(*by_epoch, node=None, **lines):
+    told = [{"name": name.replace("_", " "), "usd": usd} for name, usd in lines.items()]
+    costs = [{"epoch": at, "usd": usd} for at, usd in enumerate(by_epoch)]
+    return run_of(one_pass(), one_pass(), bill={"lines": told, "epochs": costs}, node=node)
 
 
-def test_runs_at_once_pay_one_machine_and_each_their_functions():
+@pytest.mark.parametrize(("node", "caches"), [(None, 0.75), ("r6g", 0.5)])
+def test_runs_at_once_pay_one_machine_and_each_their_functions(node, caches):
+    """And one cache, where the spec names its nodes."""
     runs = (
-        billed((6.0, 3.0), training_machine=8.0, functions=2.0, cache=0.5),
-        billed((4.0, 3.0), training_machine=6.0, functions=1.0, cache=0.25),
+        billed(6.0, 3.0, training_machine=8.0, functions=2.0, cache=0.5, node=node),
+        billed(4.0, 3.0, training_machine=6.0, functions=1.0, cache=0.25, node=node),
     )
     alone = round_figures(RoundMeasured(runs[:1]), warmup_epochs=1)
     assert (alone.usd, alone.usd_per_epoch) == (10.5, 3.0)
     figures = round_figures(RoundMeasured(runs), warmup_epochs=1)
-    assert figures.usd == 8.0 + 2.0 + 1.0 + 0.75
-    assert figures.usd_per_epoch == pytest.approx(11.75 / 4)
-    nodes = tuple(replace(run, spec={"cost": {"cache_node": "r6g"}}) for run in runs)
-    assert round_figures(RoundMeasured(nodes), warmup_epochs=1).usd == 8.0 + 2.0 + 1.0 + 0.5
+    assert figures.usd == 8.0 + 2.0 + 1.0 + caches
+    assert figures.usd_per_epoch == pytest.approx(figures.usd / 4)
     without = (runs[0], run_of(one_pass(), one_pass()))
     assert round_figures(RoundMeasured(without), warmup_epochs=1).usd is None
 

@@ -19,7 +19,9 @@ def found_run(place: Path, *walls_s: float, first: int = 0, **changes: object) -
     place.mkdir(parents=True)
     one = {"samples": 4000, "wait_s": 1.0, "first_batch_s": 0.5, "job": None, "stalls": None}
     report = {
+        "format": 2,
         "name": "found",
+        "ranks": 1,
         "status": "finished",
         "wall_s": 30.0,
         "train_samples": 4000,
@@ -28,7 +30,11 @@ def found_run(place: Path, *walls_s: float, first: int = 0, **changes: object) -
             {"epoch": first + at, "train": one | {"wall_s": wall_s}, "val": None}
             for at, wall_s in enumerate(walls_s)
         ],
-        "spec": {"loader": {"kind": "torch", "batch_size": 8}, "cost": {"cache_node": None}},
+        "spec": {
+            "loader": {"kind": "torch", "batch_size": 8},
+            "cost": {"cache_node": None},
+            "compare": {"warmup_epochs": 1},
+        },
         "environment": {},
         "utilization": None,
         "bill": None,
@@ -63,7 +69,7 @@ def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path: P
     [
         ({"status": "failed"}, "is failed: leave it out"),
         ({"epochs": []}, r"1 warm-up epoch\(s\) leave nothing to compare"),
-        ({"epochs": None}, "is not a report as this version writes it"),
+        ({"format": 1}, "is not of format 2, which this version reads"),
     ],
 )
 def test_a_run_that_cannot_be_compared_is_refused_by_name(tmp_path: Path, changes, message) -> None:
