@@ -69,14 +69,14 @@ class ProcessGroups:
     def read(self) -> dict[str, GroupReading]:
         """Read every group that has, or had, a process."""
         rss: dict[str, int] = defaultdict(int)
-        running: dict[str, list[int]] = defaultdict(list)
+        running: dict[str, list[psutil.Process]] = defaultdict(list)
         for process in (self._trainer, *self._trainer.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it has ended meanwhile: what was last seen of it stays
                 group = self._see(process)
                 rss_bytes = process.memory_info().rss
                 if rss_bytes:  # else it has ended and waits for its parent
                     rss[group] += rss_bytes
-                    running[group].append(process.pid)
+                    running[group].append(process)
         pss = self._pss(running)
         used: dict[str, float] = defaultdict(float)
         for seen in self._seen.values():
@@ -88,12 +88,12 @@ class ProcessGroups:
             if name in used
         }
 
-    def _pss(self, running: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    def _pss(self, running: Mapping[str, Sequence[psutil.Process]]) -> dict[str, int]:
         """The PSS of each group, if it is time to read it again."""
         if time.perf_counter() < self._pss_due_s:
             return {}
         begun_s = time.thread_time()
-        read = {name: [_pss_bytes(pid) for pid in pids] for name, pids in running.items()}
+        read = {name: [_pss_bytes(process) for process in processes] for name, processes in running.items()}
         self._pss_due_s = time.perf_counter() + (time.thread_time() - begun_s) / _PSS_SHARE
         return {name: sum(filter(None, values)) for name, values in read.items() if None not in values}
 
@@ -132,12 +132,10 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _pss_bytes(pid: int) -> int | None:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:")), None)
+def _pss_bytes(process: psutil.Process) -> int | None:
+    with contextlib.suppress(psutil.Error):
+        return getattr(process.memory_full_info(), "pss", None)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,8 @@ STALL_CAUSES = {
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:
     """The run in a few sentences, each with its subject first."""
-    points = [_outcome(run)]
-    if run.trained:
-        points += [_accuracy(run), _throughput(run), *_step_times(run), _waiting(run), _first_batch(run)]
-    return [*points, _cost(run), *_bad_samples(run)]
+    trained = [_accuracy(run), _throughput(run), _waiting(run), _first_batch(run)] if run.trained else []
+    return [_outcome(run), *trained, _cost(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
@@ -95,31 +93,26 @@ def _epochs(run: RunFiles) -> str:
 
 
 def _accuracy(run: RunFiles) -> tuple[str, str]:
-    last = _alike(run.trained)[-1]
+    """By the validations that came to their end."""
     validated = _alike([one for one in run.passes if one.split == "val" and one.complete])
-    of_training = f"of the training images {_right(last)} in epoch {last.epoch + 1}"
     if not validated:
-        return "Accuracy:", (
-            f"{of_training}{'' if last.complete else ', as far as it came'}. No validation came to its end "
-            "(data.val, training.validate_every), so nothing is known of images that it was not trained on."
+        return (
+            "Accuracy:",
+            "not known, since no validation came to its end (data.val, training.validate_every).",
         )
     end, best = validated[-1], max(validated, key=lambda one: one.figures["accuracy"])
     images = count(end.figures["samples"], "validation image")
-    said = f"after epoch {end.epoch + 1} the model was right for {_right(end)} of {images}; {of_training}."
+    said = (
+        f"after epoch {end.epoch + 1} the model was right for {percent(end.figures['accuracy'])} of {images}."
+    )
     if best.epoch != end.epoch:
-        said += f" Best was epoch {best.epoch + 1} with {_right(best)}."
+        said += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
     return "Accuracy:", said
 
 
 def _alike(passes: Sequence[Pass]) -> Sequence[Pass]:
     """Those that may be set beside each other: of all ranks, unless there are none but rank 0's."""
     return [one for one in passes if not one.of_rank_0] or passes
-
-
-def _right(one: Pass) -> str:
-    top5 = one.figures.get("top5_accuracy")
-    also = "" if top5 is None else f" (top-1; top-5 {percent(top5)})"
-    return f"{percent(one.figures['accuracy'])}{also}"
 
 
 def _throughput(run: RunFiles) -> tuple[str, str]:
@@ -141,26 +134,10 @@ def _sum(passes: Sequence[Pass], name: str) -> float:
     return sum(one.figures[name] or 0.0 for one in passes)
 
 
-def _step_times(run: RunFiles) -> list[tuple[str, str]]:
-    told = run.facts.get("step_times")
-    if not told:
-        return []
-    last, best = told[-1], min(told, key=lambda one: one["mean_s"])
-    steps = f"{count(last['steps'], 'step')} up to step {last['step']} of epoch {last['epoch'] + 1}"
-    at_best = f"{seconds(best['mean_s'])}, at step {best['step']} of epoch {best['epoch'] + 1}"
-    return [("Step time:", f"{seconds(last['mean_s'])}, the mean of {steps}; at best {at_best}.")]
-
-
 def _waiting(run: RunFiles) -> tuple[str, str]:
     first, later = run.trained[:1], run.trained[1:]
-    said = f"{_waited(first)} of {_first_epoch(run)}'s {seconds(_sum(first, 'wall_s'))}: {_why(first)}"
-    if later:
-        said += f"; {_waited(later)} of the epochs after it: {_why(later)}"
-    return "Waiting for data:", f"{said}."
-
-
-def _waited(passes: Sequence[Pass]) -> str:
-    return percent(share(_sum(passes, "wait_s"), _sum(passes, "wall_s")))
+    said = f"{_why(first)} of {_first_epoch(run)}"
+    return "Waiting for data:", f"{said}; {_why(later)} of the epochs after it." if later else f"{said}."
 
 
 def _first_epoch(run: RunFiles) -> str:
@@ -171,38 +148,26 @@ def _first_epoch(run: RunFiles) -> str:
 
 def _why(passes: Sequence[Pass]) -> str:
     """What the waiting of some passes means, and what most of it was for, where that is known."""
-    part = share(_sum(passes, "wait_s"), _sum(passes, "wall_s"))
-    if part is None or part < _NO_LIMIT:
-        return "data does not limit it"
-    limits = "data limits it" if part >= _LIMIT else "data slows it a little"
+    part = share(_sum(passes, "wait_s"), _sum(passes, "wall_s")) or 0.0
+    if part < _NO_LIMIT:
+        return f"data does not limit it: {percent(part)}"
     causes: Counter[str] = Counter()
     for one in passes:
         causes.update(one.stalls)
-    if not causes:
-        return limits
-    ((cause, wait_s),) = causes.most_common(1)
-    meaning = STALL_CAUSES[cause].meaning if cause in STALL_CAUSES else f"of {cause}"
-    return f"{limits}, most of all since {meaning} ({seconds(wait_s)})"
+    limits = "data limits it" if part >= _LIMIT else "data slows it a little"
+    for cause, wait_s in causes.most_common(1):
+        meaning = STALL_CAUSES[cause].meaning if cause in STALL_CAUSES else f"of {cause}"
+        limits += f", most of all since {meaning} ({seconds(wait_s)})"
+    return f"{limits}: {percent(part)}"
 
 
 def _first_batch(run: RunFiles) -> tuple[str, str]:
     wait_s = run.trained[0].figures["first_batch_s"]
     said = f"{seconds(wait_s)} after {_first_epoch(run)} began"
     phases = (run.facts.get("utilization") or {}).get("phases") or ()
-    start_s = next((phase["wall_s"] for phase in phases if phase["epoch"] is None), None)
-    if start_s is not None:
-        said += (
-            f", {seconds(start_s + wait_s)} after the run did (data, coordinator, cache, functions, listing "
-            "and model in between)"
-        )
+    for start_s in [phase["wall_s"] for phase in phases if phase["epoch"] is None]:
+        said += f", {seconds(start_s + wait_s)} after the run did, which opened all that it needs in between"
     return "First batch:", f"{said}."
-
-
-def _bad_samples(run: RunFiles) -> list[tuple[str, str]]:
-    failed = sum(one.job.get("samples_failed") or 0 for one in run.passes)
-    times = "once" if failed == 1 else f"{failed:,} times"
-    said = f"{times} functions could not produce one; the table of loading has when."
-    return [("Bad samples:", said)] if failed else []
 
 
 def _cost(run: RunFiles) -> tuple[str, str]:

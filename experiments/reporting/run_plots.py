@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.experiments.reporting.plots import draw_bars, draw_lines, draw_stack, height_of_bars, plot_of
+from superdl.experiments.reporting.plots import draw_lines, draw_stack, plot_of
 from superdl.experiments.reporting.run_tables import GROUPS, causes_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ def run_plots(run: RunFiles) -> dict[str, Plot | None]:
             "What the parts of the run use over time, on each other; dots are where epochs begin.",
             _usage(run),
         ),
-        "cost": _cost(run.facts.get("bill") or {}),
     }
 
 
@@ -164,15 +163,6 @@ def _stalls(run: RunFiles) -> list[Drawing]:
         draw_stack, title="Stalls by cause", x_label="epoch, from its begin", y_label="waiting (s)"
     )
     return [partial(draw, xs=epochs, layers=layers, end=epochs[-1] + 1)] if layers else []
-
-
-def _cost(bill: dict[str, Any]) -> Plot | None:
-    """What was paid for what; None where it is one thing at most."""
-    bars = {line["name"]: line["usd"] for line in bill.get("lines", ()) if line["usd"]}
-    if len(bars) < 2:  # noqa: PLR2004  # nothing to compare
-        return None
-    draw = partial(draw_bars, title="Cost of the run", label="US dollars", bars=bars)
-    return plot_of("US dollars by what they were paid for.", [draw], row_in=height_of_bars(len(bars)))
 
 
 def _usage(run: RunFiles) -> list[Drawing]:

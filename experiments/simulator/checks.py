@@ -96,8 +96,8 @@ class Checks:
             audit = self._audits.pop(event.audit_id)
             told, attempts = self._rows(audit.samples)
             present = event.record_bytes > 0
-            found = event.record_bytes[present & ~told[audit.indices]]
-            self.audited_bytes += int(footprint(found).sum())
+            found_bytes = footprint(event.record_bytes[present & ~told[audit.indices]])
+            self.audited_bytes += int(found_bytes.sum())
             told[audit.indices] = present
             attempts[audit.indices] = 0
         elif isinstance(event, BatchRead) and event.done and self._knows(event):
@@ -142,18 +142,18 @@ class Checks:
 
     def acted(self, action: Action) -> None:
         """Before the world carries it out."""
-        if isinstance(action, Prefetch):
-            self._requested(action)
-        elif isinstance(action, Audit):
-            self._audits[action.audit_id] = action
-        elif isinstance(action, Drop):
-            self._dropped(action)
-        elif isinstance(action, WriteTombstones):
-            self._gave_up(action)
+        match action:
+            case Prefetch():
+                self._requested(action)
+            case Audit():
+                self._audits[action.audit_id] = action
+            case Drop():
+                self._dropped(action)
+            case WriteTombstones():
+                self._gave_up(action)
 
     def _requested(self, action: Prefetch) -> None:
         world, key = self._world, action.samples
-        told, attempts = self._rows(key)
         self._requests += 1
         self.require(
             any(job.dataset == key.dataset for job in world.core.jobs), "a request that no open job wants"
@@ -169,8 +169,18 @@ class Checks:
         self.require(action.executor not in unfit, "an executor was asked for what it cannot produce")
         self._money.requested(action)
         if action.hedge_of is not None:
-            self._hedged(action)
-            return
+            self._hedged(action, self.in_flight.get(action.hedge_of))
+            self._unsettled[action.request_id] = self._unsettled[action.hedge_of]
+        else:
+            self._asked_anew(action)
+            self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
+        self.in_flight[action.request_id] = action
+        self._made_s[action.request_id] = world.now_s
+
+    def _asked_anew(self, action: Prefetch) -> None:
+        """Of samples that are not there, nor in flight, nor given up."""
+        world, key = self._world, action.samples
+        told, attempts = self._rows(key)
         for number, other in self.in_flight.items():
             open_ = other.indices[self._unsettled[number]]
             twice = other.samples == key and np.intersect1d(open_, action.indices).size
@@ -181,26 +191,18 @@ class Checks:
         most = world.model.settings.attempts + (2 if len(world.model.fleet) > 1 else 0)
         spent = attempts[action.indices] >= most
         self.require(not spent.any(), "a sample was tried more often than allowed")
-        self.in_flight[action.request_id] = action
-        self._made_s[action.request_id] = self._world.now_s
-        self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
 
-    def _hedged(self, action: Prefetch) -> None:
+    def _hedged(self, action: Prefetch, raced: Prefetch | None) -> None:
         """A request in flight is raced: by one other, for the same samples, and not often."""
-        assert action.hedge_of is not None  # noqa: S101  # for the type checker
-        raced = self.in_flight.get(action.hedge_of)
         same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
         self.require(same, "a hedge races no request of the same samples")
-        unsettled = self._unsettled[action.hedge_of]
+        unsettled = self._unsettled[action.hedge_of or 0]
         racing = sum(other is unsettled for other in self._unsettled.values())
         self.require(racing == 1, "a request is raced by two")
         unproven = raced and not self._world.core.fleet.executors[raced.executor].latency.answers
         self._hedges += not (unproven and len(self._world.model.fleet) > 1)
         few = self._world.model.settings.hedge_share * self._requests
         self.require(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
-        self.in_flight[action.request_id] = action
-        self._made_s[action.request_id] = self._world.now_s
-        self._unsettled[action.request_id] = unsettled
 
     def _dropped(self, action: Drop) -> None:
         told = self._rows(action.samples)[0]

@@ -62,7 +62,6 @@ class JobPrediction:
     samples: int
     epochs: float
     images_per_s: float
-    batches_per_s: float
     stall_share: float
     hit_rate: float
     first_batch_s: float
@@ -78,7 +77,6 @@ class Prediction:
     swept: dict[str, float]
     virtual_s: float
     images_per_s: float
-    batches_per_s_per_job: float
     stall_share: float
     hit_rate: float
     first_batch_s: float
@@ -134,7 +132,6 @@ def predict(
         swept=dict(swept or {}),
         virtual_s=ended_s,
         images_per_s=_share(read, ended_s),
-        batches_per_s_per_job=_mean([job.batches_per_s for job in begun]),
         stall_share=_mean([job.stall_share for job in begun]),
         hit_rate=_share(sum(job.hit_rate * job.samples for job in jobs), read),
         first_batch_s=_mean([job.first_batch_s for job in begun]),
@@ -171,7 +168,6 @@ def _job(world: World, trainers: list[TrainerModel], usd_per_hour: float) -> Job
         samples=samples,
         epochs=samples / script.plan.samples_per_epoch,
         images_per_s=_share(samples, wall_s),
-        batches_per_s=_share(sum(one.batches for one in passes) / len(trainers), wall_s),
         stall_share=_share(waited_s - first_s, end_s - begun_s - first_s),
         hit_rate=_share(sum(one.hits for one in passes), samples),
         first_batch_s=first_s,
@@ -260,7 +256,6 @@ def _job_cells(job: JobPrediction) -> dict[str, str]:
         "job, simulated": job.name,
         "epochs": f"{job.epochs:.3g}",
         "images/s": f"{job.images_per_s:,.0f}",
-        "batches/s": f"{job.batches_per_s:.3g}",
         "stall %": f"{100 * job.stall_share:.1f}",
         "hits %": f"{100 * job.hit_rate:.1f}",
         "first (s)": f"{job.first_batch_s:.2f}",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from superdl.experiments.simulator.world_model import JobScript
     from superdl.experiments.simulator.world_state import WorldState
 
-__all__ = ["Delivery", "PassFigures", "TrainerModel"]
+__all__ = ["BatchModel", "PassFigures", "TrainerModel"]
 
 _CALL_RETRY_S = 0.5
 _CALL_S = 0.001
@@ -37,9 +37,10 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
-class _Reading:
-    """A batch that a reader works on; what it has got it keeps."""
+class BatchModel:
+    """A batch of the pass of that number, which a reader works on; what it has got it keeps."""
 
+    number: int
     position: int
     key: SetKey
     indices: NDArray[np.int64]
@@ -48,16 +49,6 @@ class _Reading:
     missing: NDArray[np.int64]
     hits: int = 0
     attempts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A batch that the trainer has consumed, in its pass of that number."""
-
-    number: int
-    position: int
-    indices: NDArray[np.int64]
-    padding: NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -85,14 +76,15 @@ class TrainerModel:
         self.follower: TrainerModel | None = None
         """The rank that does a pass after each pass of this one."""
         self.done = False
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[BatchModel] = []
+        """What it has consumed, in a world that checks it."""
         self.passes: list[PassFigures] = []
         self._number = -1
         self._epoch = 0
         self._stop = self._asked = self._yielded = self._consumed = 0
         self._page: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
-        self._reading: dict[int, _Reading] = {}
-        self._ready: dict[int, _Reading] = {}
+        self._reading: dict[int, BatchModel] = {}
+        self._ready: dict[int, BatchModel] = {}
         self._busy = False
         self._asking = False
         self._idle_since_s = 0.0
@@ -221,49 +213,49 @@ class TrainerModel:
 
     def _read_next(self) -> None:
         indices, padding = self._page.pop(self._yielded)
-        data = self.world.model.datasets[self.script.dataset]
+        data, now = self.world.model.datasets[self.script.dataset], self.world.now_s
         key = SetKey(data.name, self._epoch if data.random else EVERY_EPOCH)
-        reading = _Reading(self._yielded, key, indices, padding, self.world.now_s, np.arange(indices.size))
+        missing = np.arange(indices.size)
+        reading = BatchModel(self._number, self._yielded, key, indices, padding, now, missing)
         self._reading[self._yielded] = reading
         self._yielded += 1
-        self.world.after(0.0, partial(self._attempt, reading, self._number))
+        self.world.after(0.0, partial(self._attempt, reading))
 
-    def _attempt(self, reading: _Reading, number: int) -> None:
-        if number != self._number or self.done:
+    def _attempt(self, reading: BatchModel) -> None:
+        if reading.number != self._number or self.done:
             return
         world = self.world
         wanted = reading.indices[reading.missing]
+        found = corrupt = np.zeros(wanted.size, dtype=np.int64)
         if world.cache.up:
             found = world.cache.look(reading.key, wanted, world.now_s)
             corrupt = world.cache.spoilt(reading.key, wanted) & (found > 0)
-        else:
-            found, corrupt = np.zeros(wanted.size, dtype=np.int64), np.zeros(wanted.size, dtype=np.bool_)
-        got = (found != 0) & ~corrupt
+        got = (found != 0) & (corrupt == 0)
         if reading.attempts == 0:
             reading.hits = int(np.count_nonzero(got))
-        spoilt = reading.missing[corrupt]
+        spoilt = reading.missing[corrupt != 0]
         reading.missing = reading.missing[~got]
         reading.attempts += 1
         if not reading.missing.size:
             if self.script.read_s:
-                world.after(self.script.read_s, partial(self._have_read, reading, number))
+                world.after(self.script.read_s, partial(self._have_read, reading))
             else:
-                self._have_read(reading, number)
+                self._have_read(reading)
             return
         self._report(reading, spoilt, done=False)
         world.waits(self.script.name, self.rank, reading.position, world.now_s - reading.began_s)
         delay_s = min(_POLL_MAX_S, _POLL_S * 2.0 ** (reading.attempts - 1)) * (0.5 + 0.5 * world.rng.random())
-        world.after(delay_s, partial(self._attempt, reading, number))
+        world.after(delay_s, partial(self._attempt, reading))
 
-    def _have_read(self, reading: _Reading, number: int) -> None:
-        if number != self._number or self.done:
+    def _have_read(self, reading: BatchModel) -> None:
+        if reading.number != self._number or self.done:
             return
         self._report(reading, _NOTHING, done=True)
         del self._reading[reading.position]
         self._ready[reading.position] = reading
         self._go_on()
 
-    def _report(self, reading: _Reading, spoilt: NDArray[np.int64], *, done: bool) -> None:
+    def _report(self, reading: BatchModel, spoilt: NDArray[np.int64], *, done: bool) -> None:
         world, lost = self.world, self.world.model.faults.lost_report
         if not world.cache.up or (lost and world.rng.random() < lost):
             return
@@ -304,6 +296,6 @@ class TrainerModel:
         figures.samples += batch.indices.size
         figures.hits += batch.hits
         if self.world.checked:
-            self.deliveries.append(Delivery(self._number, self._consumed, batch.indices, batch.padding))
+            self.deliveries.append(batch)
         self._consumed += 1
         self._go_on()

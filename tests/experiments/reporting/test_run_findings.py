@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.experiments.reporting.run_findings import findings
-from tests.experiments.reporting.runs import a_run, bill, one_pass, printed_times, stalls
+from tests.experiments.reporting.runs import a_run, bill, one_pass, stalls
 
 if TYPE_CHECKING:
     from superdl.experiments.reporting.run_files import RunFiles
@@ -21,10 +21,10 @@ def said(run: RunFiles, subject: str) -> str:
 @pytest.mark.parametrize(
     ("wait_s", "words"),
     [
-        (0.49, "4.9% of the first epoch's 10.0 s: data does not limit it."),
-        (0.5, "5.0% of the first epoch's 10.0 s: data slows it a little."),
-        (1.99, "19.9% of the first epoch's 10.0 s: data slows it a little."),
-        (2.0, "20.0% of the first epoch's 10.0 s: data limits it."),
+        (0.49, "data does not limit it: 4.9% of the first epoch."),
+        (0.5, "data slows it a little: 5.0% of the first epoch."),
+        (1.99, "data slows it a little: 19.9% of the first epoch."),
+        (2.0, "data limits it: 20.0% of the first epoch."),
     ],
 )
 def test_waiting_matters_from_a_twentieth_on_and_limits_from_a_fifth_on(wait_s, words):
@@ -34,7 +34,7 @@ def test_waiting_matters_from_a_twentieth_on_and_limits_from_a_fifth_on(wait_s, 
 def test_later_epochs_are_told_apart_from_the_first_and_added_up():
     later = [one_pass(epoch, wait_s=0.2, wall_s=5.0, images_per_s=200.0) for epoch in (1, 2)]
     run = a_run(one_pass(wait_s=5.5), *later)
-    assert said(run, "Waiting for data:").endswith("; 4.0% of the epochs after it: data does not limit it.")
+    assert said(run, "Waiting for data:").endswith("; data does not limit it: 4.0% of the epochs after it.")
     assert said(run, "Throughput:") == (
         "150 images/s while training: 100 images/s in the first epoch, 200 images/s after it."
     )
@@ -45,20 +45,15 @@ def test_later_epochs_wait_for_what_most_of_their_waiting_was_for():
     later = [one_pass(epoch, wait_s=2.0, stalls=stalls(decode=2.0)) for epoch in range(1, 10)]
     worst = one_pass(10, wait_s=2.2, stalls=stalls(loader_start=1.2, decode=1.0))
     waiting = said(a_run(one_pass(), *later, worst), "Waiting for data:")
-    assert "20.2% of the epochs after it: data limits it, most of all since decoding" in waiting
-    assert waiting.endswith("(19.0 s).")
+    assert "data limits it, most of all since decoding took most of the time (19.0 s): 20.2%" in waiting
 
 
 def test_accuracy_is_of_the_last_epoch_and_names_a_better_one():
-    first, last = (
-        one_pass(epoch, "val", accuracy=accuracy, top5_accuracy=1.0)
-        for epoch, accuracy in ((0, 0.8), (1, 0.7))
-    )
+    first, last = (one_pass(epoch, "val", accuracy=accuracy) for epoch, accuracy in ((0, 0.8), (1, 0.7)))
     assert said(a_run(one_pass(), first, one_pass(1), last), "Accuracy:") == (
-        "after epoch 2 the model was right for 70.0% (top-1; top-5 100.0%) of 1,000 validation images; of "
-        "the training images 90.0% in epoch 2. Best was epoch 1 with 80.0% (top-1; top-5 100.0%)."
+        "after epoch 2 the model was right for 70.0% of 1,000 validation images. Best was epoch 1 with 80.0%."
     )
-    assert "No validation came to its end" in said(a_run(one_pass()), "Accuracy:")
+    assert "no validation came to its end" in said(a_run(one_pass()), "Accuracy:")
 
 
 def test_a_validation_that_was_cut_is_no_accuracy_and_never_the_best():
@@ -75,7 +70,6 @@ def test_rank_0s_part_of_a_cut_epoch_is_not_added_to_passes_of_all_ranks():
     cut = one_pass(1, wall_s=20.0, accuracy=0.1)._replace(complete=False, of_rank_0=True)
     run = a_run(one_pass(wall_s=1.0), cut, ranks=8)
     assert said(run, "Throughput:") == "1,000 images/s while training."
-    assert said(run, "Accuracy:").startswith("of the training images 90.0% in epoch 1. ")
     killed = a_run(one_pass()._replace(of_rank_0=True), cut, ranks=8)
     assert said(killed, "Throughput:").startswith("66.7 images/s of rank 0 while training: ")
 
@@ -96,15 +90,6 @@ def test_the_cost_is_said_with_its_parts_and_what_is_not_in_it():
     )
     nothing = a_run(one_pass(), bill=bill(("training machine", None)))
     assert said(nothing, "Cost:").startswith("nothing of what has a price here was used. Not in it")
-
-
-def test_bad_samples_and_step_times_are_said_where_there_are_some():
-    assert not {"Bad samples:", "Step time:"} & dict(findings(a_run(one_pass()))).keys()
-    assert said(a_run(one_pass(job={"samples_failed": 3})), "Bad samples:").startswith("3 times functions")
-    run = a_run(one_pass(), step_times=printed_times((0, 10, 2.5), (0, 20, 0.37), (1, 10, 0.88)))
-    assert said(run, "Step time:") == (
-        "880 ms, the mean of 10 steps up to step 10 of epoch 2; at best 370 ms, at step 20 of epoch 1."
-    )
 
 
 @pytest.mark.parametrize(
