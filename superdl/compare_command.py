@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runs",
         nargs="+",
         metavar="[NAME=]DIR",
-        help="compare runs that are there already, by their directories; runs of one name are its repeats. "
-        "A file is a prediction, of superdl simulate --output",
+        help="compare runs that are there already, by their directories; runs of one name are its repeats",
     )
     add_overrides(parser, "loader.batch_size=256, in all arms")
     parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")

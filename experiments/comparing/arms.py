@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.schema import apply_values
 from superdl.experiments.spec import LOADER_KINDS, SUPER_KINDS, Spec, parse_spec
@@ -51,8 +51,7 @@ class Arm:
         return wanting[0] if len(wanting) > 1 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """One go of one arm: ``number`` in the whole, ``repeat`` of the arm, both from 1."""
 
     number: int

@@ -1,9 +1,8 @@
 """The processes of a round: a run each, started together, watched until the last has ended.
 
-``python -P -m superdl.experiments.comparing.processes PARENT DESCRIPTOR SPEC`` is one such process: ``superdl
-run SPEC``, tied to the one that started it. It writes the exit code as one byte to the descriptor as soon as
-the run has ended, and then waits for what the run started, so that its parent gets the CPU time of all. The
-parent makes the run's page: drawing it takes as much CPU as a small run.
+``python -P -m superdl.experiments.comparing.processes PARENT WORD...`` is one such process: ``superdl
+WORD...``, tied to the one that started it. At its end it waits for what the run started, so that its parent
+gets the CPU time of all.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import ctypes
 import math
 import os
-import select
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,16 +20,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["EndedRun", "RunRequest", "main", "run_together"]
+__all__ = ["RunProcess", "main", "run_together"]
 
 _TICK_S = 1.0
 _POLL_S = 0.05
 _END_WAIT_S = 20.0
 """For an interrupted run to write its report and end what it started; after that it is killed."""
-
 _LAST_LINES = 12
 _LAST_BYTES = 8192
 _RANK_VARIABLES = frozenset(
@@ -41,41 +39,74 @@ _RANK_VARIABLES = frozenset(
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """A run to be started: who it is to people, its spec's file, and the file that gets all it prints."""
+@dataclass
+class RunProcess:
+    """A run: who it is to people, its spec's file, and the file that gets all it prints.
+
+    ``was_told_to`` says that it was ended from here, because another failed or a person asked.
+    """
 
     title: str
     spec_file: Path
     output: Path
+    was_told_to: bool = False
+    process: subprocess.Popen[bytes] | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class EndedRun:
-    """How a run's process ended; ``wall_s`` is from its start until its report was written.
-
-    ``was_told_to`` says that it was ended from here, because another failed or a person asked.
-    ``last_lines`` are the end of what a failed run has printed.
-    """
-
-    title: str
-    code: int
-    wall_s: float
-    was_told_to: bool
-    last_lines: str
+    def start(self) -> None:
+        """Start it."""
+        module = "superdl.experiments.comparing.processes"
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            str(os.getpid()),
+            "run",
+            "--no-page",
+            str(self.spec_file),
+        ]
+        kept = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=kept | {"PYTHONUNBUFFERED": "1"},  # so that a run that was killed can be looked into
+                process_group=0,  # Ctrl-C in the terminal is this process's to pass on, to trainers alone
+            )
 
     @property
-    def is_finished(self) -> bool:
-        """Whether it did all of its work."""
-        return self.code == 0
+    def code(self) -> int | None:
+        """Its exit code; None while it goes on."""
+        return None if self.process is None else self.process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Interrupt it, so that it writes down what it has, or kill it and its workers.
+
+        The services that it started end by themselves.
+        """
+        if self.process is not None and self.code is None:
+            self.was_told_to = True
+            with contextlib.suppress(ProcessLookupError):
+                send = os.killpg if number == signal.SIGKILL else os.kill
+                send(self.process.pid, number)
+
+    def wait(self, until_s: float) -> None:
+        """Wait for its end, until a time of the monotonic clock at most."""
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(max(0.0, until_s - time.monotonic()))
+
+    def last_lines(self) -> str:
+        """The end of what it has printed."""
+        text = self.output.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
+        return "\n".join(line for line in text.splitlines()[-_LAST_LINES:] if line.strip())
 
 
 def run_together(
-    requests: Sequence[RunRequest],
-    tick: Callable[[], None],
-    *,
-    end_wait_s: float = _END_WAIT_S,
-) -> tuple[EndedRun, ...]:
+    runs: Sequence[RunProcess], tick: Callable[[], None], *, end_wait_s: float = _END_WAIT_S
+) -> None:
     """Start all runs and wait until they, and what they started, have ended; ``tick`` is called each second.
 
     A run that fails ends the others: they are interrupted, and killed if they have not ended ``end_wait_s``
@@ -85,152 +116,55 @@ def run_together(
         KeyboardInterrupt: a person ended it; the runs were interrupted, and have written their reports.
 
     """
-    processes: list[_Process] = []
+    kill_at_s, tick_at_s = math.inf, 0.0
     try:
-        for request in requests:
-            processes.append(_Process(request))  # noqa: PERF401  # what was started is known if one is not
-        kill_at_s = tick_at_s = math.inf
-        for now_s in _until_all_ended(processes):
-            failed = any(process.code not in (None, 0) for process in processes)
-            if failed and kill_at_s == math.inf:
+        for run in runs:
+            run.start()
+        while any(run.code is None for run in runs):
+            now_s = time.monotonic()
+            if kill_at_s == math.inf and any(run.code for run in runs):
                 kill_at_s = now_s + end_wait_s
-                for process in processes:
-                    process.interrupt()
+                _signal(runs, signal.SIGINT)
             if now_s >= kill_at_s:
-                for process in processes:
-                    process.kill()
-            if tick_at_s == math.inf or now_s >= tick_at_s:
+                _signal(runs, signal.SIGKILL)
+            if now_s >= tick_at_s:
                 tick()
                 tick_at_s = now_s + _TICK_S
-        return tuple(process.ended() for process in processes)
-    finally:
-        _end_all(processes)
-
-
-def _until_all_ended(processes: Sequence[_Process]) -> Iterator[float]:
-    """Yield the time again and again until all have ended."""
-    while any(process.code is None for process in processes):
-        open_ends = [process.end for process in processes if not process.end.closed]
-        if open_ends:
-            select.select(open_ends, [], [], _TICK_S)
-        else:  # all reports are written, and what the runs started is about to end
             time.sleep(_POLL_S)
-        for process in processes:
-            process.look()
-        yield time.monotonic()
-
-
-class _Process:
-    """One run; ``end`` is the pipe that tells when its report is written, ``code`` its exit code then."""
-
-    def __init__(self, request: RunRequest) -> None:
-        self._request = request
-        self._was_told_to = False
-        self.code: int | None = None
-        self._start_s = self._done_s = time.monotonic()
-        ours, theirs = os.pipe()
-        self.end = os.fdopen(ours, "rb", buffering=0)
-        command = [sys.executable, "-P", "-m", "superdl.experiments.comparing.processes", str(os.getpid())]
-        kept = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
-        try:
-            with request.output.open("wb") as output:
-                self.process = subprocess.Popen(
-                    [*command, str(theirs), str(request.spec_file)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=kept | {"PYTHONUNBUFFERED": "1"},  # so that a run that was killed can be looked into
-                    pass_fds=(theirs,),
-                    process_group=0,  # Ctrl-C in the terminal is this process's to pass on, to trainers alone
-                )
-        except BaseException:
-            self.end.close()
-            raise
-        finally:
-            os.close(theirs)
-
-    def look(self) -> None:
-        """See whether the run, and then its process, has ended."""
-        # Its exit code can be read, or the end of a process that was killed.
-        if not self.end.closed and select.select([self.end], [], [], 0)[0]:
-            self._done_s = time.monotonic()
-            self.end.close()
-        if self.end.closed:
-            self.code = self.process.poll()
-
-    def interrupt(self) -> None:
-        """Ask it to end and to write down what it has."""
-        if self.code is None:
-            self._was_told_to = True
-            self.process.send_signal(signal.SIGINT)  # does nothing once it was reaped
-
-    def kill(self) -> None:
-        """End it and its workers at once; the services that it started end by themselves."""
-        if self.code is None:
-            self._was_told_to = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-    def ended(self) -> EndedRun:
-        """How it ended."""
-        code = self.process.returncode
-        said = "" if code == 0 else _tail(self._request.output)
-        return EndedRun(self._request.title, code, self._done_s - self._start_s, self._was_told_to, said)
-
-
-def _end_all(processes: Sequence[_Process]) -> None:
-    """Interrupt what still runs, and kill what has not ended in time or if a person insists."""
-    try:
-        for process in processes:
-            process.interrupt()
-        until_s = time.monotonic() + _END_WAIT_S
-        for now_s in _until_all_ended(processes):
-            if now_s >= until_s:
-                break
     finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.process.wait(_END_WAIT_S)
-            process.end.close()
+        try:
+            _signal(runs, signal.SIGINT)
+            until_s = time.monotonic() + _END_WAIT_S
+            for run in runs:
+                run.wait(until_s)
+        finally:  # it has not ended in time, or a person insists
+            _signal(runs, signal.SIGKILL)
+            for run in runs:
+                run.wait(time.monotonic() + _END_WAIT_S)
 
 
-def _tail(output: Path) -> str:
-    try:
-        text = output.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(line for line in text.splitlines()[-_LAST_LINES:] if line.strip())
+def _signal(runs: Sequence[RunProcess], number: signal.Signals) -> None:
+    for run in runs:
+        run.signal(number)
 
 
-def main(arguments: list[str]) -> int:
-    """Run the spec in this process and return the exit code of ``superdl run``."""
-    parent, descriptor, spec = int(arguments[0]), int(arguments[1]), arguments[2]
+def main(arguments: Sequence[str]) -> None:
+    """Be ``superdl`` with these words, after the process id of the parent."""
+    parent, *words = arguments
     # Where a shell started all of it in the background, SIGINT came ignored, and nothing could end the run.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _tie_to(parent)
-    from superdl.main import main as superdl
-
-    code = 1
+    if sys.platform == "linux":  # interrupted when the parent goes, so that the run still writes its report
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    if os.getppid() != int(parent):  # it died before the call above
+        sys.exit(1)
+    sys.argv[1:] = words
     try:
-        code = superdl(["run", "--no-page", spec])
+        runpy.run_module("superdl.main", run_name="__main__")
     finally:
-        os.write(descriptor, bytes([code]))
-        os.close(descriptor)
         embedded = sys.modules.get("superdl.sampler.embedded.embedded")  # absent where the loader needs none
         if embedded is not None:
             embedded.release_all()
-    return code
-
-
-def _tie_to(parent: int) -> None:
-    """Have Linux interrupt this process when its parent goes, so that the run still writes its report."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
-    if os.getppid() != parent:  # it died before the call above
-        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

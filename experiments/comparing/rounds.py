@@ -11,91 +11,67 @@ import os
 import resource
 import time
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
 import yaml
 
-from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured, read_measured_run
-from superdl.experiments.comparing.processes import EndedRun, RunRequest, run_together
+from superdl.experiments.comparing.measured import RoundMeasured, read_measured_run
+from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.run.opening import embedded_executor
+from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from superdl.experiments.comparing.arms import Arm, Round, Trial
     from superdl.experiments.comparing.measured import CpuSample
     from superdl.experiments.spec import Spec
 
-__all__ = ["RoundDone", "run_round", "write_pages"]
+__all__ = ["ComparisonFailedError", "run_round"]
 
 _GRACE_S = 0.1
 """Nobody comes back after the last trial."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundDone:
-    """A round that was carried out: what it measured, or, where a run of it failed, how its runs ended."""
-
-    round: Round
-    folder: Path
-    ended: tuple[EndedRun, ...]
-    measured: RoundMeasured | None
-
-    @property
-    def failed(self) -> tuple[EndedRun, ...]:
-        """The runs that failed, without those that were ended because of them."""
-        unfinished = [run for run in self.ended if not run.is_finished]
-        return tuple(run for run in unfinished if not run.was_told_to) or tuple(unfinished)
+class ComparisonFailedError(SuperError):
+    """A run of a comparison failed; names it, with the last lines that it printed."""
 
 
-def run_round(one: Round, arm: Arm, folder: Path) -> RoundDone:
+def run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
     """Run every trial of ``arm`` at once, below ``folder``, and read what they have left.
 
     Raises:
+        ComparisonFailedError: a run failed.
         SuperError: what the trials share cannot be started, or a run left no report.
         KeyboardInterrupt: a person ended it; the runs have written their reports.
 
     """
-    before_s = _children_cpu_s()
+    before_s, begun_at_s = _children_cpu_s(), time.time()
     with contextlib.ExitStack() as stack:
-        start_s = time.monotonic()
         services = None
         if arm.sharing is not None and not os.environ.get("SUPER_COORDINATOR"):
             services = stack.enter_context(_shared_services(arm.sharing))
-        requests = [_request(trial, folder, one, services) for trial in arm.trials]
-        begun_s = time.monotonic() - start_s
-        ended = run_together(requests, services.sample if services else lambda: None)
+        runs = [_run_of(trial, folder, one, services) for trial in arm.trials]
+        start_s = time.time() - begun_at_s
+        run_together(runs, services.sample if services else lambda: None)
     cpu_s = _children_cpu_s() - before_s  # when all has ended, what was shared too
-    measured = None
-    if all(run.is_finished for run in ended):
-        measured = RoundMeasured(
-            arm=arm.name,
-            repeat=one.repeat,
-            runs=tuple(_read(request.output.parent) for request in requests),
-            wall_s=begun_s + max(run.wall_s for run in ended),
-            cpu_s=cpu_s,
-            services=tuple(services.samples) if services else (),
-            services_start_s=begun_s if services else 0.0,
-        )
-    return RoundDone(one, folder, ended, measured)
+    if any(run.code for run in runs):
+        raise ComparisonFailedError(_failure(runs, folder))
+    places = [_run_in(run.output.parent) for run in runs]
+    return RoundMeasured(
+        runs=tuple(map(read_measured_run, places)),
+        wall_s=max((place / "report.json").stat().st_mtime for place in places) - begun_at_s,
+        cpu_s=cpu_s,
+        services=tuple(services.samples) if services else (),
+        services_start_s=start_s if services else 0.0,
+    )
 
 
-def write_pages(folder: Path, tell: Callable[[str], None]) -> None:
-    """Make the pages of a round's runs, once nothing is timed any more; ``tell`` hears of one that fails."""
-    from superdl.experiments.reporting.run_page import write_run_page
-
-    for report in sorted(folder.rglob("report.json")):
-        try:
-            write_run_page(report.parent)
-        except Exception as error:  # noqa: BLE001  # whatever drawing raises, the figures matter more
-            tell(f"the page of {report.parent} was not made ({error}); superdl report tries again")
-
-
-def _request(trial: Trial, folder: Path, one: Round, services: _SharedServices | None) -> RunRequest:
+def _run_of(trial: Trial, folder: Path, one: Round, services: _SharedServices | None) -> RunProcess:
     """Write the trial's spec, whole, so that ``superdl run`` repeats it."""
     place = folder / trial.name if trial.name else folder
     place.mkdir(parents=True)
@@ -106,13 +82,22 @@ def _request(trial: Trial, folder: Path, one: Round, services: _SharedServices |
     file = place / "spec.yaml"
     file.write_text(yaml.safe_dump(spec.to_mapping(), sort_keys=False), encoding="utf-8")
     title = f"{one.arm}, repeat {one.repeat}" + (f", trial {trial.name}" if trial.name else "")
-    return RunRequest(title, file, place / "output.txt")
+    return RunProcess(title, file, place / "output.txt")
 
 
-def _read(place: Path) -> RunMeasured:
-    """The run whose directory is the one in ``place``."""
+def _run_in(place: Path) -> Path:
+    """The directory of the run in ``place``; where there is none, reading it says so."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
-    return read_measured_run(directories[-1] if directories else place)
+    return directories[-1] if directories else place
+
+
+def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
+    """Of the first that failed; one that was ended because of it has no fault."""
+    first = min((run for run in runs if run.code), key=lambda run: run.was_told_to)
+    code = first.code or 0
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    said = first.last_lines().replace("\n", "\n  ")
+    return f"the run of {first.title} ended with {how}; the last lines of {folder}:\n  {said}"
 
 
 def _children_cpu_s() -> float:
@@ -134,8 +119,7 @@ class _SharedServices:
         if self._groups is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):  # killed by somebody: what was seen of it stays
-            groups = self._groups.read()
-            used = {name: reading.cpu_s for name, reading in groups.items()}
+            used = {name: reading.cpu_s for name, reading in self._groups.read().items()}
             used["supervisor"] = used.get("supervisor", 0.0) + used.pop("trainer", 0.0)
             self.samples.append((time.time(), used))
 
@@ -149,9 +133,7 @@ def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
         ConfigError: a variable is wrong, or one is missing that the executor needs.
 
     """
-    from superdl.sampler.embedded.embedded import (
-        Embedded,  # torch comes with it: not for a comparison that needs none
-    )
+    from superdl.sampler.embedded.embedded import Embedded  # with torch: not for a comparison that needs none
     from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 
     with embedded_executor(spec):

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from superdl.experiments.comparing.arms import Arm, Round, arms_of, rounds_of
-from superdl.experiments.comparing.comparison import (
-    ArmReport,
-    Comparison,
-    RoundReport,
-    settings_of,
-    write_comparison,
-)
+from superdl.experiments.comparing.arms import Arm, arms_of, rounds_of
+from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport, write_comparison
 from superdl.experiments.comparing.figures import round_figures
-from superdl.experiments.comparing.rounds import RoundDone, run_round, write_pages
+from superdl.experiments.comparing.rounds import ComparisonFailedError, run_round
 from superdl.experiments.comparing.show import comparison_page, print_comparison
 from superdl.experiments.data import prepare_data
 from superdl.experiments.manifest import Manifest, describe_environment, describe_hardware
 from superdl.experiments.output import new_directory
 from superdl.experiments.reporting.page import PAGE_NAME, write_page
+from superdl.experiments.reporting.run_page import write_run_page
 from superdl.experiments.training.device import pick_device
-from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,11 +33,7 @@ if TYPE_CHECKING:
 
     from superdl.experiments.spec import Spec
 
-__all__ = ["ComparisonFailedError", "compare", "publish"]
-
-
-class ComparisonFailedError(SuperError):
-    """A run of a comparison failed; names it, with the last lines that it printed."""
+__all__ = ["compare", "publish"]
 
 
 def compare(
@@ -68,24 +57,37 @@ def compare(
 
     """
     chosen = arms_of(spec, arms)
-    device = pick_device(spec.device)
-    state = _State(spec, chosen, new_directory(spec.output, f"{spec.name}-compare"))
+    device, directory = pick_device(spec.device), new_directory(spec.output, f"{spec.name}-compare")
     text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
-    (state.directory / "spec.yaml").write_text(text, encoding="utf-8")
-    manifest = Manifest(state.directory, spec, device, started_at=state.started_at)
-    state.environment = describe_environment(device) | {"cpu": describe_hardware()["cpu"]}
-    _say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {state.directory}")
+    (directory / "spec.yaml").write_text(text, encoding="utf-8")
+    report = Comparison(
+        name=spec.name,
+        started_at=_now(),
+        directory=str(directory),
+        repeats=spec.compare.repeats,
+        warmup_epochs=spec.compare.warmup_epochs,
+        arms=[
+            ArmReport(arm.name, dict(arm.values), [trial.name for trial in arm.trials if trial.name])
+            for arm in chosen
+        ],
+        notes=[note for arm in chosen for note in _notes(arm)],
+        spec=spec.to_mapping(),
+        environment=describe_environment(device) | {"cpu": describe_hardware()["cpu"]},
+    )
+    manifest, start_s = Manifest(directory, spec, device, started_at=report.started_at), time.monotonic()
+    _say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {directory}")
     try:
-        _prepare(chosen, console)
-        _run_all(state, console, keep_going=keep_going)
+        for data in {trial.spec.data: None for arm in chosen for trial in arm.trials}:  # nothing is timed yet
+            prepare_data(data, lambda line: _say(console, line))
+        _run_all(report, chosen, console, keep_going=keep_going)
     except BaseException as error:
-        state.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        state.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        report.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        report.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise
     finally:
-        report = state.report()
+        report.took_s = time.monotonic() - start_s
         publish(report, console)
-        manifest.end(state.status, _now())
+        manifest.end(report.status, _now())
     return report
 
 
@@ -101,104 +103,46 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-@dataclass
-class _State:
-    """What is known so far."""
-
-    spec: Spec
-    arms: tuple[Arm, ...]
-    directory: Path
-    started_at: str = field(default_factory=_now)
-    start_s: float = field(default_factory=time.monotonic)
-    status: str = "running"
-    reason: str | None = None
-    rounds: list[RoundReport] = field(default_factory=list)
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-
-    def take(self, one: Round, done: RoundDone) -> RoundReport:
-        """Keep what a round has measured."""
-        folder = str(done.folder.relative_to(self.directory))
-        if done.measured is None:
-            report = RoundReport(one, folder, None, _failure(done))
-        else:
-            first = done.measured.runs[0]
-            self.settings.setdefault(one.arm, settings_of(first))
-            figures = round_figures(done.measured, self.spec.compare.warmup_epochs)
-            report = RoundReport(one, folder, figures, None)
-        self.rounds.append(report)
-        return report
-
-    def report(self) -> Comparison:
-        return Comparison(
-            name=self.spec.name,
-            status=self.status,
-            reason=self.reason,
-            started_at=self.started_at,
-            took_s=time.monotonic() - self.start_s,
-            directory=str(self.directory),
-            repeats=self.spec.compare.repeats,
-            warmup_epochs=self.spec.compare.warmup_epochs,
-            arms=tuple(
-                ArmReport(
-                    arm.name,
-                    arm.values,
-                    tuple(trial.name for trial in arm.trials if trial.name),
-                    self.settings.get(arm.name, {}),
-                )
-                for arm in self.arms
-            ),
-            rounds=tuple(self.rounds),
-            notes=_notes(self.arms),
-            spec=self.spec.to_mapping(),
-            environment=self.environment,
-        )
-
-
-def _run_all(state: _State, console: Console, *, keep_going: bool) -> None:
-    by_name = {arm.name: arm for arm in state.arms}
-    rounds = rounds_of(list(by_name), state.spec.compare.repeats)
+def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_going: bool) -> None:
+    rounds, directory = rounds_of([arm.name for arm in arms], report.repeats), Path(report.directory)
     for one in rounds:
-        arm = by_name[one.arm]
+        arm, of_arm = next(pair for pair in zip(arms, report.arms, strict=True) if pair[0].name == one.arm)
         at_once = f", {len(arm.trials)} trials at once" if len(arm.trials) > 1 else ""
-        place = f"[{one.number}/{len(rounds)}]"
-        _say(console, f"{place} {one.arm}, repeat {one.repeat} of {state.spec.compare.repeats}{at_once}")
-        done = run_round(one, arm, state.directory / "runs" / f"{one.number:02d}-{one.arm}")
+        place, folder = f"[{one.number}/{len(rounds)}]", Path("runs", f"{one.number:02d}-{one.arm}")
+        _say(console, f"{place} {one.arm}, repeat {one.repeat} of {report.repeats}{at_once}")
+        try:
+            measured = run_round(one, arm, directory / folder)
+        except ComparisonFailedError as error:
+            report.rounds.append(RoundReport(*one, str(folder), None, str(error)))
+            if not keep_going:
+                raise
+        else:
+            of_arm.settings = of_arm.settings or measured.runs[0].report["loader_settings"]
+            figures = round_figures(measured, report.warmup_epochs)
+            report.rounds.append(RoundReport(*one, str(folder), figures))
         if len(arm.trials) == 1:  # of many at once nobody wants every page, and each takes a second
-            write_pages(done.folder, lambda line: _say(console, line))
-        report = state.take(one, done)
-        _say(console, f"{place} {report.phrase()}")
-        if report.failure is not None and not keep_going:
-            raise ComparisonFailedError(report.failure)
-        write_comparison(state.report(), state.directory)
-    failed = sum(one.failure is not None for one in state.rounds)
-    state.status = "failed" if failed else "finished"
-    state.reason = f"{failed} of {len(rounds)} rounds failed" if failed else None
+            _write_pages(directory / folder, console)
+        _say(console, f"{place} {report.rounds[-1].phrase()}")
+        write_comparison(report, directory)
+    failed = len(rounds) - report.measured
+    report.status = "failed" if failed else "finished"
+    report.reason = f"{failed} of {len(rounds)} rounds failed" if failed else None
 
 
-def _failure(done: RoundDone) -> str:
-    first = done.failed[0]
-    how = f"signal {-first.code}" if first.code < 0 else f"exit code {first.code}"
-    said = first.last_lines.replace("\n", "\n  ")
-    return f"the run of {first.title} ended with {how}; the last lines of {done.folder}:\n  {said}"
+def _write_pages(folder: Path, console: Console) -> None:
+    """Make the pages of a round's runs, now that nothing is timed."""
+    for path in sorted(folder.rglob("report.json")):
+        try:
+            write_run_page(path.parent)
+        except Exception as error:  # noqa: BLE001  # whatever drawing raises, the figures matter more
+            _say(console, f"the page of {path.parent} was not made ({error}); superdl report tries again")
 
 
-def _prepare(arms: Sequence[Arm], console: Console) -> None:
-    """Write or find the data before anything is timed, so that no run pays for it."""
-    for data in {trial.spec.data: None for arm in arms for trial in arm.trials}:
-        prepare_data(data, lambda line: _say(console, line))
-
-
-def _notes(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """What a reader must know of how the arms ran."""
-    return tuple(note for arm in arms for note in _notes_of(arm))
-
-
-def _notes_of(arm: Arm) -> Iterator[str]:
+def _notes(arm: Arm) -> Iterator[str]:
+    """What a reader must know of how an arm ran."""
     functions = [trial.spec for trial in arm.trials if trial.spec.loader.runs_functions]
     variable = os.environ.get("SUPER_COORDINATOR")
-    addresses = {spec.loader.coordinator or variable for spec in functions}
-    for address in sorted(address for address in addresses if address):
+    for address in sorted({spec.loader.coordinator or variable or "" for spec in functions} - {""}):
         yield (
             f"{arm.name} uses the coordinator at {address}: its CPU, and that of its cache and functions, is "
             "not counted, and its cache holds what earlier runs left."

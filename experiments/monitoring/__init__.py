@@ -5,23 +5,7 @@ Sampled in one thread whose cost is bounded; what a step or a pass took is measu
 
 from __future__ import annotations
 
-from superdl.experiments.monitoring.monitor import (
-    GroupUsage,
-    PhaseUsage,
-    Utilization,
-    UtilizationMonitor,
-    utilization_table,
-)
-from superdl.experiments.monitoring.readings import GpuMeter, GpuReading, ProcessGroups, meter_of
+from superdl.experiments.monitoring.monitor import PhaseUsage, Utilization, UtilizationMonitor
+from superdl.experiments.monitoring.readings import GpuReading, meter_of
 
-__all__ = [
-    "GpuMeter",
-    "GpuReading",
-    "GroupUsage",
-    "PhaseUsage",
-    "ProcessGroups",
-    "Utilization",
-    "UtilizationMonitor",
-    "meter_of",
-    "utilization_table",
-]
+__all__ = ["GpuReading", "PhaseUsage", "Utilization", "UtilizationMonitor", "meter_of"]

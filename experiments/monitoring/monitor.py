@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -40,27 +41,62 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 UTILIZATION_COLUMNS = (
-    "at_s",
-    "epoch",
-    "split",
-    "subject",
-    "processes",
-    "cpu_s",
-    "cpu_cores",
-    "rss_bytes",
-    "pss_bytes",
-    "gpu_percent",
-    "gpu_memory_bytes",
-    "gpu_memory_total_bytes",
+    *("at_s", "epoch", "split", "subject", "processes", "cpu_s", "cpu_cores", "rss_bytes", "pss_bytes"),
+    *("gpu_percent", "gpu_memory_bytes", "gpu_memory_total_bytes"),
 )
 
 _INTERVAL_S = 1.0
 _MAX_SHARE = 0.01
 """Of one core, for the thread: after a costly sample it rests so long that this is kept to."""
-
-_ABSENT = "-"
 _SHOWN = ("trainer", "workers", "functions", "cache", "coordinator")
 _MIB = 2**20
+
+
+class Sample(NamedTuple):
+    """One look at everything; ``clock_s`` is of a clock that never jumps, ``at_s`` a Unix timestamp."""
+
+    clock_s: float
+    at_s: float
+    groups: dict[str, GroupReading]
+    gpu: GpuReading | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """What a group of processes used in a phase; ``cpu_cores`` is CPU seconds per second."""
+
+    processes_max: int
+    cpu_s: float
+    cpu_cores: float
+    rss_bytes_max: int
+    pss_bytes_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseUsage:
+    """A phase: ``start`` (before the first pass; ``epoch`` is None), or a pass, ``train`` or ``val``.
+
+    CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; highest
+    figures and the GPU's mean are of ``samples``. What was not there, a group or the GPU, is absent, not 0.
+    """
+
+    epoch: int | None
+    split: str
+    wall_s: float
+    samples: int
+    groups: dict[str, GroupUsage]
+    gpu_percent: float | None
+    gpu_memory_bytes_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """All phases of a run, and what looking cost: ``sampling_cpu_s``, which is part of the trainer's."""
+
+    interval_s: float
+    samples: int
+    sampling_cpu_s: float
+    phases: tuple[PhaseUsage, ...]
 
 
 class UtilizationMonitor(Listener):
@@ -81,26 +117,22 @@ class UtilizationMonitor(Listener):
     ) -> None:
         """Make ``<name>.jsonl`` and ``<name>.csv`` in ``directory`` and begin."""
         self.failure: str | None = None
+        self.last_gpu: GpuReading | None = None
+        """The GPU as it was last seen; None where there is none."""
         self._rows = RowLog(directory, name, UTILIZATION_COLUMNS)
         self._gpu = gpu
         self._interval_s = interval_s
         self._processes = ProcessGroups()
         self._lock = threading.Lock()
         self._phase: tuple[int | None, str] | None = (None, "start")
-        self._samples: list[Sample] = []  # of the present phase
+        self._samples: list[Sample] = []  # of the present phase, or the last one taken
         self._phases: list[PhaseUsage] = []
-        self._last: Sample | None = None
         self._taken = 0
         self._cpu_s = 0.0
         self._ended = threading.Event()
         self._sample()
         self._thread = threading.Thread(target=self._run, name="superdl-utilization", daemon=True)
         self._thread.start()
-
-    @property
-    def last_gpu(self) -> GpuReading | None:
-        """The GPU as it was last seen; None where there is none."""
-        return None if self._last is None else self._last.gpu
 
     def utilization(self) -> Utilization:
         """Return all phases that have ended."""
@@ -138,23 +170,18 @@ class UtilizationMonitor(Listener):
             self._sample()
             if self._phase is not None:
                 self._phases.append(phase_usage(*self._phase, self._samples))
-            self._phase = phase
-            self._samples = [] if self._last is None else [self._last]
+            self._phase, self._samples = phase, self._samples[-1:]
 
     def _sample(self) -> float:
         """Take a sample and write it; returns the CPU seconds of this thread that it took."""
         begun_s = time.thread_time()
-        sample = Sample(
-            clock_s=time.perf_counter(),
-            at_s=time.time(),
-            groups=self._processes.read(),
-            gpu=None if self._gpu is None else self._gpu.read(),
-        )
-        rows = list(self._row_values(sample, self._last))
-        self._last = sample
+        self.last_gpu = None if self._gpu is None else self._gpu.read()
+        sample = Sample(time.perf_counter(), time.time(), self._processes.read(), self.last_gpu)
+        rows = list(self._row_values(sample, self._samples[-1] if self._samples else None))
+        if self._phase is None:
+            self._samples.clear()
+        self._samples.append(sample)
         self._taken += 1
-        if self._phase is not None:
-            self._samples.append(sample)
         if self.failure is None:
             try:
                 self._rows.write(rows)
@@ -167,17 +194,13 @@ class UtilizationMonitor(Listener):
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
         """One row for each group of processes and one for the GPU; columns that are not its own are empty."""
-        epoch, split = (None, None) if self._phase is None else self._phase
+        epoch, split = self._phase or (None, None)
         empty = dict.fromkeys(UTILIZATION_COLUMNS) | {"at_s": sample.at_s, "epoch": epoch, "split": split}
         for name, group in sample.groups.items():
-            yield empty | {
-                "subject": name,
-                "processes": group.processes,
-                "cpu_s": group.cpu_s,
-                "cpu_cores": None if before is None else _cores(name, sample, before),
-                "rss_bytes": group.rss_bytes,
-                "pss_bytes": group.pss_bytes,
-            }
+            cores = (
+                None if before is None else _cpu_s(name, before, sample) / (sample.clock_s - before.clock_s)
+            )
+            yield empty | {"subject": name, "cpu_cores": cores} | asdict(group)
         if sample.gpu is not None:
             yield empty | {
                 "subject": "gpu",
@@ -192,64 +215,10 @@ def rest_after(sample_s: float, interval_s: float) -> float:
     return max(interval_s, sample_s / _MAX_SHARE)
 
 
-def _cores(name: str, sample: Sample, before: Sample) -> float | None:
-    """CPU seconds per second since the sample before."""
-    passed_s = sample.clock_s - before.clock_s
+def _cpu_s(name: str, before: Sample, after: Sample) -> float:
+    """CPU seconds that a group used from one sample to another."""
     used_s = before.groups[name].cpu_s if name in before.groups else 0.0
-    return max(0.0, sample.groups[name].cpu_s - used_s) / passed_s if passed_s > 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One look at everything; ``clock_s`` is of a clock that never jumps, ``at_s`` a Unix timestamp."""
-
-    clock_s: float
-    at_s: float
-    groups: dict[str, GroupReading]
-    gpu: GpuReading | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupUsage:
-    """What a group of processes used in a phase; ``cpu_cores`` is CPU seconds per second."""
-
-    processes_max: int
-    cpu_s: float
-    cpu_cores: float
-    rss_bytes_max: int
-    pss_bytes_max: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseUsage:
-    """A phase: ``start`` (before the first pass; ``epoch`` is None), or a pass, ``train`` or ``val``.
-
-    CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; highest
-    figures and the GPU's mean are of ``samples``. What was not there, a group or the GPU, is absent, not 0.
-    """
-
-    epoch: int | None
-    split: str
-    wall_s: float
-    samples: int
-    groups: dict[str, GroupUsage]
-    gpu_percent: float | None
-    gpu_memory_bytes_max: int | None
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds of all groups."""
-        return sum(group.cpu_s for group in self.groups.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Utilization:
-    """All phases of a run, and what looking cost: ``sampling_cpu_s``, which is part of the trainer's."""
-
-    interval_s: float
-    samples: int
-    sampling_cpu_s: float
-    phases: tuple[PhaseUsage, ...]
+    return max(0.0, after.groups[name].cpu_s - used_s)
 
 
 def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> PhaseUsage:
@@ -257,9 +226,8 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
     first, last = samples[0], samples[-1]
     wall_s = last.clock_s - first.clock_s
     groups = {}
-    for name, reading in last.groups.items():
-        before = first.groups.get(name)
-        cpu_s = max(0.0, reading.cpu_s - (0.0 if before is None else before.cpu_s))
+    for name in last.groups:
+        cpu_s = _cpu_s(name, first, last)
         seen = [sample.groups[name] for sample in samples if name in sample.groups]
         groups[name] = GroupUsage(
             processes_max=max(one.processes for one in seen),
@@ -272,45 +240,33 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
     gpu = [sample.gpu for sample in samples[1:] if sample.gpu is not None]
     memory = [one.memory_bytes for one in gpu if one.memory_bytes is not None]
     busy = [one.busy_percent for one in gpu if one.busy_percent is not None]
-    return PhaseUsage(
-        epoch=epoch,
-        split=split,
-        wall_s=wall_s,
-        samples=len(samples),
-        groups=groups,
-        gpu_percent=sum(busy) / len(busy) if busy else None,
-        gpu_memory_bytes_max=max(memory, default=None),
-    )
+    mean_busy = fmean(busy) if busy else None
+    return PhaseUsage(epoch, split, wall_s, len(samples), groups, mean_busy, max(memory, default=None))
 
 
 def utilization_table(used: Utilization, images: Mapping[tuple[int | None, str], int]) -> Table:
     """Return the table; ``images`` are those of each pass, by epoch and split."""
-    has_gpu = any(phase.gpu_memory_bytes_max is not None for phase in used.phases)
+    rows = [_cells(phase, images.get((phase.epoch, phase.split))) for phase in used.phases]
+    shown = [head for head in rows[0] if any(row[head] for row in rows) or "GPU" not in head]
     table = Table(title="cores in use, by phase and part", box=SIMPLE_HEAD, padding=0)
-    table.add_column("\nphase", overflow="fold")
-    headings = [f"\n{name}" for name in _SHOWN] + ["CPU ms\n/image", "memory\n(MiB)"]
-    for heading in headings + (["GPU\n(%)", "GPU\n(MiB)"] if has_gpu else []):
-        table.add_column(heading, justify="right", overflow="fold")
-    for phase in used.phases:
-        cells = [_cores_of(phase, name) for name in _SHOWN]
-        cells += [_cpu_per_image(phase, images.get((phase.epoch, phase.split))), _memory(phase)]
-        if has_gpu:
-            gpu_bytes = phase.gpu_memory_bytes_max
-            cells.append(_ABSENT if phase.gpu_percent is None else f"{phase.gpu_percent:.0f}")
-            cells.append(_ABSENT if gpu_bytes is None else f"{gpu_bytes / _MIB:,.0f}")
-        table.add_row(phase.split if phase.epoch is None else f"{phase.epoch + 1} {phase.split}", *cells)
+    for head in shown:
+        table.add_column(head, justify="left" if head == "\nphase" else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[head] or "-" for head in shown))
     return table
 
 
-def _cores_of(phase: PhaseUsage, name: str) -> str:
-    return f"{phase.groups[name].cpu_cores:.2f}" if name in phase.groups else _ABSENT
-
-
-def _cpu_per_image(phase: PhaseUsage, images: int | None) -> str:
-    return f"{1000 * phase.cpu_s / images:.2f}" if images else _ABSENT
-
-
-def _memory(phase: PhaseUsage) -> str:
-    """The groups' highest PSS, added up; absent where that of a group was not read."""
-    pss = [group.pss_bytes_max for group in phase.groups.values() if group.pss_bytes_max is not None]
-    return f"{sum(pss) / _MIB:,.0f}" if len(pss) == len(phase.groups) else _ABSENT
+def _cells(phase: PhaseUsage, images: int | None) -> dict[str, str]:
+    """A row of the table by its heads; empty is what was not there or not read."""
+    groups = phase.groups
+    cpu_s = sum(group.cpu_s for group in groups.values())
+    pss = [group.pss_bytes_max for group in groups.values() if group.pss_bytes_max is not None]
+    used_bytes = phase.gpu_memory_bytes_max
+    return {
+        "\nphase": phase.split if phase.epoch is None else f"{phase.epoch + 1} {phase.split}",
+        **{f"\n{name}": f"{groups[name].cpu_cores:.2f}" if name in groups else "" for name in _SHOWN},
+        "CPU ms\n/image": f"{1000 * cpu_s / images:.2f}" if images else "",
+        "memory\n(MiB)": f"{sum(pss) / _MIB:,.0f}" if len(pss) == len(groups) else "",
+        "GPU\n(%)": "" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f}",
+        "GPU\n(MiB)": "" if used_bytes is None else f"{used_bytes / _MIB:,.0f}",
+    }

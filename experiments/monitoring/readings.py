@@ -69,54 +69,45 @@ class ProcessGroups:
     def read(self) -> dict[str, GroupReading]:
         """Read every group that has, or had, a process."""
         rss: dict[str, int] = defaultdict(int)
-        running: dict[str, list[int]] = defaultdict(list)
+        running: dict[str, list[psutil.Process]] = defaultdict(list)
         for process in (self._trainer, *self._trainer.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it has ended meanwhile: what was last seen of it stays
                 group = self._see(process)
                 rss_bytes = process.memory_info().rss
                 if rss_bytes:  # else it has ended and waits for its parent
                     rss[group] += rss_bytes
-                    running[group].append(process.pid)
+                    running[group].append(process)
         pss = self._pss(running)
         used: dict[str, float] = defaultdict(float)
         for seen in self._seen.values():
             used[seen.group] += seen.cpu_s
         used["trainer"] -= self._before_s
         return {
-            name: GroupReading(
-                processes=len(running[name]),
-                cpu_s=used[name],
-                rss_bytes=rss[name],
-                pss_bytes=pss.get(name),
-            )
+            name: GroupReading(len(running[name]), used[name], rss[name], pss.get(name))
             for name in GROUPS
             if name in used
         }
 
-    def _pss(self, running: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    def _pss(self, running: Mapping[str, Sequence[psutil.Process]]) -> dict[str, int]:
         """The PSS of each group, if it is time to read it again."""
         if time.perf_counter() < self._pss_due_s:
             return {}
         begun_s = time.thread_time()
-        read = {name: [_pss_bytes(pid) for pid in pids] for name, pids in running.items()}
+        read = {name: [_pss_bytes(process) for process in processes] for name, processes in running.items()}
         self._pss_due_s = time.perf_counter() + (time.thread_time() - begun_s) / _PSS_SHARE
-        return {
-            name: sum(value for value in values if value is not None)
-            for name, values in read.items()
-            if None not in values
-        }
+        return {name: sum(filter(None, values)) for name, values in read.items() if None not in values}
 
     def _see(self, process: psutil.Process) -> str:
         """Remember the process, which psutil tells by id and start, and return its group."""
         cpu_s = _cpu_s(process)
         seen = self._seen.setdefault(process, _Seen("other", cpu_s))
         seen.cpu_s = cpu_s
+        if process == self._trainer:
+            seen.group = "trainer"
+            return seen.group
         with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but was told before
             # Each time: between fork and exec a child still has its parent's command.
-            is_trainer = process == self._trainer
-            seen.group = (
-                "trainer" if is_trainer else group_of(process.name(), process.cmdline(), self._command)
-            )
+            seen.group = group_of(process.name(), process.cmdline(), self._command)
         return seen.group
 
 
@@ -141,12 +132,10 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _pss_bytes(pid: int) -> int | None:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:")), None)
+def _pss_bytes(process: psutil.Process) -> int | None:
+    with contextlib.suppress(psutil.Error):
+        return getattr(process.memory_full_info(), "pss", None)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +186,10 @@ class GpuMeter:
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         try:
             pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise ConfigError(f"no GPU utilisation: NVML does not start ({error}); see nvidia-smi") from error
-        try:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
         except pynvml.NVMLError as error:
-            pynvml.nvmlShutdown()
             raise ConfigError(
-                f"no GPU utilisation: NVML gives no access to {name} ({error}); see nvidia-smi -L"
+                f"no GPU utilisation: NVML does not give {name} ({error}); see nvidia-smi"
             ) from error
 
     def read(self) -> GpuReading:

@@ -6,58 +6,37 @@ No script, no font, no image from elsewhere. Every text is escaped; what a page 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from superdl.experiments.reporting.plots import plots_missing
-from superdl.experiments.reporting.quantities import ABSENT
+from superdl.experiments.reporting.quantities import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["PAGE_NAME", "Column", "Table", "facts_table", "render", "table_of", "write_page"]
+__all__ = ["PAGE_NAME", "Cell", "Table", "facts_table", "render", "write_page"]
 
 PAGE_NAME = "report.html"
 
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column's name, the unit of all its cells, and whether they are words rather than numbers."""
-
-    name: str
-    unit: str = ""
-    words: bool = False
+Cell = str | float | None
+"""Words, a number, or nothing that is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of cells under columns; ``total``: the last row sums the others up."""
+class Table(NamedTuple):
+    """Rows of cells under heads, which name the unit; ``total``: the last row sums the others up."""
 
     caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
     total: bool = False
-
-
-def table_of(
-    caption: str, columns: Sequence[tuple[Column, Sequence[str]]], *, total: bool = False, most: int = 40
-) -> Table:
-    """A table by its columns and their cells; of more than ``most`` rows the middle is left out."""
-    rows = list(zip(*(cells for _, cells in columns), strict=True))
-    if len(rows) > most:
-        half = most // 2
-        gap = (f"{len(rows) - 2 * half} more", *[""] * (len(columns) - 1))
-        rows = [*rows[:half], gap, *rows[-half:]]
-    return Table(caption, tuple(column for column, _ in columns), tuple(rows), total)
 
 
 def facts_table(caption: str, facts: Mapping[str, object]) -> Table:
     """A table of two columns: what, and its value."""
-    rows = tuple((str(name), str(value)) for name, value in facts.items())
-    return Table(caption, (Column("what", words=True), Column("value", words=True)), rows)
+    return Table(caption, ("what", "value"), [(str(name), str(value)) for name, value in facts.items()])
 
 
 def render(template: str, **values: Any) -> str:
@@ -69,8 +48,16 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"ABSENT": ABSENT, "plots_missing": plots_missing()}
+    environment.globals["plots_missing"] = plots_missing()
+    environment.filters["cell"] = _written
     return environment.get_template(template).render(values)
+
+
+def _written(cell: Cell) -> str:
+    """A cell's text: things that are counted have all their digits, what is measured has three."""
+    if isinstance(cell, str):
+        return cell
+    return count(cell) if isinstance(cell, int) else number(cell)
 
 
 def write_page(html: str, path: Path) -> None:

@@ -5,25 +5,22 @@ All rules are here, so that two runs with equal figures are described alike.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
-from superdl.experiments.reporting.quantities import count, percent, points_of, rate, seconds, share, usd
+from superdl.experiments.reporting.quantities import count, number, percent, seconds, share, usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from superdl.experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["STALL_CAUSES", "Explanation", "findings", "stalls_of", "step_times_by_epoch"]
+__all__ = ["STALL_CAUSES", "Explanation", "findings"]
 
 _NO_LIMIT = 0.05
 """Waiting for less of a pass than this does not matter."""
 _LIMIT = 0.2
 """Waiting for more of it than this limits the pass."""
-_WORK = ("samples_produced", "invocations", "fetch_s", "decode_s", "push_s")
-
-_EPOCHS = 6
-"""So many epochs are shown beside each other: of more, the first and the last."""
 
 
 class Explanation(NamedTuple):
@@ -35,8 +32,7 @@ class Explanation(NamedTuple):
 
 STALL_CAUSES = {
     "cold_start": Explanation(
-        "functions, or the job itself, were starting",
-        "a longer run; superdl warm; provisioned concurrency",
+        "functions, or the job itself, were starting", "a longer run; superdl warm; provisioned concurrency"
     ),
     "throttle": Explanation(
         "executors took fewer requests at once than they have functions", "a higher concurrency quota"
@@ -66,46 +62,19 @@ STALL_CAUSES = {
 """The causes of `docs/runs.md`, in its order."""
 
 
-def stalls_of(one: Pass) -> dict[str, float]:
-    """Seconds of waiting by cause, the longest first; empty where nobody told."""
-    causes = (one.figures.get("stalls") or {}).get("causes") or {}
-    waits = {name: float(total["wait_s"]) for name, total in causes.items()}
-    return dict(sorted(waits.items(), key=lambda item: -item[1]))
-
-
-def step_times_by_epoch(run: RunFiles) -> dict[int, dict[int, float]]:
-    """Mean step times by the step at which they were printed, of the first epochs and the last."""
-    found: dict[int, dict[int, float]] = {}
-    for one in run.known.get("step_times") or ():
-        found.setdefault(one["epoch"], {})[one["step"]] = one["mean_s"]
-    shown = sorted(found)
-    if len(shown) > _EPOCHS:
-        shown = shown[: _EPOCHS // 2] + shown[-_EPOCHS // 2 :]
-    return {epoch: found[epoch] for epoch in shown}
-
-
 def findings(run: RunFiles) -> list[tuple[str, str]]:
     """The run in a few sentences, each with its subject first."""
-    points = [_outcome(run)]
-    if run.trained:
-        points += [_accuracy(run), _throughput(run), *_step_times(run), _waiting(run), _first_batch(run)]
-    return [*points, _cost(run), *_bad_samples(run)]
+    trained = [_accuracy(run), _throughput(run), _waiting(run), _first_batch(run)] if run.trained else []
+    return [_outcome(run), *trained, _cost(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
     epochs = _epochs(run)
-    if run.report is None and run.status != "running":
-        return "Its report is missing:", (
-            f"its manifest says {run.status}, so there was one. What follows is added up from the steps "
-            f"that it wrote, of {epochs}."
-        )
     if run.report is None:
-        return "It left no report:", (
-            f"its manifest says {run.status}, so it goes on, or was killed. What follows is added up from "
-            f"the steps that it wrote, of {epochs} and what came after."
-            if run.trained
-            else f"its manifest says {run.status}, so it goes on, or was killed, and no step was written."
-        )
+        running = ", so it goes on, or was killed" if run.status == "running" else ""
+        steps = f"what follows is added up from the steps that it wrote, of {epochs} and what came after"
+        told = steps if run.trained else "no step was written"
+        return "It left no report:", f"its manifest says {run.status}{running}; {told}."
     took = f"{epochs} in {seconds(run.report['wall_s'])}"
     if run.status == "finished":
         return "It finished:", f"{took}."
@@ -124,28 +93,20 @@ def _epochs(run: RunFiles) -> str:
 
 
 def _accuracy(run: RunFiles) -> tuple[str, str]:
-    last = _alike(run.trained)[-1]
-    begun = [one for one in run.passes if one.split == "val"]
-    validated = _alike([one for one in begun if one.complete])
+    """By the validations that came to their end."""
+    validated = _alike([one for one in run.passes if one.split == "val" and one.complete])
     if not validated:
-        if begun:
-            why = "No validation came to its end"
-        elif run.has_validation_data:
-            why = "No epoch was validated" + (" (training.validate_every)" * (run.status == "finished"))
-        else:
-            why = "There was no validation data (data.val)"
-        return "Accuracy:", (
-            f"{_right(last)} of the training images in {_when(run, last)}. {why}, so nothing is known of "
-            "images that it was not trained on."
+        return (
+            "Accuracy:",
+            "not known, since no validation came to its end (data.val, training.validate_every).",
         )
-    best = max(validated, key=lambda one: one.figures["accuracy"])
+    end, best = validated[-1], max(validated, key=lambda one: one.figures["accuracy"])
+    images = count(end.figures["samples"], "validation image")
     said = (
-        f"after epoch {validated[-1].epoch + 1} the model was right for {_right(validated[-1])} of "
-        f"{count(validated[-1].figures['samples'], 'validation image')}; of the training images for "
-        f"{_right(last)}{'' if last.complete else f' in {_when(run, last)}'}."
+        f"after epoch {end.epoch + 1} the model was right for {percent(end.figures['accuracy'])} of {images}."
     )
-    if best.epoch != validated[-1].epoch:
-        said += f" Best was epoch {best.epoch + 1} with {_right(best)}."
+    if best.epoch != end.epoch:
+        said += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
     return "Accuracy:", said
 
 
@@ -154,47 +115,19 @@ def _alike(passes: Sequence[Pass]) -> Sequence[Pass]:
     return [one for one in passes if not one.of_rank_0] or passes
 
 
-def _when(run: RunFiles, one: Pass) -> str:
-    """The training pass that something is said of, where it is of the last one."""
-    if not one.complete:
-        return f"the part of epoch {one.epoch + 1} that was trained"
-    return "the last epoch" if one == run.trained[-1] else f"epoch {one.epoch + 1}"
-
-
-def _right(one: Pass) -> str:
-    top5 = one.figures.get("top5_accuracy")
-    also = "" if top5 is None else f" (top-1; top-5 {points_of(top5)})"
-    return f"{points_of(one.figures['accuracy'])}{also}"
-
-
 def _throughput(run: RunFiles) -> tuple[str, str]:
     trained = _alike(run.trained)
-    first, later = trained[0], trained[1:]
-    whose = " of rank 0" if first.of_rank_0 else ""
-    if not later:
-        return "Throughput:", f"{rate(first.figures['images_per_s'], 'images')}{whose} while training."
-    return "Throughput:", (
-        f"{rate(_rate_of(trained), 'images')}{whose} while training: "
-        f"{rate(first.figures['images_per_s'], 'images')} in {_first_epoch(run)}, "
-        f"{rate(_rate_of(later), 'images')} after it."
-    )
+    whose = " of rank 0" if trained[0].of_rank_0 else ""
+    said = f"{_images_per_s(trained)}{whose} while training"
+    if len(trained) > 1:
+        said += (
+            f": {_images_per_s(trained[:1])} in {_first_epoch(run)}, {_images_per_s(trained[1:])} after it"
+        )
+    return "Throughput:", f"{said}."
 
 
-def _step_times(run: RunFiles) -> list[tuple[str, str]]:
-    told = run.known.get("step_times")
-    if not told:
-        return []
-    last, best = told[-1], min(told, key=lambda one: one["mean_s"])
-    of_last = (
-        f"the mean of {count(last['steps'], 'step')} up to step {last['step']} of epoch {last['epoch'] + 1}"
-    )
-    of_best = f"at step {best['step']} of epoch {best['epoch'] + 1}"
-    said = f"{seconds(last['mean_s'])}, {of_last}; at best {seconds(best['mean_s'])}, {of_best}."
-    return [("Step time:", said)]
-
-
-def _rate_of(passes: Sequence[Pass]) -> float | None:
-    return share(_sum(passes, "samples"), _sum(passes, "wall_s"))
+def _images_per_s(passes: Sequence[Pass]) -> str:
+    return f"{number(share(_sum(passes, 'samples'), _sum(passes, 'wall_s')))} images/s"
 
 
 def _sum(passes: Sequence[Pass], name: str) -> float:
@@ -202,13 +135,9 @@ def _sum(passes: Sequence[Pass], name: str) -> float:
 
 
 def _waiting(run: RunFiles) -> tuple[str, str]:
-    first, later = run.trained[0], run.trained[1:]
-    took = seconds(first.figures["wall_s"])
-    said = f"{percent(first.wait_share)} of {_first_epoch(run)}'s {took}: {_why([first])}"
-    if not later:
-        return "Waiting for data:", f"{said}."
-    waited = share(_sum(later, "wait_s"), _sum(later, "wall_s"))
-    return "Waiting for data:", f"{said}; {percent(waited)} of the epochs after it: {_why(later)}."
+    first, later = run.trained[:1], run.trained[1:]
+    said = f"{_why(first)} of {_first_epoch(run)}"
+    return "Waiting for data:", f"{said}; {_why(later)} of the epochs after it." if later else f"{said}."
 
 
 def _first_epoch(run: RunFiles) -> str:
@@ -218,63 +147,35 @@ def _first_epoch(run: RunFiles) -> str:
 
 
 def _why(passes: Sequence[Pass]) -> str:
-    """What the waiting of some passes means, and what it was for, if there was enough to ask."""
-    part = share(_sum(passes, "wait_s"), _sum(passes, "wall_s"))
-    if part is None or part < _NO_LIMIT:
-        return "data does not limit it"
-    limits = "data limits it" if part >= _LIMIT else "data slows it a little"
-    causes: dict[str, float] = {}
+    """What the waiting of some passes means, and what most of it was for, where that is known."""
+    part = share(_sum(passes, "wait_s"), _sum(passes, "wall_s")) or 0.0
+    if part < _NO_LIMIT:
+        return f"data does not limit it: {percent(part)}"
+    causes: Counter[str] = Counter()
     for one in passes:
-        for cause, wait_s in stalls_of(one).items():
-            causes[cause] = causes.get(cause, 0.0) + wait_s
-    if causes:
-        cause, wait_s = max(causes.items(), key=lambda item: item[1])
+        causes.update(one.stalls)
+    limits = "data limits it" if part >= _LIMIT else "data slows it a little"
+    for cause, wait_s in causes.most_common(1):
         meaning = STALL_CAUSES[cause].meaning if cause in STALL_CAUSES else f"of {cause}"
-        return f"{limits}, most of all since {meaning} ({seconds(wait_s)})"
-    job = {name: sum(one.job.get(name) or 0 for one in passes) for name in _WORK}
-    produced = job["samples_produced"]
-    if produced and job["invocations"]:
-        work_s = job["fetch_s"] + job["decode_s"] + job["push_s"]
-        return f"{limits}; functions were producing {count(produced, 'sample')} ({seconds(work_s)} of work)"
-    if produced:
-        work_s = job["fetch_s"] + job["decode_s"]
-        return f"{limits}; its workers fetched and decoded {count(produced, 'image')} ({seconds(work_s)})"
-    read = seconds(_sum(passes, "read_s"))
-    return f"{limits}; nothing was produced then, so that it waited for reading ({read}, summed over workers)"
+        limits += f", most of all since {meaning} ({seconds(wait_s)})"
+    return f"{limits}: {percent(part)}"
 
 
 def _first_batch(run: RunFiles) -> tuple[str, str]:
     wait_s = run.trained[0].figures["first_batch_s"]
     said = f"{seconds(wait_s)} after {_first_epoch(run)} began"
-    start_s = start_seconds(run.known)
-    if start_s is not None:
-        said += (
-            f", {seconds(start_s + wait_s)} after the run did (data, coordinator, cache, functions, listing "
-            "and model in between)"
-        )
+    phases = (run.facts.get("utilization") or {}).get("phases") or ()
+    for start_s in [phase["wall_s"] for phase in phases if phase["epoch"] is None]:
+        said += f", {seconds(start_s + wait_s)} after the run did, which opened all that it needs in between"
     return "First batch:", f"{said}."
 
 
-def _bad_samples(run: RunFiles) -> list[tuple[str, str]]:
-    failed = sum(one.job.get("samples_failed") or 0 for one in run.passes)
-    if not failed:
-        return []
-    times = "once" if failed == 1 else f"{failed:,} times"
-    return [("Bad samples:", f"{times} functions could not produce one; the table of loading has when.")]
-
-
-def start_seconds(known: dict[str, Any]) -> float | None:
-    """How long the run prepared before its first pass."""
-    phases = (known.get("utilization") or {}).get("phases") or ()
-    return next((phase["wall_s"] for phase in phases if phase["epoch"] is None), None)
-
-
 def _cost(run: RunFiles) -> tuple[str, str]:
-    bill = run.known.get("bill")
+    bill = run.facts.get("bill")
     if not bill:
         return "Cost:", "not known, since there is no report."
-    absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
-    without = f" Not in it, since no price is known: {', '.join(absent)}." if absent else ""
+    absent = ", ".join(line["name"] for line in bill["lines"] if line["usd"] is None)
+    without = f" Not in it, since no price is known: {absent}." if absent else ""
     if not bill["usd"]:
         return "Cost:", f"nothing of what has a price here was used.{without}"
     parts = ", ".join(f"{line['name']} {usd(line['usd'])}" for line in bill["lines"] if line["usd"])

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.reporting.page import PAGE_NAME, Table, facts_table, render, write_page
-from superdl.experiments.reporting.quantities import count, size
+from superdl.experiments.reporting.page import PAGE_NAME, facts_table, render, write_page
 from superdl.experiments.reporting.run_files import RunFiles, read_run
 from superdl.experiments.reporting.run_findings import findings
 from superdl.experiments.reporting.run_plots import run_plots
@@ -36,60 +35,32 @@ def write_run_page(directory: Path) -> Path:
 
 def run_page(run: RunFiles) -> str:
     """The page of a run as HTML."""
-    begun = run.known.get("started_at") or (run.manifest or {}).get("started_at") or "at a time not known"
-    settings = run.known.get("loader_settings") or {}
-    loader = (run.spec.get("loader") or {}).get("kind", "")
+    facts, loader = run.facts, (run.spec.get("loader") or {}).get("kind", "")
+    told = {
+        "loader": loader,
+        "functions": facts.get("executor"),
+        "device": (facts.get("software") or {}).get("device"),
+        "ranks": run.ranks if run.ranks > 1 else None,
+        "strategy": facts.get("strategy") if run.ranks > 1 else None,
+        "precision": facts.get("precision"),
+        "begun": facts.get("started_at"),
+    }
+    settings = facts.get("loader_settings") or {}
     return render(
         "run.html",
         title=f"Run {run.name}: {run.status}",
-        subtitle=f"{_with(run)}begun {begun}",
+        subtitle=", ".join(f"{what} {value}" for what, value in told.items() if value),
         run=run,
+        facts=facts,
         findings=findings(run),
-        notes=(*run.known.get("notes", ()), *run.troubles),
+        notes=(*facts.get("notes", ()), *run.troubles),
         tables=run_tables(run),
         plots=run_plots(run),
-        bill=run.known.get("bill"),
+        bill=facts.get("bill"),
         settings=facts_table(f"Settings of loader {loader}", settings) if settings else None,
         spec_lines="\n".join(_leaves(run.spec)),
-        machine=_machine(run.manifest) if run.manifest else None,
-        images={split: count(run.known.get(f"{split}_samples")) for split in ("train", "val")},
-    )
-
-
-def _with(run: RunFiles) -> str:
-    """The loader, how its functions ran, and what trained, in a word or two each."""
-    loader = (run.spec.get("loader") or {}).get("kind")
-    executor = run.known.get("executor")
-    device = ((run.manifest or {}).get("software") or {}).get("device")
-    words = [f"loader {loader}"] if loader else []
-    words += [f"functions {executor}"] if executor else []
-    words += [f"device {device}"] if device else []
-    ranks, strategy, precision = (run.known.get(name) for name in ("ranks", "strategy", "precision"))
-    words += [f"{ranks} ranks by {strategy}"] if (ranks or 1) > 1 else []
-    words += [f"computing in {precision}"] if precision else []
-    return "".join(f"{word}, " for word in words)
-
-
-def _machine(manifest: Mapping[str, Any]) -> Table:
-    """What the run ran on, and with which versions."""
-    hardware, software = manifest.get("hardware") or {}, manifest.get("software") or {}
-    packages = software.get("packages") or {}
-    version = packages.get("superdl") or "of a version not known"
-    commit = manifest.get("commit")
-    changed = ", with changes" if manifest.get("dirty") else ""
-    gpus = [f"{gpu['name']} ({size(gpu['memory_bytes'])})" for gpu in hardware.get("gpus") or ()]
-    return facts_table(
-        "Machine and versions, by manifest.json",
-        {
-            "SUPER": f"{version}, commit {commit}{changed}" if commit else version,
-            "processor": f"{hardware.get('cpu')}, {count(hardware.get('usable_cores'), 'core')} of "
-            f"{hardware.get('logical_cores')} usable, {size(hardware.get('memory_bytes'))} of memory",
-            "GPUs": ", ".join(gpus) or "none",
-            "device": software.get("device"),
-            "torch threads": software.get("torch_threads"),
-            "Python": f"{software.get('python')} on {software.get('platform')}",
-            "packages": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
-        },
+        software=facts.get("software") or {},
+        hardware=facts.get("hardware") or {},
     )
 
 

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.experiments.reporting.plots import (
-    Line,
-    draw_bars,
-    draw_lines,
-    draw_stack,
-    height_of_bars,
-    plot_of,
-    with_marks,
-)
-from superdl.experiments.reporting.run_findings import STALL_CAUSES, stalls_of, step_times_by_epoch
-from superdl.experiments.reporting.run_tables import GROUPS
+from superdl.experiments.reporting.plots import draw_lines, draw_stack, plot_of
+from superdl.experiments.reporting.run_tables import GROUPS, causes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from superdl.experiments.reporting.plots import Drawing, Plot
-    from superdl.experiments.reporting.run_files import Pass, RunFiles, StepColumns, UsageRow
+    from superdl.experiments.reporting.plots import Drawing, Plot, Values
+    from superdl.experiments.reporting.run_files import Pass, RunFiles, UsageRow
+
+    Line = tuple[Sequence[float], Values]
 
 __all__ = ["run_plots", "thinned"]
 
@@ -36,35 +28,39 @@ _POINTS = 80
 """A plot of a pass has so many at most: what is between them would not be seen."""
 _TIMES = 240
 _LEAST_S = 0.5
-_NAMED = 12
-"""So many epochs at most have a bar, or their names in a plot over time."""
-_GIB = 2**30
+_EPOCHS = 6
+"""So many epochs have step times beside each other: of more, the first and the last."""
 _PERCENT_TOP = 102.0
 """So that a line at 100% is seen whole."""
 
 
 def run_plots(run: RunFiles) -> dict[str, Plot | None]:
     """All plots by name; None where the files do not tell, or plots cannot be drawn."""
-    speeds = _speeds(run)
-    steps = _step_parts(run)
+    speeds, steps = _speeds(run), _step_parts(run)
     return {
-        "speeds": plot_of(
-            "Images per second, by epoch; each plot has its own scale.", speeds, columns=len(speeds)
-        ),
+        "speeds": plot_of("Images per second, by epoch; each plot has its own scale.", speeds, columns=2),
         "learning": plot_of(
             "Left: loss, lower is better. Right: how many images the model classifies rightly.",
             _learning(run) if run.passes else [],
             columns=2,
         ),
-        "steps": plot_of(_about_steps(run), steps, columns=len(steps), one_scale=True),
+        "steps": plot_of(
+            "What the steps of the first epoch and of the last consist of, means where there are many. Other "
+            "is what a step keeps the process for beside its computing, which on a GPU goes on behind it."
+            f"{run.rank_0_note}",
+            steps,
+            columns=2,
+        ),
         "step_times": plot_of(
             "Means over the steps since the one before, waiting and all else with it.", _step_times(run)
         ),
         "stalls": plot_of(
             "Seconds that the trainer waited in each epoch's training pass, by cause.", _stalls(run)
         ),
-        "usage": plot_of("What the parts of the run use over time, on each other.", _usage(run)),
-        "cost": _cost(run.known.get("bill") or {}),
+        "usage": plot_of(
+            "What the parts of the run use over time, on each other; dots are where epochs begin.",
+            _usage(run),
+        ),
     }
 
 
@@ -72,45 +68,37 @@ def thinned(values: Sequence[float] | NDArray[np.float64], most: int) -> tuple[l
     """At most ``most`` means over neighbours in place of many values, and where the first of each stood."""
     if not len(values):
         return [], []
-    each = -(-len(values) // most)
-    starts = np.arange(0, len(values), each)
+    starts = np.arange(0, len(values), -(-len(values) // most))
     lengths = np.diff([*starts, len(values)])
     return starts.tolist(), (np.add.reduceat(np.asarray(values), starts) / lengths).tolist()
 
 
-def _of(passes: Iterable[Pass], name: str, factor: float = 1.0) -> list[float | None]:
-    values = [one.figures.get(name) for one in passes]
-    return [None if value is None else factor * value for value in values]
+def _over_passes(passes: Iterable[Pass], name: str, factor: float = 1.0) -> Line:
+    known = [(one.epoch + 1, one.figures.get(name)) for one in passes]
+    return [epoch for epoch, _ in known], [None if value is None else factor * value for _, value in known]
 
 
 def _speeds(run: RunFiles) -> list[Drawing]:
     """Images per second of each epoch, training and validation each on a scale of its own."""
+    draw = partial(draw_lines, x_label="epoch", y_label="images per second")
     drawings: list[Drawing] = []
     for split, title in (("train", "Training"), ("val", "Validation")):
-        passes = [one for one in run.passes if one.split == split]
-        epochs, speeds = [one.epoch + 1 for one in passes], _of(passes, "images_per_s")
-        label = "images per second"
-        if len(passes) > _NAMED:
-            draw = partial(draw_lines, x_label="epoch", y_label=label, whole=True)
-            drawings.append(partial(draw, title=title, lines=[Line(title, epochs, speeds)]))
-        elif passes:
-            names = [f"epoch {epoch}" for epoch in epochs]
-            draw = partial(draw_bars, label=label, categories=names)
-            drawings.append(partial(draw, title=title, series={title: speeds}))
+        line = _over_passes([one for one in run.passes if one.split == split], "images_per_s")
+        if line[0]:
+            drawings.append(partial(draw, title=title, lines={title: line}))
     return drawings
 
 
 def _learning(run: RunFiles) -> list[Drawing]:
     """Loss and accuracy over epochs; within an epoch, of its steps."""
-    losses = [_over_epochs(run, "loss")]
-    accuracies = [_over_epochs(run, "accuracy", 100.0)]
+    losses = {"training, by step": _over_steps(run, "loss")}
+    accuracies = {"training, by step": _over_steps(run, "accuracy", 100.0)}
     validated = [one for one in run.passes if one.split == "val"]
-    ends = [one.epoch + 1 for one in validated]
     if validated:
-        losses.append(Line("validation", ends, _of(validated, "loss")))
-        accuracies.append(Line("validation, top-1", ends, _of(validated, "accuracy", 100.0)))
+        losses["validation"] = _over_passes(validated, "loss")
+        accuracies["validation, top-1"] = _over_passes(validated, "accuracy", 100.0)
         if validated[-1].figures.get("top5_accuracy") is not None:
-            accuracies.append(Line("validation, top-5", ends, _of(validated, "top5_accuracy", 100.0)))
+            accuracies["validation, top-5"] = _over_passes(validated, "top5_accuracy", 100.0)
     draw = partial(draw_lines, x_label="epochs done")
     return [
         partial(draw, title="Loss", y_label="loss (cross entropy, nats)", lines=losses),
@@ -118,166 +106,117 @@ def _learning(run: RunFiles) -> list[Drawing]:
     ]
 
 
-def _over_epochs(run: RunFiles, name: str, factor: float = 1.0) -> Line:
+def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> Line:
     """A column of the training steps, over the share of epochs done."""
     xs: list[float] = []
     ys: list[float | None] = []
     most = max(10, 4 * _POINTS // max(1, len(run.trained)))
-    for one in run.trained:
-        values = getattr(run.steps.get((one.epoch, one.split)), name, ())
-        places, means = thinned(values, most)
-        xs += [one.epoch + (place + 1) / len(values) for place in places]
-        ys += [None if math.isnan(mean) else factor * mean for mean in means]
-    return Line("training, by step", xs, ys)
-
-
-def _about_steps(run: RunFiles) -> str:
-    on_gpu = ((run.manifest or {}).get("software") or {}).get("device") == "cuda"
-    overlap = " On a GPU computing goes on behind the process, so that a step may take less." * on_gpu
-    return (
-        "What the steps of the first epoch and of the last consist of, means where there are many. Other is "
-        f"what a step keeps the process for beside its computing.{overlap}{run.rank_0_note}"
-    )
+    for (epoch, split), steps in sorted(run.steps.items()):
+        if split == "train":
+            places, means = thinned(steps[name], most)
+            xs += [epoch + (place + 1) / len(steps) for place in places]
+            ys += [None if math.isnan(mean) else factor * mean for mean in means]
+    return xs, ys
 
 
 def _step_parts(run: RunFiles) -> list[Drawing]:
-    """What the steps of the first training pass and of the last consist of."""
+    """What the steps of the first training pass and of the last consist of, on one scale."""
     there = [one for one in run.trained if (one.epoch, one.split) in run.steps]
-    shown = there[:1] + there[1:][-1:]
-    return [_parts_of(one, run.steps[one.epoch, one.split]) for one in shown]
-
-
-def _parts_of(one: Pass, steps: StepColumns) -> Drawing:
-    """Waiting, computing and what is left; on a GPU, computing goes on behind the host's back."""
-    wait, compute = (1000 * np.asarray(column) for column in (steps.wait_s, steps.compute_s))
-    rest = np.maximum(0.0, 1000 * np.asarray(steps.total_s) - wait - compute)
-    layers = {"waiting for data": wait, "computing": compute, "other": rest}
-    xs, _ = thinned(wait, _POINTS)
-    return partial(
-        draw_stack,
-        title=f"Epoch {one.epoch + 1}" + ("" if one.complete else ", in part"),
-        x_label="step",
-        y_label="time of a step (ms)",
-        xs=xs,
-        layers={name: thinned(values, _POINTS)[1] for name, values in layers.items()},
-        end=float(len(wait)),
-        whole=True,
-    )
+    drawings = []
+    top = 0.0
+    for one in there[:1] + there[1:][-1:]:
+        steps = run.steps[one.epoch, one.split]
+        wait, compute = 1000 * steps["wait_s"], 1000 * steps["compute_s"]
+        rest = np.maximum(0.0, 1000 * steps["total_s"] - wait - compute)
+        parts = {"waiting for data": wait, "computing": compute, "other": rest}
+        layers = {name: thinned(values, _POINTS)[1] for name, values in parts.items()}
+        top = max(top, 1.05 * max(map(sum, zip(*layers.values(), strict=True))))
+        draw = partial(draw_stack, title=f"Epoch {one.epoch + 1}" + ("" if one.complete else ", in part"))
+        draw = partial(draw, x_label="step", y_label="time of a step (ms)", xs=thinned(wait, _POINTS)[0])
+        drawings.append(partial(draw, layers=layers, end=float(len(steps))))
+    return [partial(draw, top=top) for draw in drawings]
 
 
 def _step_times(run: RunFiles) -> list[Drawing]:
-    """Mean step times as they were printed, of the epochs shown."""
-    lines = [
-        Line(f"epoch {epoch + 1}", list(times), [1000 * mean_s for mean_s in times.values()])
-        for epoch, times in step_times_by_epoch(run).items()
-    ]
-    draw = partial(draw_lines, x_label="step of the epoch", y_label="time of a step (ms)", whole=True)
+    """Mean step times as they were printed, of the first epochs and the last."""
+    by_epoch: dict[int, Line] = {}
+    for one in run.facts.get("step_times") or ():
+        steps, times = by_epoch.setdefault(one["epoch"], ([], []))
+        steps.append(one["step"])  # type: ignore[attr-defined]  # they are the lists of the line above
+        times.append(1000 * one["mean_s"])  # type: ignore[attr-defined]  # the same
+    shown = sorted(by_epoch)
+    if len(shown) > _EPOCHS:
+        shown = shown[: _EPOCHS // 2] + shown[-_EPOCHS // 2 :]
+    lines = {f"epoch {epoch + 1}": by_epoch[epoch] for epoch in shown}
+    draw = partial(draw_lines, x_label="step of the epoch", y_label="time of a step (ms)")
     return [partial(draw, title="Mean step time", lines=lines)] if lines else []
 
 
 def _stalls(run: RunFiles) -> list[Drawing]:
     """Seconds of stalls by cause, for each epoch."""
-    told = [stalls_of(one) for one in run.trained]
-    causes = [name for name in STALL_CAUSES if any(stalls.get(name) for stalls in told)]
-    causes += sorted({name for stalls in told for name in stalls} - STALL_CAUSES.keys())
-    layers = {name.replace("_", " "): [stalls.get(name, 0.0) for stalls in told] for name in causes}
-    epochs = [float(one.epoch + 1) for one in run.trained]
-    draw = partial(draw_stack, title="Stalls by cause", x_label="epoch", y_label="waiting (s)", whole=True)
-    return [partial(draw, xs=epochs, layers=layers)] if causes else []
-
-
-def _cost(bill: dict[str, Any]) -> Plot | None:
-    """What was paid for what; None where it is one thing at most."""
-    lines = {line["name"]: line["usd"] for line in bill.get("lines", ()) if line["usd"]}
-    if len(lines) < 2:  # noqa: PLR2004  # nothing to compare
-        return None
-    series = {"the run": list(lines.values())}
+    layers = {
+        cause.replace("_", " "): [one.stalls.get(cause, 0.0) for one in run.trained]
+        for cause in causes_of(run.trained)
+    }
+    epochs = [one.epoch + 1 for one in run.trained]
     draw = partial(
-        draw_bars, title="Cost of the run", label="US dollars", categories=list(lines), series=series
+        draw_stack, title="Stalls by cause", x_label="epoch, from its begin", y_label="waiting (s)"
     )
-    return plot_of("US dollars by what they were paid for.", [draw], row_in=height_of_bars(len(lines)))
+    return [partial(draw, xs=epochs, layers=layers, end=epochs[-1] + 1)] if layers else []
 
 
 def _usage(run: RunFiles) -> list[Drawing]:
     """Cores in use by part, and the GPUs, over the time of the run, with the begin of each epoch marked."""
-    times = sorted({row.at_s for row in run.usage})
+    rows = run.usage_by_rank.get(0, [])
+    times = sorted({row.at_s for row in rows})
     if len(times) < 2:  # noqa: PLR2004  # from one look to the next
         return []
-    begins = {
-        f"epoch {epoch + 1}": steps.begun_at_s - times[0]
-        for (epoch, split), steps in sorted(run.steps.items())
-        if split == "train"
-    }
-    marks = begins if len(begins) <= _NAMED else {}
-    return [with_marks(draw, marks) for draw in (_cores_in_use(run, times), *_gpus(run, times[0]))]
+    begins = [steps.begun_at_s - times[0] for (_, split), steps in run.steps.items() if split == "train"]
+
+    def marked(draw: Drawing, axes: Axes) -> None:
+        draw(axes)
+        for begin in begins:
+            axes.axvline(begin, color="#000000", linewidth=0.8, linestyle=":", marker="")
+
+    return [partial(marked, draw) for draw in (_cores_in_use(rows, times), *_gpus(run, times[0]))]
 
 
-def _cores_in_use(run: RunFiles, times: Sequence[float]) -> Drawing:
-    """Each sample tells of the time since the one before.
-
-    Samples on the borders of passes may follow others at once: means over half a second at least.
+def _cores_in_use(rows: Sequence[UsageRow], times: Sequence[float]) -> Drawing:
+    """Means of the cores that each part uses, over half a second at least: samples on borders of passes
+    follow others at once. Each sample tells of the time since the one before.
     """
-    edges, layers = cores_by_part(run.usage, times)
-    return partial(
-        draw_stack,
-        title="Processor cores in use",
-        x_label="time since the run began (s)",
-        y_label="cores",
-        xs=[at - times[0] for at in edges[:-1]],
-        layers=layers,
-        end=times[-1] - times[0],
-    )
-
-
-def cores_by_part(
-    usage: Sequence[UsageRow], times: Sequence[float]
-) -> tuple[list[float], dict[str, list[float]]]:
-    """When the means begin and the last one ends, and the mean cores of each part between."""
-    least_s = max(_LEAST_S, (times[-1] - times[0]) / _TIMES)
-    edges = [times[0]]
-    for at in times[1:]:
-        if at - edges[-1] >= least_s:
-            edges.append(at)
-    edges = [*edges[:-1], times[-1]] if len(edges) > 1 else [times[0], times[-1]]
-    before = dict(zip(times[1:], times, strict=False))
-    used: dict[str, list[float]] = {}
-    for row in usage:
-        if row.cpu_cores is not None and row.at_s in before:
-            work = used.setdefault(row.subject, [0.0] * (len(edges) - 1))
-            place = min(bisect.bisect_left(edges, row.at_s), len(edges) - 1) - 1
-            work[place] += row.cpu_cores * (row.at_s - before[row.at_s])
-    lengths = [later - at for at, later in itertools.pairwise(edges)]
-    means = {
-        name: [work / length for work, length in zip(used[name], lengths, strict=True)]
-        for name in GROUPS
-        if name in used
-    }
-    return edges, means
+    span_s = times[-1] - times[0]
+    edges = np.linspace(times[0], times[-1], max(2, min(_TIMES, int(span_s / _LEAST_S)) + 1))
+    passed_s = dict(zip(times[1:], np.diff(times), strict=True))
+    layers = {}
+    for name in GROUPS:
+        known = [
+            row for row in rows if row.subject == name and row.cpu_cores is not None and row.at_s in passed_s
+        ]
+        work = [passed_s[row.at_s] * (row.cpu_cores or 0.0) for row in known]
+        used, _ = np.histogram([row.at_s for row in known], edges, weights=work)
+        if known:
+            layers[name] = (used / np.diff(edges)).tolist()
+    draw = partial(draw_stack, title="Processor cores in use", y_label="cores", layers=layers, end=span_s)
+    return partial(draw, x_label="time since the run began (s)", xs=(edges[:-1] - times[0]).tolist())
 
 
 def _gpus(run: RunFiles, begin_s: float) -> list[Drawing]:
     """How busy the GPUs are and what of their memory is used, a line for each rank."""
-    rows = {rank: [row for row in usage if row.subject == "gpu"] for rank, usage in run.usage_by_rank.items()}
-    most = max((_gib(row.gpu_memory_total_bytes) or 0.0 for told in rows.values() for row in told), default=0)
     drawings: list[Drawing] = []
-    for title, unit, value, top in (
-        ("GPU: time in which some kernel ran", "%", lambda row: row.gpu_percent, _PERCENT_TOP),
-        ("GPU: memory in use", "GiB", lambda row: _gib(row.gpu_memory_bytes), most or None),
+    for title, unit, name, factor, top in (
+        ("GPU: time in which some kernel ran", "%", "gpu_percent", 1.0, _PERCENT_TOP),
+        ("GPU: memory in use", "GiB", "gpu_memory_bytes", 2**-30, None),
     ):
-        lines = [line for rank, told in rows.items() if (line := _line(rank, told, value, begin_s))]
+        lines = {}
+        for rank, rows in run.usage_by_rank.items():
+            known = [
+                (row.at_s - begin_s, getattr(row, name)) for row in rows if getattr(row, name) is not None
+            ]
+            places, ys = thinned([factor * value for _, value in known], _TIMES)
+            if known:
+                lines[f"rank {rank}"] = ([known[place][0] for place in places], ys)
         draw = partial(draw_lines, x_label="time since the run began (s)", y_label=unit, top=top)
         if lines:
             drawings.append(partial(draw, title=title, lines=lines))
     return drawings
-
-
-def _line(
-    rank: int, rows: Iterable[UsageRow], value: Callable[[UsageRow], float | None], begin_s: float
-) -> Line | None:
-    there = [(row.at_s - begin_s, known) for row in rows if (known := value(row)) is not None]
-    places, ys = thinned([known for _, known in there], _TIMES)
-    return Line(f"rank {rank}", [there[place][0] for place in places], ys) if there else None
-
-
-def _gib(size_bytes: int | None) -> float | None:
-    return None if size_bytes is None else size_bytes / _GIB

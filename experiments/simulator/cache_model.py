@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import SetKey
 
-__all__ = ["CacheModel"]
+    Indices = NDArray[np.int64]
+
+__all__ = ["HEADROOM", "CacheModel"]
+
+HEADROOM = 1.2
+"""The server's memory over the coordinator's budget."""
 
 
 @dataclass
@@ -27,56 +32,78 @@ class _Rows:
 
     record_bytes: NDArray[np.int32]
     taken_bytes: NDArray[np.int32]
-    expires_s: dict[int, float]
-    corrupt: set[int]
+    expires_s: dict[int, float] = field(default_factory=dict)
+    corrupt: set[int] = field(default_factory=set)
 
 
 class CacheModel:
-    """What a Redis would hold. ``size_of`` says how many samples a set has."""
+    """What a Redis would hold.
 
-    def __init__(self, size_of: Callable[[SetKey], int]) -> None:
+    Args:
+        size_of: how many samples a set has.
+        array_rng: decides what is evicted.
+        budget_bytes: what the coordinator may fill, and less than the server has.
+        refuses: whether a full server refuses writes; else it evicts at random.
+    """
+
+    def __init__(
+        self,
+        size_of: Callable[[SetKey], int],
+        array_rng: np.random.Generator,
+        *,
+        budget_bytes: int,
+        refuses: bool = False,
+    ) -> None:
         self._size_of = size_of
+        self._array_rng = array_rng
         self._sets: dict[SetKey, _Rows] = {}
+        self.budget_bytes = budget_bytes
+        self.refuses = refuses
         self.used_bytes = 0
         self.up = True
-
-    def look(self, key: SetKey, indices: NDArray[np.int64], now: float) -> NDArray[np.int64]:
-        """What a GET of each sample finds: record length, 0 for nothing, -1 for a tombstone."""
-        rows = self._rows(key)
-        if rows.expires_s:
-            for index in [index for index, until_s in rows.expires_s.items() if until_s <= now]:
-                rows.record_bytes[index] = 0
-                del rows.expires_s[index]
-        return rows.record_bytes[indices].astype(np.int64)
-
-    def spoilt(self, key: SetKey, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the records fail their check."""
-        corrupt = self._rows(key).corrupt
-        return (
-            np.array([index in corrupt for index in indices.tolist()], dtype=np.bool_)
-            if corrupt
-            else (np.zeros(indices.size, dtype=np.bool_))
-        )
-
-    def held_bytes(self, key: SetKey, held: NDArray[np.bool_]) -> int:
-        """Memory that the samples take for which ``held`` is true."""
-        return int(self._rows(key).taken_bytes[held].sum(dtype=np.int64))
+        self.evicted = False
 
     @property
     def keys(self) -> list[SetKey]:
         """The sets of which there ever was something since the last loss of everything."""
         return list(self._sets)
 
-    def store(
-        self, key: SetKey, indices: NDArray[np.int64], sizes: NDArray[np.int64], *, corrupt: list[int]
-    ) -> None:
+    def look(self, key: SetKey, indices: Indices, now: float) -> Indices:
+        """What a GET of each sample finds: record length, 0 for nothing, -1 for a tombstone."""
+        rows = self._rows(key)
+        for index in [index for index, until_s in rows.expires_s.items() if until_s <= now]:
+            rows.record_bytes[index] = 0
+            del rows.expires_s[index]
+        return rows.record_bytes[indices].astype(np.int64)
+
+    def spoilt(self, key: SetKey, indices: Indices) -> NDArray[np.bool_]:
+        """Which of the records fail their check."""
+        corrupt = self._rows(key).corrupt
+        return np.isin(indices, list(corrupt)) if corrupt else np.zeros(indices.size, dtype=np.bool_)
+
+    def held_bytes(self, key: SetKey, held: NDArray[np.bool_]) -> int:
+        """Memory that the samples take for which ``held`` is true."""
+        return int(self._rows(key).taken_bytes[held].sum(dtype=np.int64))
+
+    def store(self, key: SetKey, indices: Indices, sizes: Indices, *, corrupt: list[int]) -> None:
         """Write records over whatever is there; ``corrupt`` says which of them (by index) are spoilt."""
         self._set(key, indices, sizes)
         self._rows(key).corrupt.update(corrupt)
 
-    def write_tombstones(
-        self, key: SetKey, indices: NDArray[np.int64], now: float, *, ttl_s: float = np.inf
-    ) -> None:
+    def make_room(self) -> None:
+        """Evict at random what is beyond the server's memory, unless it refuses such writes."""
+        while self.used_bytes > self.budget_bytes * HEADROOM and not self.refuses:
+            if not self.evict(0.5):
+                break
+
+    def refused(self, sizes: Indices) -> NDArray[np.bool_]:
+        """Which of some more records a server that does not evict refuses for want of memory."""
+        refused: NDArray[np.bool_] = (
+            np.cumsum(footprint(sizes)) > self.budget_bytes * HEADROOM - self.used_bytes
+        )
+        return refused & self.refuses
+
+    def write_tombstones(self, key: SetKey, indices: Indices, now: float, *, ttl_s: float = np.inf) -> None:
         """Write tombstones; those that expire only where there is nothing (NX)."""
         if ttl_s < np.inf:
             indices = indices[self.look(key, indices, now) == 0]
@@ -84,7 +111,7 @@ class CacheModel:
         if ttl_s < np.inf:
             self._rows(key).expires_s.update(dict.fromkeys(indices.tolist(), now + ttl_s))
 
-    def drop(self, key: SetKey, indices: NDArray[np.int64]) -> None:
+    def drop(self, key: SetKey, indices: Indices) -> None:
         """Delete whatever is there."""
         self._set(key, indices, np.zeros(indices.size, dtype=np.int64))
 
@@ -93,26 +120,24 @@ class CacheModel:
         self._sets.clear()
         self.used_bytes = 0
 
-    def evict(self, array_rng: np.random.Generator, share: float) -> int:
+    def evict(self, share: float) -> int:
         """Lose a share of the records, at random; returns how many."""
+        self.evicted = True
         lost = 0
         for key, rows in self._sets.items():
             records = np.flatnonzero(rows.record_bytes > 0)
-            chosen = array_rng.permutation(records)[: int(np.ceil(records.size * share))]
+            chosen = self._array_rng.permutation(records)[: int(np.ceil(records.size * share))]
             self.drop(key, chosen)
             lost += chosen.size
         return lost
 
     def _rows(self, key: SetKey) -> _Rows:
-        rows = self._sets.get(key)
-        if rows is None:
+        if key not in self._sets:
             size = self._size_of(key)
-            rows = self._sets[key] = _Rows(
-                np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.int32), {}, set()
-            )
-        return rows
+            self._sets[key] = _Rows(np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.int32))
+        return self._sets[key]
 
-    def _set(self, key: SetKey, indices: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+    def _set(self, key: SetKey, indices: Indices, sizes: Indices) -> None:
         rows = self._rows(key)
         taken = np.where(sizes > 0, footprint(np.maximum(sizes, 1)), 0)
         self.used_bytes += int(taken.sum()) - int(rows.taken_bytes[indices].sum(dtype=np.int64))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core import (
+    EVERY_EPOCH,
     OUTCOME_ORDER,
     Audit,
     Audited,
@@ -27,6 +28,7 @@ from superdl.coordinator.core import (
     footprint,
 )
 from superdl.experiments.simulator.money_check import MoneyCheck
+from superdl.experiments.simulator.world_state import InvariantError
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome
 
@@ -35,17 +37,12 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import Action, Core, Event, SampleSet
     from superdl.experiments.simulator.trainer_model import TrainerModel
-    from superdl.experiments.simulator.world import World
-    from superdl.experiments.simulator.world_model import JobScript
+    from superdl.experiments.simulator.world_state import WorldState
 
 __all__ = ["Checks", "InvariantError"]
 
-_COUNTED_OUTCOMES = [
-    OUTCOME_ORDER.index(outcome)
-    for outcome in Outcome
-    if outcome
-    not in (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED)
-]
+_UNCOUNTED = {Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED}
+_COUNTED_OUTCOMES = [OUTCOME_ORDER.index(outcome) for outcome in Outcome if outcome not in _UNCOUNTED]
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
@@ -54,15 +51,12 @@ _STARVED_S = 60.0
 _STARVED_BATCHES = 50
 
 
-class InvariantError(AssertionError):
-    """A promise of the core is broken; the message names the seed that replays it."""
-
-
 class Checks:
     """Keeps its own account of what one life of the coordinator was told, and compares."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorldState, trainers: dict[str, list[TrainerModel]]) -> None:
         self._world = world
+        self._trainers = trainers
         self.audited_bytes = 0
         self._ttl_s = world.model.settings.request_ttl_s
         self._surprise_bytes = self._most_surprise_bytes()
@@ -83,14 +77,10 @@ class Checks:
         """Samples whose record failed its check, or was written once too often."""
         self._money = MoneyCheck(self._world)
 
-    def broken(self, what: str) -> InvariantError:
-        """The error that tells what is broken, and the seed."""
-        return InvariantError(f"seed {self._world.model.seed} at {self._world.now_s:.3f} s: {what}")
-
     def require(self, holds: object, what: str) -> None:
         """Fail with the seed, unless it holds."""
         if not holds:
-            raise self.broken(what)
+            raise self._world.broken(what)
 
     def _rows(self, key: SetKey) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         size = self._world.model.datasets[key.dataset].size
@@ -106,17 +96,17 @@ class Checks:
             audit = self._audits.pop(event.audit_id)
             told, attempts = self._rows(audit.samples)
             present = event.record_bytes > 0
-            found = event.record_bytes[present & ~told[audit.indices]]
-            self.audited_bytes += int(footprint(found).sum())
+            found_bytes = footprint(event.record_bytes[present & ~told[audit.indices]])
+            self.audited_bytes += int(found_bytes.sum())
             told[audit.indices] = present
             attempts[audit.indices] = 0
         elif isinstance(event, BatchRead) and event.done and self._knows(event):
             self._money.read(event)
         elif isinstance(event, BatchRead) and event.corrupt.size and self._knows(event):
-            script = self._world.script(event.job)
-            epoch = event.epoch if self._world.is_random(script.dataset) else -1
+            script = self._trainers[event.job][0].script
+            random = self._world.model.datasets[script.dataset].random
             indices = script.plan.batch(event.epoch, event.position, event.rank).indices
-            key = SetKey(script.dataset, epoch)
+            key = SetKey(script.dataset, event.epoch if random else EVERY_EPOCH)
             self._rows(key)[0][indices[event.corrupt]] = False
             self._spoilt.update((key, index) for index in indices[event.corrupt].tolist())
         elif isinstance(event, CacheReset):
@@ -152,18 +142,18 @@ class Checks:
 
     def acted(self, action: Action) -> None:
         """Before the world carries it out."""
-        if isinstance(action, Prefetch):
-            self._requested(action)
-        elif isinstance(action, Audit):
-            self._audits[action.audit_id] = action
-        elif isinstance(action, Drop):
-            self._dropped(action)
-        elif isinstance(action, WriteTombstones):
-            self._gave_up(action)
+        match action:
+            case Prefetch():
+                self._requested(action)
+            case Audit():
+                self._audits[action.audit_id] = action
+            case Drop():
+                self._dropped(action)
+            case WriteTombstones():
+                self._gave_up(action)
 
     def _requested(self, action: Prefetch) -> None:
         world, key = self._world, action.samples
-        told, attempts = self._rows(key)
         self._requests += 1
         self.require(
             any(job.dataset == key.dataset for job in world.core.jobs), "a request that no open job wants"
@@ -179,8 +169,18 @@ class Checks:
         self.require(action.executor not in unfit, "an executor was asked for what it cannot produce")
         self._money.requested(action)
         if action.hedge_of is not None:
-            self._hedged(action)
-            return
+            self._hedged(action, self.in_flight.get(action.hedge_of))
+            self._unsettled[action.request_id] = self._unsettled[action.hedge_of]
+        else:
+            self._asked_anew(action)
+            self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
+        self.in_flight[action.request_id] = action
+        self._made_s[action.request_id] = world.now_s
+
+    def _asked_anew(self, action: Prefetch) -> None:
+        """Of samples that are not there, nor in flight, nor given up."""
+        world, key = self._world, action.samples
+        told, attempts = self._rows(key)
         for number, other in self.in_flight.items():
             open_ = other.indices[self._unsettled[number]]
             twice = other.samples == key and np.intersect1d(open_, action.indices).size
@@ -191,26 +191,18 @@ class Checks:
         most = world.model.settings.attempts + (2 if len(world.model.fleet) > 1 else 0)
         spent = attempts[action.indices] >= most
         self.require(not spent.any(), "a sample was tried more often than allowed")
-        self.in_flight[action.request_id] = action
-        self._made_s[action.request_id] = self._world.now_s
-        self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
 
-    def _hedged(self, action: Prefetch) -> None:
+    def _hedged(self, action: Prefetch, raced: Prefetch | None) -> None:
         """A request in flight is raced: by one other, for the same samples, and not often."""
-        assert action.hedge_of is not None  # noqa: S101  # for the type checker
-        raced = self.in_flight.get(action.hedge_of)
         same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
         self.require(same, "a hedge races no request of the same samples")
-        unsettled = self._unsettled[action.hedge_of]
+        unsettled = self._unsettled[action.hedge_of or 0]
         racing = sum(other is unsettled for other in self._unsettled.values())
         self.require(racing == 1, "a request is raced by two")
         unproven = raced and not self._world.core.fleet.executors[raced.executor].latency.answers
         self._hedges += not (unproven and len(self._world.model.fleet) > 1)
         few = self._world.model.settings.hedge_share * self._requests
         self.require(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
-        self.in_flight[action.request_id] = action
-        self._made_s[action.request_id] = self._world.now_s
-        self._unsettled[action.request_id] = unsettled
 
     def _dropped(self, action: Drop) -> None:
         told = self._rows(action.samples)[0]
@@ -231,21 +223,18 @@ class Checks:
         self.require(spent.all(), "a tombstone was written before the attempts were spent")
         attempts[action.indices] = 0
 
-    def waits(self, trainer: TrainerModel, position: int, waited_s: float) -> None:
+    def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
         """A reader waits, as it may; but not while the others get all they want."""
         if waited_s < _STARVED_S:
             return
         began_s = self._world.now_s - waited_s
-        for name, others in self._world.trainers.items():
-            if name == trainer.script.name:
-                continue
-            read = sum(
-                figures.batches for other in others for figures in other.passes if figures.began_s > began_s
-            )
+        for name, others in self._trainers.items():
+            passes = [one for other in others for one in other.passes if one.began_s > began_s]
+            read = 0 if name == job else sum(one.batches for one in passes)
             self.require(
                 read < _STARVED_BATCHES,
-                f"{trainer.script.name}/{trainer.rank} starves: it has waited {waited_s:.0f} s for batch "
-                f"{position}, in which {name} has read {read}",
+                f"{job}/{rank} starves: it has waited {waited_s:.0f} s for batch {position}, in which {name} "
+                f"has read {read}",
             )
 
     def settled(self) -> None:
@@ -268,8 +257,7 @@ class Checks:
                     held[request.indices[self._unsettled[number]]] = True
             taken += world.cache.held_bytes(key, held)
         self.require(taken <= budget, f"the cache holds {taken} bytes for us, the budget is {budget}")
-        for wrong in self._money.problems():
-            raise self.broken(wrong)
+        self.require(not (wrong := "; ".join(self._money.problems())), wrong)
 
     def _most_surprise_bytes(self) -> int:
         """How far the budget may be exceeded for a moment, because records are larger than expected."""
@@ -280,8 +268,9 @@ class Checks:
         capacity = sum(functions.capacity for functions in model.fleet)
         return largest * (2 * capacity * model.settings.request_samples + 1)
 
-    def delivered_exactly_once(self, script: JobScript, trainers: list[TrainerModel]) -> None:
+    def delivered_exactly_once(self, trainers: list[TrainerModel]) -> None:
         """Each rank has read its batches in order, and a full pass has brought every sample once."""
+        script = trainers[0].script
         for number, (epoch, first, stop) in enumerate(script.passes):
             mine = [[each for each in one.deliveries if each.number == number] for one in trainers]
             for deliveries in mine:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core import Prefetch
-    from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import FunctionsModel
+    from superdl.experiments.simulator.world_state import WorldState
 
 __all__ = ["ExecutorModel", "Usage"]
 
@@ -64,12 +64,6 @@ class Usage:
         self.in_use += by
         self.peak = max(self.peak, self.in_use)
 
-    def bill(self, *, gb_s: float, source_requests: int) -> None:
-        """One invocation."""
-        self.invocations += 1
-        self.gb_s += gb_s
-        self.source_requests += source_requests
-
 
 class _Taken(NamedTuple):
     """A request, the life of the coordinator that made it, and when it came."""
@@ -82,13 +76,13 @@ class _Taken(NamedTuple):
 class ExecutorModel:
     """Function instances, warm and cold, under the limits of :class:`FunctionsModel`."""
 
-    def __init__(self, world: World, functions: FunctionsModel) -> None:
+    def __init__(self, world: WorldState, functions: FunctionsModel) -> None:
         self._world = world
         self._functions = functions
         self._waiting: deque[_Taken] = deque()
         self._idle_since: deque[float] = deque([math.inf] * functions.capacity if functions.queues else [])
-        self._tokens = float(functions.capacity if functions.burst is None else functions.burst)
-        self._filled_s = 0.0
+        self._burst = float(functions.capacity if functions.burst is None else functions.burst)
+        self._tokens, self._filled_s = self._burst, 0.0
         self.usage = Usage()
 
     def submit(self, request: Prefetch) -> None:
@@ -109,9 +103,8 @@ class ExecutorModel:
             elif self._functions.queues:
                 return
             else:
-                taken = self._waiting.popleft()
                 self.usage.throttled += 1
-                self._refuse(taken, FailureKind.THROTTLED)
+                self._refuse(self._waiting.popleft(), FailureKind.THROTTLED)
 
     def _find_instance(self) -> bool | None:
         """Whether the instance for the next request starts cold; ``None`` if there can be none now."""
@@ -124,8 +117,7 @@ class ExecutorModel:
         if self.usage.in_use >= functions.capacity:
             return None
         if functions.per_s < math.inf:
-            most = functions.capacity if functions.burst is None else functions.burst
-            self._tokens = min(most, self._tokens + (now - self._filled_s) * functions.per_s)
+            self._tokens = min(self._burst, self._tokens + (now - self._filled_s) * functions.per_s)
             self._filled_s = now
             if self._tokens < 1:
                 return None
@@ -133,40 +125,42 @@ class ExecutorModel:
         return True
 
     def _run(self, taken: _Taken, *, cold: bool) -> None:
-        world, faults, request = self._world, self._world.model.faults, taken.request
+        world, functions, faults, request = (
+            self._world,
+            self._functions,
+            self._world.model.faults,
+            taken.request,
+        )
         draw = world.rng.random
         cold_s = 0.0
-        if cold and self._functions.cold_start_s:
+        if cold and functions.cold_start_s:
             self.usage.cold_starts += 1
-            cold_s = self._functions.cold_start_s * world.rng.lognormvariate(0.0, _COLD_SPREAD)
-        if draw() < faults.throttle:
-            self._free(alive=True)
-            self._refuse(taken, FailureKind.THROTTLED)
-            return
-        if draw() < faults.unavailable:
-            self._free(alive=True)
-            self._refuse(taken, FailureKind.UNAVAILABLE)
-            return
+            cold_s = functions.cold_start_s * world.rng.lognormvariate(0.0, _COLD_SPREAD)
+        for share, kind in (
+            (faults.throttle, FailureKind.THROTTLED),
+            (faults.unavailable, FailureKind.UNAVAILABLE),
+        ):
+            if draw() < share:
+                self._free(alive=True)
+                self._refuse(taken, kind)
+                return
         if world.now_s - taken.came_s > request.expires_in_s or draw() < faults.expired:
-            self._answer_later(taken, 0.0, cold_s, expired=True)
+            world.after(cold_s, partial(self._answer, taken, 0.0, cold_s, expired=True))
             return
         duration_s = self._duration_s(request.indices.size)
-        timeout_s = min(self._functions.timeout_s, request.expires_in_s)
+        timeout_s = min(functions.timeout_s, request.expires_in_s)
         poisonous = world.model.datasets[request.samples.dataset].poisonous
-        if world.now_s < self._functions.wrong_until_s:
-            self._fail_later(taken, FailureKind.RAISED, duration_s, cold_s)
+        if world.now_s < functions.wrong_until_s:
+            self._fail(taken, FailureKind.RAISED, duration_s, cold_s)
         elif (poisonous and poisonous.intersection(request.indices.tolist())) or draw() < faults.crash:
             kind = world.rng.choice((FailureKind.CRASHED, FailureKind.RAISED))
-            world.after(cold_s + duration_s / 2, partial(self._push_some, request))
-            self._fail_later(taken, kind, duration_s, cold_s)
+            self._fail(taken, kind, duration_s, cold_s, pushes_s=duration_s / 2)
         elif draw() < faults.hang:
-            world.after(cold_s + _HANG_S * 2 * draw(), partial(self._push_some, request))
-            self._fail_later(taken, FailureKind.TIMED_OUT, _HANG_S, cold_s)
+            self._fail(taken, FailureKind.TIMED_OUT, _HANG_S, cold_s, pushes_s=_HANG_S * 2 * draw())
         elif duration_s > timeout_s:
-            world.after(cold_s + timeout_s, partial(self._push_some, request))
-            self._fail_later(taken, FailureKind.TIMED_OUT, timeout_s, cold_s)
+            self._fail(taken, FailureKind.TIMED_OUT, timeout_s, cold_s, pushes_s=timeout_s)
         else:
-            self._answer_later(taken, duration_s, cold_s, expired=False)
+            world.after(cold_s + duration_s, partial(self._answer, taken, duration_s, cold_s, expired=False))
 
     def _duration_s(self, samples: int) -> float:
         functions, rng = self._functions, self._world.rng
@@ -182,20 +176,26 @@ class ExecutorModel:
         event = RequestFailed(taken.request.request_id, kind, "simulated")
         self._world.after(_REFUSAL_S, partial(self._world.answer, event, taken.life))
 
-    def _fail_later(self, taken: _Taken, kind: FailureKind, duration_s: float, cold_s: float) -> None:
-        gb_s = self._bill(duration_s + cold_s, taken.request.indices.size)
-        event = RequestFailed(taken.request.request_id, kind, "simulated", gb_s=gb_s)
+    def _fail(
+        self,
+        taken: _Taken,
+        kind: FailureKind,
+        duration_s: float,
+        cold_s: float,
+        pushes_s: float | None = None,
+    ) -> None:
+        """It ends so late, and has written a part before, or even after, if ``pushes_s`` says when."""
+        world, request = self._world, taken.request
+        if pushes_s is not None:
+            world.after(cold_s + pushes_s, partial(self._push_some, request))
+        gb_s = self._bill(duration_s + cold_s, request.indices.size)
+        event = RequestFailed(request.request_id, kind, "simulated", gb_s=gb_s)
 
         def fail() -> None:
             self._free(alive=kind is FailureKind.RAISED)
-            self._world.answer(event, taken.life)
+            world.answer(event, taken.life)
 
-        self._world.after(cold_s + duration_s, fail)
-
-    def _answer_later(self, taken: _Taken, duration_s: float, cold_s: float, *, expired: bool) -> None:
-        self._world.after(
-            cold_s + duration_s, partial(self._answer, taken, duration_s, cold_s, expired=expired)
-        )
+        world.after(cold_s + duration_s, fail)
 
     def _answer(self, taken: _Taken, duration_s: float, cold_s: float, *, expired: bool) -> None:
         world, functions, request = self._world, self._functions, taken.request
@@ -224,8 +224,11 @@ class ExecutorModel:
             world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
 
     def _bill(self, billed_s: float, source_requests: int) -> float:
+        """One invocation; returns its GB-seconds."""
         gb_s = billed_s * self._functions.memory_gb
-        self.usage.bill(gb_s=gb_s, source_requests=source_requests)
+        self.usage.invocations += 1
+        self.usage.gb_s += gb_s
+        self.usage.source_requests += source_requests
         return gb_s
 
     def _free(self, *, alive: bool) -> None:
@@ -241,22 +244,21 @@ class ExecutorModel:
     def _push(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Write what can be written of these samples; the outcome of each, uint8 of their shape."""
         world, faults, key = self._world, self._world.model.faults, request.samples
-        data = world.model.datasets[key.dataset]
+        data, chance = world.model.datasets[key.dataset], world.array_rng.random
         outcomes = np.full(indices.size, _CACHED if world.cache.up else _CACHE_ERROR, dtype=np.uint8)
         if not world.cache.up:
             return outcomes
         if faults.sample_error:
-            hit = world.array_rng.random(indices.size) < faults.sample_error
+            hit = chance(indices.size) < faults.sample_error
             outcomes[hit] = world.array_rng.choice(_PASSING, int(hit.sum()))
         if data.undecodable:
             bad = np.isin(indices, list(data.undecodable))
             outcomes[bad] = _TOMBSTONE
             world.cache.write_tombstones(key, indices[bad], world.now_s)
-        outcomes[(outcomes == _CACHED) & world.refused(data.record_bytes[indices])] = _CACHE_FULL
+        outcomes[(outcomes == _CACHED) & world.cache.refused(data.record_bytes[indices])] = _CACHE_FULL
         good = indices[outcomes == _CACHED]
-        corrupt: list[int] = []
-        if faults.corrupt:
-            corrupt = good[world.array_rng.random(good.size) < faults.corrupt].tolist()
+        corrupt = good[chance(good.size) < faults.corrupt].tolist() if faults.corrupt else []
         self.usage.samples_produced += good.size
-        world.push(key, good, data.record_bytes[good], corrupt=corrupt)
+        world.cache.store(key, good, data.record_bytes[good], corrupt=corrupt)
+        world.cache.make_room()
         return outcomes

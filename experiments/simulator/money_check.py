@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import OUTCOME_ORDER, FailureKind, RequestDone, RequestFailed
@@ -13,11 +12,10 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.coordinator.core import BatchRead, Job, Prefetch, Prices
-    from superdl.experiments.simulator.world import World
+    from superdl.coordinator.core import BatchRead, Job, Prefetch
+    from superdl.experiments.simulator.world_state import WorldState
 
 __all__ = ["MoneyCheck"]
-
 
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _NEVER_RUN = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
@@ -25,34 +23,14 @@ _GB = 2**30
 _HOUR_S = 3600.0
 
 
-@dataclass
-class _Bill:
-    """What the core was told, in the units that prices are for. It charges an invocation for each answer."""
-
-    answered: int = 0
-    gb_s: float = 0.0
-    source_requests: int = 0
-    source_bytes: int = 0
-    record_bytes: int = 0
-
-    def usd(self, prices: Prices) -> float:
-        """What that costs."""
-        return (
-            self.answered * prices.invocation
-            + self.gb_s * prices.gb_s
-            + self.source_requests * prices.source_request
-            + self.source_bytes / _GB * prices.source_gb
-            + self.record_bytes / _GB * prices.record_gb
-        )
-
-
 class MoneyCheck:
     """The bills of one life of the coordinator, which begins now."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorldState) -> None:
         self._world = world
-        self._executors = world.model.settings.executors
-        self._bills = [_Bill() for _ in self._executors]
+        self._prices = [facts.prices for facts in world.model.settings.executors]
+        self._answered_usd = 0.0
+        """What the core was told, at the prices of who answered. It charges an invocation for each answer."""
         self._read_bytes = 0
         self._began_s = world.now_s
         self._known: dict[str, Job] = {}
@@ -78,33 +56,27 @@ class MoneyCheck:
             if self._ordered.get(request.request_id) is self._known.get(request.job):
                 self._asked[request.job] -= 1
             return
-        bill = self._bills[request.executor]
-        bill.answered += 1
-        bill.gb_s += event.gb_s
+        prices = self._prices[request.executor]
+        self._answered_usd += prices.invocation + event.gb_s * prices.gb_s
         if isinstance(event, RequestDone):
-            bill.source_requests += event.source_requests
-            bill.source_bytes += event.source_bytes
-            bill.record_bytes += int(event.record_bytes[event.outcomes == _CACHED].sum())
+            written_bytes = int(event.record_bytes[event.outcomes == _CACHED].sum())
+            self._answered_usd += event.source_requests * prices.source_request
+            self._answered_usd += (
+                event.source_bytes * prices.source_gb + written_bytes * prices.record_gb
+            ) / _GB
 
     def read(self, event: BatchRead) -> None:
         """A report came of a batch that was read, by a rank that the core knows."""
         self._read_bytes += event.size_bytes
 
     def problems(self) -> Iterator[str]:
-        """Where the two accounts differ."""
-        yield from self._invocations()
-        yield from self._money()
-
-    def _invocations(self) -> Iterator[str]:
-        """Each job bears the requests that were made for it."""
+        """Where the two accounts differ: each job bears the requests that were made for it, the dollars of
+        both agree, all of them are borne by somebody, and the cap holds.
+        """
         for name, known in self._known.items():
             if self._world.core.job(name) is known and known.counters.invocations != self._asked[name]:
                 yield f"{name} was charged {known.counters.invocations} invocations of {self._asked[name]}"
-
-    def _money(self) -> Iterator[str]:
-        """The dollars of the two accounts agree, all of them are borne by somebody, and the cap holds."""
-        ledger = self._world.core.ledger
-        billed_usd = self._billed_usd()
+        ledger, billed_usd = self._world.core.ledger, self._billed_usd()
         if not math.isclose(billed_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
             yield f"{billed_usd} USD were billed, the core knows of {ledger.total_usd}"
         borne_usd = ledger.total_costs().usd
@@ -115,10 +87,6 @@ class MoneyCheck:
 
     def _billed_usd(self) -> float:
         """Hours and reading are no single executor's: they cost what they cost at the dearest."""
-        prices = [facts.prices for facts in self._executors]
         hours = (self._world.now_s - self._began_s) / _HOUR_S
-        return (
-            sum(bill.usd(each) for bill, each in zip(self._bills, prices, strict=True))
-            + self._read_bytes / _GB * max(each.record_gb for each in prices)
-            + hours * sum(each.hour for each in prices)
-        )
+        read_usd = self._read_bytes / _GB * max(each.record_gb for each in self._prices)
+        return self._answered_usd + read_usd + hours * sum(each.hour for each in self._prices)

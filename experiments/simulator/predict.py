@@ -5,14 +5,11 @@ Every row of a table and of the JSON says that it was simulated.
 
 from __future__ import annotations
 
-import itertools
-import resource
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -34,14 +31,14 @@ __all__ = [
     "predict",
     "predictions_mapping",
     "print_predictions",
+    "print_rows",
 ]
 
 _HOUR_S = 3600.0
-_KIB = 1024
 _FORMAT = 1
 _JOBS_SHOWN = 12
 _SMALL_USD = 0.1
-_WIDE = 110
+_COUNTED = ("invocations", "cold_starts", "throttled", "gb_s", "source_requests", "samples_produced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,6 @@ class JobPrediction:
     samples: int
     epochs: float
     images_per_s: float
-    batches_per_s: float
     stall_share: float
     hit_rate: float
     first_batch_s: float
@@ -81,11 +77,9 @@ class Prediction:
     swept: dict[str, float]
     virtual_s: float
     images_per_s: float
-    batches_per_s_per_job: float
     stall_share: float
     hit_rate: float
     first_batch_s: float
-    first_batch_max_s: float
     functions_mean: float
     functions_peak: int
     invocations: int
@@ -93,8 +87,8 @@ class Prediction:
     throttled: int
     gb_s: float
     source_requests: int
-    samples_read: int
     samples_produced: int
+    samples_read: int
     epochs: float
     usd_functions: float
     usd_source: float
@@ -104,8 +98,6 @@ class Prediction:
     usd_per_epoch: float
     usd_per_job: float
     simulated_in_s: float
-    events: int
-    memory_mib: int
     jobs: tuple[JobPrediction, ...]
     simulated: bool = True
 
@@ -125,95 +117,62 @@ def predict(
     """
     began_s = time.perf_counter()
     world = World(build_world_model(spec), checked=checked, log=False).run()
-    return _predicted(world, spec, swept or {}, time.perf_counter() - began_s)
-
-
-def _predicted(
-    world: World, spec: SimulationSpec, swept: Mapping[str, float], simulated_in_s: float
-) -> Prediction:
-    """Read the figures off a world that has run."""
-    usage, prices, hours = world.executors[0].usage, spec.prices, world.ended_s / _HOUR_S
-    ends_s = {name: _end_s(world, trainers) for name, trainers in world.trainers.items()}
-    trainer_hours = {
-        name: (ends_s[name] - _start_s(world, trainers)) * len(trainers) / _HOUR_S
-        for name, trainers in world.trainers.items()
+    usage, prices, ended_s = world.executors[0].usage, spec.prices, world.ended_s
+    jobs = [_job(world, trainers, prices.trainer_hour) for trainers in world.trainers.values()]
+    read, epochs = sum(job.samples for job in jobs), sum(job.epochs for job in jobs)
+    costs: dict[str, Any] = {
+        "usd_functions": usage.invocations * prices.invocation + usage.gb_s * prices.gb_s,
+        "usd_source": usage.source_requests * prices.source_request,
+        "usd_cache": prices.cache_gb_hour * spec.cache.budget_gb * ended_s / _HOUR_S,
     }
-    functions_usd = usage.invocations * prices.invocation + usage.gb_s * prices.gb_s
-    source_usd = usage.source_requests * prices.source_request
-    cache_usd = prices.cache_gb_hour * spec.cache.budget_gb * hours
-    trainers_usd = prices.trainer_hour * sum(trainer_hours.values())
-    read = {name: _samples(trainers) for name, trainers in world.trainers.items()}
-    total_read = sum(read.values())
-    shared_usd = functions_usd + source_usd + cache_usd
-    jobs = tuple(
-        _job(
-            world,
-            trainers,
-            ends_s[name],
-            usd=prices.trainer_hour * trainer_hours[name] + shared_usd * read[name] / max(total_read, 1),
-        )
-        for name, trainers in world.trainers.items()
-    )
-    epochs = sum(job.epochs for job in jobs)
+    shared_usd, trainers_usd = sum(costs.values()), sum(job.usd for job in jobs)
     usd = shared_usd + trainers_usd
     begun = [job for job in jobs if job.samples]
     return Prediction(
-        swept=dict(swept),
-        virtual_s=world.ended_s,
-        images_per_s=total_read / world.ended_s if world.ended_s else 0.0,
-        batches_per_s_per_job=_mean([job.batches_per_s for job in begun]),
+        swept=dict(swept or {}),
+        virtual_s=ended_s,
+        images_per_s=_share(read, ended_s),
         stall_share=_mean([job.stall_share for job in begun]),
-        hit_rate=_share(sum(_hits(trainers) for trainers in world.trainers.values()), total_read),
+        hit_rate=_share(sum(job.hit_rate * job.samples for job in jobs), read),
         first_batch_s=_mean([job.first_batch_s for job in begun]),
-        first_batch_max_s=max((job.first_batch_s for job in begun), default=0.0),
-        functions_mean=usage.function_s / world.ended_s if world.ended_s else 0.0,
+        functions_mean=_share(usage.function_s, ended_s),
         functions_peak=usage.peak,
-        invocations=usage.invocations,
-        cold_starts=usage.cold_starts,
-        throttled=usage.throttled,
-        gb_s=usage.gb_s,
-        source_requests=usage.source_requests,
-        samples_read=total_read,
-        samples_produced=usage.samples_produced,
+        **{name: getattr(usage, name) for name in _COUNTED},
+        samples_read=read,
         epochs=epochs,
-        usd_functions=functions_usd,
-        usd_source=source_usd,
+        **costs,
         usd_trainers=trainers_usd,
-        usd_cache=cache_usd,
         usd=usd,
-        usd_per_epoch=usd / epochs if epochs else 0.0,
+        usd_per_epoch=_share(usd, epochs),
         usd_per_job=usd / max(len(begun), 1),
-        simulated_in_s=simulated_in_s,
-        events=world.events,
-        memory_mib=_peak_memory_mib(),
-        jobs=jobs,
+        simulated_in_s=time.perf_counter() - began_s,
+        jobs=tuple(replace(job, usd=job.usd + shared_usd * _share(job.samples, read)) for job in jobs),
     )
 
 
-def _job(world: World, trainers: list[TrainerModel], end_s: float, *, usd: float) -> JobPrediction:
-    script = trainers[0].script
+def _job(world: World, trainers: list[TrainerModel], usd_per_hour: float) -> JobPrediction:
+    """What became of a job, with the dollars of its trainers alone."""
+    script, ended_s = trainers[0].script, world.ended_s
     passes = tuple(
-        _pass([trainer.passes[number] for trainer in trainers if number < len(trainer.passes)], world.ended_s)
+        _pass([trainer.passes[number] for trainer in trainers if number < len(trainer.passes)], ended_s)
         for number in range(max(len(trainer.passes) for trainer in trainers))
     )
-    samples, batches = sum(one.samples for one in passes), sum(one.batches for one in passes) / len(trainers)
+    start_s = min(script.starts_s, ended_s)
+    end_s = max((one.passes[-1].ended_s or ended_s for one in trainers if one.passes), default=start_s)
+    samples, wall_s = sum(one.samples for one in passes), sum(one.wall_s for one in passes)
     waited_s = max(sum(one.wait_s for one in trainer.passes) + trainer.waits_s for trainer in trainers)
-    firsts = [one for one in passes[:1] if one.batches]
-    first_s = firsts[0].first_batch_s if firsts else 0.0
-    wall_s = sum(one.wall_s for one in passes)
+    first_s = passes[0].first_batch_s if passes and passes[0].batches else 0.0
+    begun_s = trainers[0].passes[0].began_s if passes else end_s
     return JobPrediction(
         name=script.name,
         samples=samples,
         epochs=samples / script.plan.samples_per_epoch,
-        images_per_s=samples / wall_s if wall_s else 0.0,
-        batches_per_s=batches / wall_s if wall_s else 0.0,
-        stall_share=_share(waited_s - first_s, end_s - trainers[0].passes[0].began_s - first_s)
-        if passes
-        else 0.0,
-        hit_rate=_share(_hits(trainers), samples),
+        images_per_s=_share(samples, wall_s),
+        stall_share=_share(waited_s - first_s, end_s - begun_s - first_s),
+        hit_rate=_share(sum(one.hits for one in passes), samples),
         first_batch_s=first_s,
         invocations=world.asked[script.name],
-        usd=usd,
+        usd=usd_per_hour * (end_s - start_s) * len(trainers) / _HOUR_S,
         passes=passes,
     )
 
@@ -230,37 +189,12 @@ def _pass(ranks: list[PassFigures], now: float) -> PassPrediction:
     )
 
 
-def _start_s(world: World, trainers: list[TrainerModel]) -> float:
-    return min(trainers[0].script.starts_s, world.ended_s)
-
-
-def _end_s(world: World, trainers: list[TrainerModel]) -> float:
-    """When a job ended, or when the run did."""
-    begun = [trainer for trainer in trainers if trainer.passes]
-    ends_s = [trainer.passes[-1].ended_s or world.ended_s for trainer in begun]
-    return max(ends_s, default=_start_s(world, trainers))
-
-
-def _samples(trainers: list[TrainerModel]) -> int:
-    return sum(one.samples for trainer in trainers for one in trainer.passes)
-
-
-def _hits(trainers: list[TrainerModel]) -> int:
-    return sum(one.hits for trainer in trainers for one in trainer.passes)
-
-
 def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
 def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else 0.0
-
-
-def _peak_memory_mib() -> int:
-    """The most memory that this process has had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak / (_KIB * _KIB if sys.platform == "darwin" else _KIB))
+    return fmean(values) if values else 0.0
 
 
 def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -276,72 +210,52 @@ def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction])
 
 def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
     """Print a row for each point of the sweep, and the jobs where there is one point and few of them."""
-    table = Table(title=f"{spec.name}, simulated", box=SIMPLE_HEAD, padding=0)
-    swept = list(predictions[0].swept)
-    table.add_column("\nrow")
-    shown = [console.width >= _WIDE or heading not in _LEFT_OUT for heading in _cells(predictions[0])]
-    for heading in (*(f"\n{key}" for key in swept), *itertools.compress(_cells(predictions[0]), shown)):
-        table.add_column(heading, justify="right", overflow="fold")
-    for prediction in predictions:
-        cells = itertools.compress(_cells(prediction).values(), shown)
-        table.add_row("simulated", *(f"{prediction.swept[key]:g}" for key in swept), *cells)
-    console.print(table)
-    if len(predictions) == 1:
-        _print_jobs(predictions[0].jobs, console)
-    for prediction in predictions:
+    print_rows(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
+    jobs = predictions[0].jobs
+    if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:
+        print_rows(f"{spec.name}, jobs, simulated", [_job_cells(job) for job in jobs], console)
+    for row in predictions:
         console.print(
-            f"simulated {prediction.virtual_s:,.1f} virtual s in {prediction.simulated_in_s:.1f} s: "
-            f"{prediction.events:,} events, {prediction.samples_read:,} samples read, "
-            f"{prediction.samples_produced:,} produced; peak memory {prediction.memory_mib:,} MiB; "
-            f"functions ${_money(prediction.usd_functions)}, GETs ${_money(prediction.usd_source)}, "
-            f"trainers ${_money(prediction.usd_trainers)}, cache ${_money(prediction.usd_cache)}",
+            f"simulated {row.virtual_s:,.1f} virtual s in {row.simulated_in_s:.1f} s: {row.samples_read:,} "
+            f"samples read, {row.samples_produced:,} produced by {row.invocations:,} invocations; functions "
+            f"${_money(row.usd_functions)}, GETs ${_money(row.usd_source)}, trainers "
+            f"${_money(row.usd_trainers)}, cache ${_money(row.usd_cache)}",
             highlight=False,
             soft_wrap=True,
         )
 
 
-_LEFT_OUT = ("\npeak", "\ninvocations", "decoded\n/read", "\n$")
-"""What a narrow terminal can do without."""
+def print_rows(title: str, rows: Sequence[Mapping[str, str]], console: Console) -> None:
+    """Print a table: a column for each key, the first one of words."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
+    for number, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table)
 
 
 def _cells(row: Prediction) -> dict[str, str]:
-    """A row of the table, by its headings."""
     return {
+        "\nrow": "simulated",
+        **{f"\n{key}": f"{value:g}" for key, value in row.swept.items()},
         "images\n/s": f"{row.images_per_s:,.0f}",
-        "batches\n/s/job": f"{row.batches_per_s_per_job:.3g}",
         "stall\n%": f"{100 * row.stall_share:.1f}",
         "hits\n%": f"{100 * row.hit_rate:.1f}",
         "first\n(s)": f"{row.first_batch_s:.2f}",
         "functions\nmean": f"{row.functions_mean:,.1f}",
         "\npeak": f"{row.functions_peak:,}",
-        "\ninvocations": f"{row.invocations:,}",
         "decoded\n/read": f"{row.samples_produced / max(row.samples_read, 1):.3f}",
         "$ per\nepoch": _money(row.usd_per_epoch),
         "$ per\njob": _money(row.usd_per_job),
-        "\n$": _money(row.usd),
     }
-
-
-def _print_jobs(jobs: Sequence[JobPrediction], console: Console) -> None:
-    if len(jobs) > _JOBS_SHOWN:
-        slow = sorted((job for job in jobs if job.samples), key=lambda job: -job.stall_share)[:3]
-        worst = ", ".join(f"{job.name} {100 * job.stall_share:.1f}%" for job in slow)
-        console.print(f"{len(jobs):,} jobs (all in --json); most stalled: {worst}", highlight=False)
-        return
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    table.add_column("job, simulated", overflow="fold")
-    for heading in _job_cells(jobs[0]):
-        table.add_column(heading, justify="right", overflow="fold")
-    for job in jobs:
-        table.add_row(job.name, *_job_cells(job).values())
-    console.print(table)
 
 
 def _job_cells(job: JobPrediction) -> dict[str, str]:
     return {
+        "job, simulated": job.name,
         "epochs": f"{job.epochs:.3g}",
         "images/s": f"{job.images_per_s:,.0f}",
-        "batches/s": f"{job.batches_per_s:.3g}",
         "stall %": f"{100 * job.stall_share:.1f}",
         "hits %": f"{100 * job.hit_rate:.1f}",
         "first (s)": f"{job.first_batch_s:.2f}",

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import JobScript
+    from superdl.experiments.simulator.world_state import WorldState
 
-__all__ = ["Delivery", "PassFigures", "TrainerModel"]
+__all__ = ["BatchModel", "PassFigures", "TrainerModel"]
 
 _CALL_RETRY_S = 0.5
 _CALL_S = 0.001
@@ -37,9 +37,10 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
-class _Reading:
-    """A batch that a reader works on; what it has got it keeps."""
+class BatchModel:
+    """A batch of the pass of that number, which a reader works on; what it has got it keeps."""
 
+    number: int
     position: int
     key: SetKey
     indices: NDArray[np.int64]
@@ -48,17 +49,6 @@ class _Reading:
     missing: NDArray[np.int64]
     hits: int = 0
     attempts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A batch that the trainer has consumed."""
-
-    number: int
-    epoch: int
-    position: int
-    indices: NDArray[np.int64]
-    padding: NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -79,21 +69,22 @@ class PassFigures:
 class TrainerModel:
     """A rank. Everything it does happens by ``world.after``."""
 
-    def __init__(self, world: World, script: JobScript, rank: int) -> None:
+    def __init__(self, world: WorldState, script: JobScript, rank: int) -> None:
         self.world = world
         self.script = script
         self.rank = rank
+        self.follower: TrainerModel | None = None
+        """The rank that does a pass after each pass of this one."""
         self.done = False
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[BatchModel] = []
+        """What it has consumed, in a world that checks it."""
         self.passes: list[PassFigures] = []
-        self.waiting_since: dict[int, float] = {}
-        """When the reader of each position looked in vain for the first time."""
         self._number = -1
         self._epoch = 0
         self._stop = self._asked = self._yielded = self._consumed = 0
         self._page: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
-        self._reading: dict[int, _Reading] = {}
-        self._ready: dict[int, _Reading] = {}
+        self._reading: dict[int, BatchModel] = {}
+        self._ready: dict[int, BatchModel] = {}
         self._busy = False
         self._asking = False
         self._idle_since_s = 0.0
@@ -127,7 +118,6 @@ class TrainerModel:
         self._page.clear()
         self._reading.clear()
         self._ready.clear()
-        self.waiting_since.clear()
         self._asking = False
         self._idle_since_s = self.world.now_s
         self.passes.append(PassFigures(self._epoch, self.world.now_s))
@@ -141,15 +131,14 @@ class TrainerModel:
                 self._begin_pass()  # there is none: that was the last
             then()
             return
-        follower = self.world.follower(self.script.name, self.rank)
-        if follower is None or follower.done:
+        if self.follower is None or self.follower.done:
             self._begin_pass()
         else:
-            follower.follow(self._begin_pass)
+            self.follower.follow(self._begin_pass)
 
     def _end(self) -> None:
         self.done = True
-        self.world.ended()
+        self.world.under_way -= 1
         if self.script.ending == "close":
             self.world.post(JobClosed(self.script.name, self.rank))
 
@@ -218,54 +207,53 @@ class TrainerModel:
 
     def _read_next(self) -> None:
         indices, padding = self._page.pop(self._yielded)
-        random = self.world.is_random(self.script.dataset)
-        key = SetKey(self.script.dataset, self._epoch if random else EVERY_EPOCH)
-        reading = _Reading(self._yielded, key, indices, padding, self.world.now_s, np.arange(indices.size))
+        data, now = self.world.model.datasets[self.script.dataset], self.world.now_s
+        key = SetKey(data.name, self._epoch if data.random else EVERY_EPOCH)
+        missing = np.arange(indices.size)
+        reading = BatchModel(self._number, self._yielded, key, indices, padding, now, missing)
         self._reading[self._yielded] = reading
         self._yielded += 1
-        self.world.after(0.0, partial(self._attempt, reading, self._number))
+        self.world.after(0.0, partial(self._attempt, reading))
 
-    def _attempt(self, reading: _Reading, number: int) -> None:
-        if number != self._number or self.done:
+    def _attempt(self, reading: BatchModel) -> None:
+        if reading.number != self._number or self.done:
             return
         world = self.world
         wanted = reading.indices[reading.missing]
+        found = corrupt = np.zeros(wanted.size, dtype=np.int64)
         if world.cache.up:
             found = world.cache.look(reading.key, wanted, world.now_s)
             corrupt = world.cache.spoilt(reading.key, wanted) & (found > 0)
-        else:
-            found, corrupt = np.zeros(wanted.size, dtype=np.int64), np.zeros(wanted.size, dtype=np.bool_)
-        got = (found != 0) & ~corrupt
+        got = (found != 0) & (corrupt == 0)
         if reading.attempts == 0:
             reading.hits = int(np.count_nonzero(got))
-        spoilt = reading.missing[corrupt]
+        spoilt = reading.missing[corrupt != 0]
         reading.missing = reading.missing[~got]
         reading.attempts += 1
         if not reading.missing.size:
-            self.waiting_since.pop(reading.position, None)
             if self.script.read_s:
-                world.after(self.script.read_s, partial(self._have_read, reading, number))
+                world.after(self.script.read_s, partial(self._have_read, reading))
             else:
-                self._have_read(reading, number)
+                self._have_read(reading)
             return
         self._report(reading, spoilt, done=False)
-        self.waiting_since.setdefault(reading.position, reading.began_s)
-        world.check_read_timeout(self, reading.position, world.now_s - reading.began_s)
+        world.waits(self.script.name, self.rank, reading.position, world.now_s - reading.began_s)
         delay_s = min(_POLL_MAX_S, _POLL_S * 2.0 ** (reading.attempts - 1)) * (0.5 + 0.5 * world.rng.random())
-        world.after(delay_s, partial(self._attempt, reading, number))
+        world.after(delay_s, partial(self._attempt, reading))
 
-    def _have_read(self, reading: _Reading, number: int) -> None:
-        if number != self._number or self.done:
+    def _have_read(self, reading: BatchModel) -> None:
+        if reading.number != self._number or self.done:
             return
         self._report(reading, _NOTHING, done=True)
         del self._reading[reading.position]
         self._ready[reading.position] = reading
         self._go_on()
 
-    def _report(self, reading: _Reading, spoilt: NDArray[np.int64], *, done: bool) -> None:
+    def _report(self, reading: BatchModel, spoilt: NDArray[np.int64], *, done: bool) -> None:
         world, lost = self.world, self.world.model.faults.lost_report
         if not world.cache.up or (lost and world.rng.random() < lost):
             return
+        sizes = world.model.datasets[reading.key.dataset].record_bytes
         event = BatchRead(
             job=self.script.name,
             rank=self.rank,
@@ -278,7 +266,7 @@ class TrainerModel:
             done=done,
             read_us=int(self.script.read_s * 1e6),
             wait_us=int((world.now_s - reading.began_s - self.script.read_s) * 1e6) if done else 0,
-            size_bytes=world.record_bytes(reading.key.dataset, reading.indices) if done else 0,
+            size_bytes=int(sizes[reading.indices].sum()) if done else 0,
         )
         world.after(_REPORT_DELAY_S, partial(world.post, event))
 
@@ -302,8 +290,6 @@ class TrainerModel:
         figures.samples += batch.indices.size
         figures.hits += batch.hits
         if self.world.checked:
-            self.deliveries.append(
-                Delivery(self._number, self._epoch, self._consumed, batch.indices, batch.padding)
-            )
+            self.deliveries.append(batch)
         self._consumed += 1
         self._go_on()

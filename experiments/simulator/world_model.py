@@ -60,15 +60,12 @@ class DatasetModel:
 
 @dataclass(frozen=True)
 class FunctionsModel:
-    """How functions run; times in seconds.
+    """How functions run, ``capacity`` at once; times in seconds.
 
-    ``capacity`` at once. With ``queues`` they are a pool of processes that is there from the start, and what
-    comes beyond waits in line. Else they are started when needed, as AWS Lambda does: a new one takes
-    ``cold_start_s``, ``burst`` may be started at once and ``per_s`` more each second, one that was idle for
-    ``warm_s`` is gone, and what comes beyond is refused. A request takes ``overhead_s``, and for each sample
-    the longer of ``fetch_s`` over ``fetch_parallel`` and ``decode_s`` with ``push_s``, since they overlap;
-    all of it varies log-normally by ``spread``, and a share of ``stragglers`` takes several times as long
-    (Pareto). ``memory_gb`` is what is billed.
+    With ``queues`` they are a pool of processes, and what comes beyond waits in line. Else they start when
+    needed, as AWS Lambda's: a new one takes ``cold_start_s``, ``burst`` start at once and ``per_s`` more each
+    second, one that was idle for ``warm_s`` is gone, and what comes beyond is refused. A request varies
+    log-normally by ``spread``, and a share of ``stragglers`` takes several times as long (Pareto).
     """
 
     capacity: int
@@ -178,34 +175,34 @@ class WorldModel:
 
 def build_world_model(spec: SimulationSpec) -> WorldModel:
     """Everything that the world needs to run ``spec``."""
-    datasets = {
-        _name(one, copy): DatasetModel(
-            name=_name(one, copy),
+    datasets = [
+        DatasetModel(
+            name=_name(one.name, copy, one.copies).encode(),
             random=one.random,
             record_bytes=np.broadcast_to(np.int64(_record_bytes(one)), one.samples),
             source_bytes=one.source_bytes,
         )
         for one in spec.datasets
         for copy in range(one.copies)
-    }
-    until_s = math.inf if spec.minutes is None else spec.minutes * 60
+    ]
     return WorldModel(
         seed=spec.seed,
         settings=_settings(spec),
         functions=_functions(spec.functions),
-        datasets=datasets,
+        datasets={data.name: data for data in datasets},
         jobs=tuple(script for job in spec.jobs for script in _scripts(spec, job)),
         faults=Faults(crash=spec.functions.failures, throttle=spec.functions.throttles),
         left_over=spec.cache.left_over,
         read_timeout_s=_READ_TIMEOUT_S,
-        until_s=until_s,
+        until_s=math.inf if spec.minutes is None else spec.minutes * 60,
         heartbeat_s=_HEARTBEAT_S,
         events_max=2**62,
     )
 
 
-def _name(dataset: DatasetSpec, copy: int) -> bytes:
-    return f"{dataset.name}-{copy}".encode() if dataset.copies > 1 else dataset.name.encode()
+def _name(name: str, number: int, count: int) -> str:
+    """The name of one of several alike."""
+    return name if count == 1 else f"{name}-{number}"
 
 
 def _record_bytes(dataset: DatasetSpec) -> int:
@@ -230,21 +227,17 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
 
 
 def _functions(spec: FunctionsSpec) -> FunctionsModel:
-    pool = spec.kind == "pool"
-    names = {one.name for one in dataclasses.fields(FunctionsModel)} - {"burst", "per_s"}
+    names = {one.name for one in dataclasses.fields(FunctionsModel)}
     values = {name: value for name, value in dataclasses.asdict(spec).items() if name in names}
-    return FunctionsModel(
-        capacity=spec.concurrency,
-        queues=pool,
-        burst=None if pool else min(spec.burst, spec.concurrency),
-        per_s=math.inf if pool else spec.per_s,
-        **values,
-    )
+    if spec.kind == "pool":
+        values |= {"burst": None, "per_s": math.inf}
+    else:
+        values |= {"queues": False, "burst": min(spec.burst, spec.concurrency)}
+    return FunctionsModel(capacity=spec.concurrency, **values)
 
 
 def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
     dataset = next(one for one in spec.datasets if one.name == job.dataset)
-    read_s = job.batch_size * _record_bytes(dataset) / (job.read_gb_per_s * _GB)
     for number in range(job.count):
         plan = Plan(
             size=dataset.samples,
@@ -255,25 +248,15 @@ def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
             drop_last=job.drop_last,
         )
         yield JobScript(
-            name=_job_name(job, number),
-            dataset=_name(dataset, number % dataset.copies),
+            name=_name(job.name, number, job.count),
+            dataset=_name(dataset.name, number % dataset.copies, dataset.copies).encode(),
             plan=plan,
             starts_s=job.start_s + number * job.start_every_s,
             step_s=job.step_s,
             workers=job.workers,
             page=job.page,
             passes=[(epoch, 0, plan.batches_per_epoch) for epoch in range(job.epochs)],
-            read_s=read_s,
+            read_s=job.batch_size * _record_bytes(dataset) / (job.read_gb_per_s * _GB),
             handover_s=job.handover_s,
-            follows=_follows(spec, job, number),
+            follows=job.follows and _name(job.follows, number, job.count),
         )
-
-
-def _job_name(job: JobSpec, number: int) -> str:
-    return job.name if job.count == 1 else f"{job.name}-{number}"
-
-
-def _follows(spec: SimulationSpec, job: JobSpec, number: int) -> str | None:
-    if job.follows is None:
-        return None
-    return _job_name(next(one for one in spec.jobs if one.name == job.follows), number)

@@ -106,4 +106,4 @@ def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
         read_timeout_s=10.0,
     )
     world = World(model).run()
-    assert not world._under_way
+    assert not world.under_way

@@ -17,11 +17,10 @@ import pytest
 
 from superdl.experiments.comparing.comparison import read_comparison
 from superdl.experiments.comparing.found_runs import compare_runs
-from superdl.experiments.comparing.running import ComparisonFailedError, compare
-from superdl.experiments.comparing.show import comparison_page
+from superdl.experiments.comparing.rounds import ComparisonFailedError
+from superdl.experiments.comparing.running import compare
 from superdl.experiments.spec import Spec, parse_spec
 from superdl.main import main as superdl
-from superdl.super_wire.errors import ConfigError
 from tests.fixtures.pages import read_page
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def the_directory(colours: Path) -> Path:
 def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path, console: Console) -> None:
     report = compare(spec_of(colours), arms=["torch"], console=console)
     (figures,) = report.figures_of("torch")
-    assert figures.decodes_by_epoch == {0: 1.0, 1: 1.0}
+    assert figures.decodes_per_image == 2.0
     assert read_comparison(the_directory(colours)) == report
     run = next((the_directory(colours) / "runs" / "01-torch").glob("colours-torch-*"))
     assert (run / "report.html").is_file(), "drawn after the round"
@@ -64,20 +63,6 @@ def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path,
     found = compare_runs([f"before={run}"])
     assert [arm.name for arm in found.arms] == ["before"]
     assert found.figures_of("before")[0].images_per_s == figures.images_per_s
-    predicted = colours.parent / "predicted.json"
-    assert superdl(["simulate", "digits", "--output", str(predicted)]) == 0
-    beside = compare_runs([str(run), f"sim={predicted}"])
-    assert [arm.title for arm in beside.arms] == ["colours-torch", "sim (simulated)"]
-    assert any("sim (simulated)" in text for _, text in beside.words())
-    assert "were predicted by a simulator" in read_page(comparison_page(beside)).text
-    (prediction,) = json.loads(predicted.read_text())["rows"]
-    later = prediction["jobs"][0]["passes"][1:]
-    rate = sum(one["samples"] for one in later) / sum(one["wall_s"] for one in later)
-    assert beside.figures_of("sim")[0].images_per_s == pytest.approx(rate)
-    with pytest.raises(ConfigError, match="both runs and predictions"):
-        compare_runs([f"same={run}", f"same={predicted}"])
-    with pytest.raises(ConfigError, match="2 warm-up epoch"):
-        compare_runs([str(run)], warmup_epochs=2)
 
 
 @pytest.mark.slow
@@ -85,10 +70,9 @@ def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path,
 def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
     report = compare(spec_of(colours), console=console)
     assert report.status == "finished"
-    assert [one.round.arm for one in report.rounds] == ["super", "torch"]
+    assert [one.arm for one in report.rounds] == ["super", "torch"]
     by_arm = {arm.name: report.figures_of(arm.name)[0] for arm in report.arms}
-    assert by_arm["super"].decodes_by_epoch == {0: 1.0, 1: 0.0}
-    assert by_arm["torch"].decodes_by_epoch == {0: 1.0, 1: 1.0}
+    assert [one.decodes_per_image for one in by_arm.values()] == [1.0, 2.0]
     assert {"trainer", "coordinator", "cache"} <= by_arm["super"].cpu_ms_by_group.keys()
     assert by_arm["torch"].cpu_ms_by_group.keys() == {"trainer"}
     for figures in by_arm.values():
@@ -123,8 +107,8 @@ def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
     assert page.tables[0].head[2:] == ["super", "torch"]
     printed = console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
     assert "[2/2] torch done in" in printed
-    assert "the first epoch of each run counts in figures of the whole run alone" in printed
-    assert "each ran once; run more repeats" in printed
+    assert "the first epoch of each run is counted in figures of the whole run alone" in printed
+    assert "super, torch ran once; run more repeats" in printed
 
 
 @pytest.mark.slow
@@ -227,7 +211,7 @@ def test_what_ends_a_comparison_ends_all_of_it(colours: Path, number: signal.Sig
         assert not [path for path in Path(temporary).rglob("*") if path.is_socket()]
     read = read_comparison(made)
     assert read.status == ("interrupted" if number == signal.SIGINT else "running")
-    assert [one.round.arm for one in read.rounds] == ["torch"]
+    assert [one.arm for one in read.rounds] == ["torch"]
     for report in (made / "runs" / "02-super").glob("*/*/report.json"):
         assert json.loads(report.read_text())["status"] == "interrupted"
 

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.experiments.comparing.arms import Round
 from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport
-from superdl.experiments.comparing.conclusions import conclusions, difference_of, probability_of_apart
+from superdl.experiments.comparing.conclusions import are_apart, conclusions, probability_of_apart
 from superdl.experiments.comparing.figures import FIGURES, Spread
 from superdl.experiments.comparing.show import comparison_page
 from tests.fixtures.pages import read_page
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "ratio", "apart"),
+    ("first", "second", "apart"),
     [
-        ((1.0, 2.0), (2.0, 3.0), 1.5 / 2.5, False),  # ranges that touch are not apart
-        ((1.0, 1.9), (2.0, 3.0), 1.45 / 2.5, True),
-        ((4.0, 4.9), (3.0, 1.0, 2.0), 4.45 / 2.0, True),
-        ((1.0,), (2.0, 3.0), 1.0 / 2.5, None),
-        ((1.0, 1.0), (0.0, 0.0), None, True),
+        ((1.0, 2.0), (2.0, 3.0), False),  # ranges that touch are not apart
+        ((1.0, 1.9), (2.0, 3.0), True),
+        ((4.0, 4.9), (3.0, 1.0, 2.0), True),
+        ((1.0,), (2.0, 3.0), None),
     ],
 )
-def test_arms_differ_where_their_ranges_lie_apart(first, second, ratio, apart):
-    difference = difference_of(Spread(first), Spread(second))
-    assert (difference.ratio, difference.apart) == (ratio and pytest.approx(ratio), apart)
+def test_arms_differ_where_their_ranges_lie_apart(first, second, apart):
+    assert are_apart(Spread(first), Spread(second)) is apart
 
 
 def test_the_probability_of_ranges_apart_is_counted_from_orders():
@@ -34,65 +31,80 @@ def test_the_probability_of_ranges_apart_is_counted_from_orders():
     assert probability_of_apart(1, 1) == 1.0
 
 
-def said(rates: dict[str, tuple[float, ...]], **options: object) -> dict[str, str]:
-    """The points on arms of which the throughput alone is known."""
-    spreads = {figure.key: dict.fromkeys(rates) for figure in FIGURES}
-    spreads["images_per_s"] = {name: Spread(values) for name, values in rates.items()}
-    return dict(conclusions(spreads, 1, **options))  # type: ignore[arg-type]  # as conclusions has them
+def said(key: str = "images_per_s", **values: tuple[float, ...]) -> dict[str, str]:
+    """The points on arms of which one figure is known."""
+    spreads = {figure.key: dict.fromkeys(values) for figure in FIGURES}
+    spreads[key] = {name: Spread(each) for name, each in values.items()}
+    return dict(conclusions(spreads, 1))
 
 
-def test_the_arm_that_ran_once_is_named():
-    points = said({"a": (10.0, 11.0), "b": (20.0,)})
-    assert points["Throughput:"].endswith("; b ran once, so nobody knows the spread.")
-    assert points["Chance:"].startswith("b ran once; run more repeats")
-    assert points["Warm-up:"].endswith("of the whole run alone."), "there is none of these here"
-    assert "; each ran once" in said({"a": (10.0,), "b": (20.0,)})["Throughput:"]
-
-
-def test_chance_is_told_of_as_many_repeats_as_there_were():
+@pytest.mark.parametrize(
+    ("key", "second", "words"),
+    [
+        ("images_per_s", (20.0, 21.0), "a 10.5, b 20.5 images/s: b is better, by a factor of 1.95."),
+        (
+            "wait_percent",
+            (20.0, 21.0),
+            "a 10.5, b 20.5 % of training time: a is better, by a factor of 1.95.",
+        ),
+        ("wait_percent", (0.0, 0.0), "a 10.5, b 0 % of training time: b is better, by all of it."),
+        (
+            "images_per_s",
+            (10.5, 30.0),
+            "a 10.5, b 20.2 images/s; the ranges overlap: no difference can be told.",
+        ),
+        ("images_per_s", (10.0, 11.0), "a 10.5, b 10.5 images/s: equal."),
+        ("images_per_s", (11.001, 11.001), "a 10.5, b 11.0 images/s: b is better, by a factor of 1.05."),
+    ],
+)
+def test_a_figure_says_which_arm_is_better_where_that_can_be_told(key, second, words):
     assert (
-        "of 3 repeats each lie apart in one figure of 10 "
-        in said({"a": (1, 1, 1), "b": (2, 2, 2)})["Chance:"]
-    )
-    unequal = said({"a": (1, 1, 1), "b": (2, 2, 2, 2), "c": (3, 3)})["Chance:"]
-    assert "of 3 and 2 repeats lie apart in one figure of 5 " in unequal
-    assert (
-        "of 3 and 4 repeats lie apart in one figure of 18 "
-        in said({"a": (1, 1, 1), "b": (2,) * 4})["Chance:"]
+        said(key, a=(10.0, 11.0), b=second)[f"{'Throughput' if key[0] == 'i' else 'Waiting for data'}:"]
+        == words
     )
 
 
 def test_a_near_tie_makes_no_arm_the_better_one():
-    assert said({"a": (100.0, 100.0), "b": (100.2, 100.2)})["Throughput:"].endswith(
-        ": equal to three digits."
-    )
-    assert "times as fast" in said({"a": (100.0, 100.0), "b": (102.0, 102.0)})["Throughput:"]
+    points = said(a=(100.0, 100.0), b=(100.2, 100.2))
+    assert points["Throughput:"].endswith(": equal to three digits.")
 
 
-def comparison(*rounds: RoundReport, trials: tuple[str, ...] = (), status: str = "finished") -> Comparison:
-    names = dict.fromkeys(one.round.arm for one in rounds)
-    arms = tuple(ArmReport(name, trials=trials) for name in names)
-    return Comparison("c", status, None, "today", 1.0, "", 2, 1, arms, rounds, (), {})
+def test_the_arm_that_ran_once_is_named():
+    points = said(a=(10.0, 11.0), b=(20.0,))
+    assert points["Throughput:"].endswith("; an arm ran once, so nobody knows the spread.")
+    assert points["Chance:"].startswith("b ran once; run more repeats")
 
 
-def test_rounds_that_failed_are_told():
-    lost = RoundReport(Round(1, 1, "a"), "", None, "the run of a, repeat 1 ended with exit code 1")
-    points = dict(comparison(lost, RoundReport(Round(2, 1, "b"), "", None, "it did too")).words())
-    assert points["Failed:"] == "rounds that failed are in no figure: 1 of a, 1 of b."
+@pytest.mark.parametrize(
+    ("repeats", "words"),
+    [
+        ({"a": 3, "b": 3}, "of 3 and 3 repeats lie apart in one figure of 10 "),
+        ({"a": 3, "b": 4, "c": 2}, "of 3 and 2 repeats lie apart in one figure of 5 "),
+        ({"a": 3, "b": 4}, "of 3 and 4 repeats lie apart in one figure of 18 "),
+    ],
+)
+def test_chance_is_told_of_as_many_repeats_as_there_were(repeats, words):
+    assert words in said(**{name: (1.0,) * times for name, times in repeats.items()})["Chance:"]
+
+
+def comparison(*rounds: RoundReport, trials: tuple[str, ...] = ()) -> Comparison:
+    arms = [ArmReport(name, trials=list(trials)) for name in dict.fromkeys(one.arm for one in rounds)]
+    return Comparison("c", "today", "", 2, 1, arms, list(rounds), status="finished")
+
+
+def test_rounds_that_failed_are_told_and_counted():
+    lost = RoundReport(1, 1, "a", "", None, "the run of a, repeat 1 ended with exit code 1")
+    whole = comparison(lost, RoundReport(2, 1, "b", "", None, "it did too"))
+    assert dict(whole.words())["Failed:"] == "rounds that failed are in no figure: 1 of a, 1 of b."
     assert "Failed:" not in dict(comparison().words())
+    page = read_page(comparison_page(whole)).text
+    assert "0 of 2 rounds measured" in page
+    assert "it did too" in page
 
 
 def test_the_cost_of_trials_at_once_is_said_to_have_the_warmup_in_it():
-    one = RoundReport(Round(1, 1, "a"), "", None, None)
-    assert "usd_per_epoch" in comparison(one, trials=("x", "y")).of_whole_runs
-    assert "usd_per_epoch" not in comparison(one).of_whole_runs
-    rates = {"a": (1.0,), "b": (2.0,)}
-    spreads = {figure.key: {name: Spread(values) for name, values in rates.items()} for figure in FIGURES}
+    one = RoundReport(1, 1, "a", "", None)
     whole = comparison(one, trials=("x", "y")).of_whole_runs
+    assert whole - comparison(one).of_whole_runs == {"usd_per_epoch"}
+    spreads = {figure.key: {"a": Spread((1.0,)), "b": Spread((2.0,))} for figure in FIGURES}
     assert " alone: cost, decodes, " in dict(conclusions(spreads, 1, whole=whole))["Warm-up:"]
-
-
-def test_found_runs_have_as_many_rounds_as_runs():
-    rounds = [RoundReport(Round(at, at, "a"), "", None, None) for at in (1, 2)]
-    found = comparison(*rounds, RoundReport(Round(3, 1, "b"), "", None, None))
-    assert "0 of 3 rounds measured" in read_page(comparison_page(found)).text

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from superdl.experiments.comparing import processes
-from superdl.experiments.comparing.processes import RunRequest, run_together
+from superdl.experiments.comparing.processes import RunProcess, run_together
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,8 @@ def test_a_run_that_does_not_end_when_asked_is_killed(
     stand_in.write_text(_RUN.format(python=sys.executable, fifo=fifo))
     stand_in.chmod(0o700)
     monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(stand_in)))
-    requests = [RunRequest(name, tmp_path / name, tmp_path / f"{name}.txt") for name in ("fails", "hangs")]
-    failed, hung = run_together(requests, lambda: None, end_wait_s=0.1)
+    runs = [RunProcess(name, tmp_path / name, tmp_path / f"{name}.txt") for name in ("fails", "hangs")]
+    run_together(runs, lambda: None, end_wait_s=0.1)
+    failed, hung = runs
     assert (failed.code, failed.was_told_to) == (3, False)
     assert (hung.code, hung.was_told_to) == (-signal.SIGKILL, True)

@@ -68,7 +68,7 @@ def test_without_the_package_it_is_named(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 def test_without_a_driver_that_is_said():
-    with pytest.raises(ConfigError, match="NVML does not start"):
+    with pytest.raises(ConfigError, match="NVML does not give"):
         GpuMeter("1234")
 
 
@@ -93,7 +93,7 @@ def test_what_nvml_tells_is_read_and_what_it_does_not_is_absent(tmp_path):
         f"37.0 {5 * gib} {80 * gib}",
         f"37.0 {5 * gib} {80 * gib}",
         f"None {5 * gib} {80 * gib}",
-        "no GPU utilisation: NVML gives no access to GPU-0000 (Not Found); see nvidia-smi -L",
+        "no GPU utilisation: NVML does not give GPU-0000 (Not Found); see nvidia-smi",
     ]
 
 

@@ -26,12 +26,12 @@ FIGURES = {
 
 
 def one_pass(epoch: int = 0, split: str = "train", **changes: object) -> Pass:
-    return Pass(epoch, split, FIGURES | changes, complete=True)
+    return Pass(epoch, split, FIGURES | changes)
 
 
 def a_run(*passes: Pass, steps=None, usage=(), others=(), **known: object) -> RunFiles:
     report = {"status": "finished", "wall_s": 12.0, "spec": {"epochs": len(passes)}, "bill": None} | known
-    return RunFiles(Path("run"), report, None, steps or {}, {0: tuple(usage), **dict(others)}, passes, ())
+    return RunFiles(Path("run"), report, report, steps or {}, {0: list(usage), **dict(others)}, passes, ())
 
 
 def stalls(**waits: float) -> dict[str, object]:

@@ -12,11 +12,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from superdl.experiments.reporting.run_page import run_page, write_run_page
+from superdl.experiments.reporting.run_page import write_run_page
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
 from superdl.super_wire.errors import ConfigError
-from tests.experiments.reporting.runs import a_run, one_pass
 from tests.fixtures.pages import ReadPage, read_page
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def test_a_finished_run_has_all_sections_tables_and_plots(finished):
         assert [row[0] for row in page.table(caption).rows] == PASSES
     assert [row[0] for row in page.table("Processors in use").rows] == ["start", *PASSES]
     assert page.table("The bill").rows[-1][0] == "what has a price here"
-    assert [row[0] for row in page.table("Machine and versions").rows][1:3] == ["processor", "GPUs"]
+    assert "cores usable" in page.text
     assert page.table("Settings of loader torch").rows
     assert "loader.batch_size=8" in page.text
     for subject in ("It finished:", "Accuracy:", "Throughput:", "Waiting for data:", "First batch:", "Cost:"):
@@ -149,12 +148,11 @@ def test_a_page_takes_names_that_are_no_text(tmp_path):
 
 
 def test_every_column_of_numbers_has_its_unit_or_counts_things(finished):
-    things = "pass stalled cause images steps phase what value how epoch"
-    counts = {*things.split(), "the trainer waited since", "what helps"}
-    units = ("s", "images/s", "mean", "right", "time", "samples", "cores", "ms/image", "most", "USD", "sum")
+    counts = ("pass", "cause", "images", "steps", "phase", "what", "value", "how")
+    words = (*counts, "the trainer waited since", "what helps")
     for table in whole_page(finished).tables:
         for head in table.head:
-            assert head in counts or head.endswith(units), f"{table.caption}: {head}"
+            assert head in words or head.endswith(")"), f"{table.caption}: {head}"
 
 
 def test_the_page_is_made_from_the_files_alone_and_twice_the_same(finished, directory):
@@ -194,10 +192,11 @@ def test_a_killed_run_has_a_page_without_a_report(finished, directory):
         file.write('{"epoch": 1, "st')  # the kill came while it was written
     page = page_of(directory)
     assert page.title.endswith("running")
-    assert "It left no report: its manifest says running, so it goes on, or was killed." in said(page)
+    assert "It left no report: its manifest says running, so it goes on, or was killed; what" in said(page)
     assert "steps.jsonl has 1 line(s) that are no rows" in page.text
+    assert "cores usable" in page.text
     assert "not known, since there is no report" in said(page)
-    assert "of 2 epochs and what came after" in said(page)
+    assert "of 1 of 2 epochs and what came after" in said(page)
     assert [row[:3] for row in page.table("Passes over the data").rows] == [
         ["1 train", "24", "3"],
         ["1 val", "8", "1"],
@@ -205,7 +204,6 @@ def test_a_killed_run_has_a_page_without_a_report(finished, directory):
         ["2 val, in part", "8", "1"],
     ]
     assert [row[:3] for row in page.table("Stalls by cause").rows] == whole_stalls[:-1]
-    assert page.table("Machine and versions").rows
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -214,15 +212,9 @@ def test_a_killed_run_of_several_ranks_has_passes_of_rank_0(directory):
     manifest = json.loads((directory / "manifest.json").read_text())
     (directory / "manifest.json").write_text(json.dumps(manifest | {"status": "running", "ranks": 4}))
     page = page_of(directory)
-    assert [row[0] for row in page.table("Passes over the data").rows][:2] == [
-        "1 train, of rank 0",
-        "1 val, of rank 0",
-    ]
+    names = [row[0] for row in page.table("Passes over the data").rows]
+    assert names[:2] == ["1 train, of rank 0", "1 val, of rank 0"]
     assert "Of 4 ranks this is rank 0" in page.text
-    counted = {"status_calls": 3, "status_s": 0.1, "status_cpu_s": 0.1, "status_wait_s": 0.0}
-    text = read_page(run_page(a_run(one_pass(job=counted), ranks=4))).text
-    _, _, after = text.partition("Status checks: ")
-    assert "Of 4 ranks this is rank 0" in after.partition("1 train")[0]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -231,9 +223,9 @@ def test_files_that_cannot_be_read_are_told(directory):
     (directory / "utilization.jsonl").write_text("[]\n")
     write_rows(directory, "steps.jsonl", [*rows_of(directory, "steps.jsonl"), {"epoch": 0}])
     page = page_of(directory)
-    assert "steps.jsonl has 1 row(s) of another version of SUPER" in page.text
+    assert "steps.jsonl has 1 line(s) that are no rows of this version" in page.text
     assert "report.json cannot be read" in page.text
-    assert "Its report is missing: its manifest says finished, so there was one." in said(page)
+    assert "It left no report: its manifest says finished; what follows is added up" in said(page)
     assert "killed" not in said(page)
     assert "utilization.jsonl has 1 line(s) that are no rows" in page.text
 

@@ -12,7 +12,7 @@ SOME = np.array([1, 3, 5])
 
 
 def cache_with(*, corrupt: tuple[int, ...] = ()) -> CacheModel:
-    cache = CacheModel(lambda key: 10)
+    cache = CacheModel(lambda key: 10, np.random.default_rng(1), budget_bytes=10**9)
     cache.store(KEY, SOME, np.full(3, 1000), corrupt=list(corrupt))
     return cache
 
@@ -46,7 +46,7 @@ def test_spoilt_records_are_mended_by_writing_them_again():
 
 def test_eviction_and_flushing_lose_records():
     cache = cache_with()
-    assert cache.evict(np.random.default_rng(1), 0.5) == 2
+    assert cache.evict(0.5) == 2
     assert np.count_nonzero(cache.look(KEY, np.arange(10), 0.0)) == 1
     cache.flush()
     assert cache.used_bytes == 0

@@ -41,8 +41,8 @@ class Bench:
         self.world.after(at_s - self.world.now_s, lambda: self.world.executors[0].submit(request))
 
     def run(self) -> list[RequestDone | RequestFailed]:
-        while self.world._heap:
-            self.world._step()
+        while self.world.step():
+            pass
         return [event for _, event in self.answers]
 
     def throttled(self) -> int:

@@ -30,7 +30,7 @@ SPEC = SimulationSpec(
 
 
 def timeless(prediction: Prediction) -> Prediction:
-    return replace(prediction, simulated_in_s=0.0, memory_mib=0)
+    return replace(prediction, simulated_in_s=0.0)
 
 
 def test_the_same_spec_gives_the_same_prediction():

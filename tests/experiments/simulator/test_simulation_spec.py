@@ -41,7 +41,7 @@ def test_specs_that_come_along_are_good(name):
         ("minutes: -1", "minutes must be above 0, not -1"),
         ("sweep: [1]", "sweep must be a mapping"),
         ("sweep: {cache_gb: 4}", "sweep.cache_gb must be a list of numbers"),
-        ("sweep: {cache: [4]}", "sweep.cache is no key of a spec"),
+        ("sweep: {cache: [4]}", "cache must be a mapping of keys to values"),
         ("sweep: {functions.speed: [4]}", "unknown key functions.speed"),
         (
             "jobs: [{name: a, count: 2}, {name: b, follows: a}]",

@@ -1,0 +1,84 @@
+"""What the parts of a simulated world share: its clock, chance and cache, and the coordinator that lives."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.experiments.simulator.cache_model import CacheModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from superdl.coordinator.core import Core, Event, RequestDone, RequestFailed
+    from superdl.experiments.simulator.world_model import WorldModel
+
+__all__ = ["InvariantError", "WorldState"]
+
+
+class InvariantError(AssertionError):
+    """A promise of the core is broken; the message names the seed that replays it."""
+
+
+class WorldState:
+    """Virtual time and what is due in it. What an event does to the core is `World`'s."""
+
+    def __init__(self, model: WorldModel, core: Core, *, checked: bool) -> None:
+        self.model = model
+        self.core = core
+        self.checked = checked
+        self.rng = random.Random(model.seed + 1)
+        self.array_rng = np.random.default_rng(model.seed % 2**63 + 1)
+        self.now_s = 0.0
+        self.cache = CacheModel(
+            lambda key: model.datasets[key.dataset].size,
+            self.array_rng,
+            budget_bytes=model.settings.budget_bytes,
+            refuses=bool(model.faults.resizes),
+        )
+        self.coordinator_up = True
+        self.cache_was_empty = True
+        self.life = 0
+        """How often the coordinator was restarted."""
+        self.events = 0
+        self.under_way = 0
+        """Trainers that have something left to do."""
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+
+    def after(self, delay_s: float, happens: Callable[[], object]) -> None:
+        """Let something happen later; what is due at one time happens in the order of these calls."""
+        heapq.heappush(self._heap, (self.now_s + delay_s, next(self._numbers), happens))
+
+    def step(self, until_s: float = np.inf) -> bool:
+        """Let the next thing happen; False if nothing is due by then."""
+        if not self._heap or self._heap[0][0] > until_s:
+            return False
+        self.events += 1
+        if self.events > self.model.events_max:
+            raise self.broken("the run does not end")
+        time_s, _, happens = heapq.heappop(self._heap)
+        self.now_s = max(self.now_s, time_s)
+        happens()
+        return True
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the core, if there is one."""
+        raise NotImplementedError
+
+    def answer(self, event: RequestDone | RequestFailed, life: int) -> None:
+        """A function answers the coordinator that asked it, if that still lives."""
+        if life == self.life:
+            self.post(event)
+
+    def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
+        """A reader waits, within its time limit."""
+        raise NotImplementedError
+
+    def broken(self, what: str) -> InvariantError:
+        """The error that tells what is broken, and the seed."""
+        return InvariantError(f"seed {self.model.seed} at {self.now_s:.3f} s: {what}")
