@@ -31,7 +31,6 @@ from superdl.coordinator.executors import Executor, Scaling
 from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
-from superdl.coordinator.executors.preflight import Preflight
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen
 from superdl.coordinator.server.service import CoordinatorService
@@ -165,9 +164,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
         stack.push_async_callback(engine.close)
         manager.tell_changes(engine.post)
         reports = ReportReader(cache, engine.post_all)
-        eligibility = Eligibility(
-            manager.executors, [Preflight(one, cache.address) for one in manager.executors]
-        )
+        eligibility = Eligibility(manager.executors, cache.address)
         service = CoordinatorService(engine, reports, eligibility, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)

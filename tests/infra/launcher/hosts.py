@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[3]
-END_WAIT_S = 60.0
+END_WAIT_S = 120.0
 _POLL_S = 0.02
 _MARK = "SUPER_TEST_RUN"
 
