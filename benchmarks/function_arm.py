@@ -121,7 +121,7 @@ def measure_function(spec: FunctionArmSpec) -> FunctionArmResult:
     """Measure the arm in this process, which is fresh."""
     os.sched_setaffinity(0, spec.cores)
     clocks = _ThreadClocks()
-    files = sorted(Path(spec.directory).glob("*/*.jpg"))
+    files = sorted(Path(spec.directory).glob("*/*"))
     one_pass = _bare(spec, files) if spec.way == BARE else _invocations(spec, files)
     one_pass()
     clocks.seconds.clear()
@@ -182,7 +182,7 @@ def _invocations(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
 def s3_event(directory: str, resize: int, crop: int, cache: str, *, count: int) -> dict[str, Any]:
     """A request for the first images of a directory, from S3."""
     spec = FunctionArmSpec(S3_LEAN, directory, resize, crop, cache, cores=(), passes=0)
-    event = _event(spec, sorted(Path(directory).glob("*/*.jpg"))[:count])
+    event = _event(spec, sorted(Path(directory).glob("*/*"))[:count])
     return {**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}
 
 

@@ -1,45 +1,34 @@
 """The image sets that benchmarks read: which there are, their recipes, their options, and where they lie.
 
-The digits are `experiments.data`'s. The photos are drawn here: JPEGs that cost what ImageNet's photographs
-cost, 500x375 pixels and about 110 KB. What a JPEG costs to decode depends on its pixels and coded bytes, not
-on what it shows. So an image is noise of many scales, strong in the coarse ones and weak in the fine ones as
-in photographs; colours vary less than brightness.
+The digits and the photos are `experiments.data`'s. The photos are drawn JPEGs that cost what ImageNet's
+photographs cost: 500x375 pixels and about 110 KB.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from PIL import Image
-
 from benchmarks.command import positive
 from benchmarks.loading import Loading
-from superdl.experiments.data import make_digits
-from superdl.experiments.data.whole_directory import written_once
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.experiments.data import MADE_SETS, make_digits, make_set
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
 
 __all__ = [
     "IMAGE_SETS",
-    "PHOTO_FORMAT",
     "ImageSet",
     "add_data_option",
     "add_image_options",
     "data_directory",
-    "make_photos",
-    "photo_jpeg",
     "prepare_images",
 ]
 
@@ -47,8 +36,6 @@ IMAGE_SETS = {
     "digits": "64x64 JPEGs (scikit-learn's digits, training split)",
     "photos": "500x375 JPEGs of 110 KB (synthetic), resize 256, crop 224",
 }
-_COARSE_WEIGHT = 0.28  # amplitude grows with the scale to this power; chosen for the file size
-_DEVIATION = np.float32(6.73)  # of the summed noise, on average; one for all, so that sizes differ little
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +101,9 @@ def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str]
     if name == "digits":
         place, resize, crop = make_digits(directory / "digits") / "train", 64, 64
     else:
-        photos = make_photos(directory / f"photos-{arguments.photos}", arguments.photos)
-        place, resize, crop = photos / "train", 256, 224
-    count = sum(1 for _ in place.glob("*/*.jpg"))
+        made, count = MADE_SETS["imagenet-like"], arguments.photos
+        place, resize, crop = make_set(made, directory / f"photos-{count}", samples=count) / "train", 256, 224
+    count = sum(1 for _ in place.glob("*/*"))
     return ImageSet(name, IMAGE_SETS[name], str(place.resolve()), count, resize, crop)
 
 
@@ -135,81 +122,3 @@ def data_directory(named: str | None) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise ConfigError(f"{default} is not a directory of this user: name another one (--data)")
     return default
-
-
-# -------------------------------------------------------------------------------------------- photos
-
-
-@dataclass(frozen=True, slots=True)
-class PhotoFormat:
-    """What decides the photos; stored in the set's manifest and compared when the set is reused."""
-
-    name: str = "photos"
-    format: int = 1
-    width: int = 500
-    height: int = 375
-    classes: int = 10
-    jpeg_quality: int = 95
-    seed: int = 0
-    bytes_min: int = 90_000
-    bytes_max: int = 130_000
-
-
-PHOTO_FORMAT = PhotoFormat()
-
-
-def make_photos(directory: Path, count: int) -> Path:
-    """Write ``count`` photos below ``directory`` as ``train/00..09/NNNNN.jpg``, unless they are there.
-
-    Raises:
-        SourceError: the directory holds something else, or the images came out too small or too large.
-        ConfigError: the directory cannot be written.
-
-    """
-    target = directory.expanduser().absolute()
-    manifest = {**asdict(PHOTO_FORMAT), "count": count}
-
-    def fill(staging: Path) -> None:
-        for index in range(count):
-            folder = staging / "train" / f"{index % PHOTO_FORMAT.classes:02d}"
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{index:05d}.jpg").write_bytes(_checked(index, photo_jpeg(index)))
-
-    written_once(target, manifest, f"the {count} images of this version", fill)
-    return target
-
-
-def photo_jpeg(index: int) -> bytes:
-    """The ``index``-th photo, encoded; the same for the same numpy and Pillow."""
-    random = np.random.default_rng([PHOTO_FORMAT.seed, index])
-    brightness = 128.0 + 46.0 * _noise(random)
-    tints = [18.0 * _noise(random) for _ in range(2)]
-    channels = [brightness + tints[0], brightness - 0.5 * (tints[0] + tints[1]), brightness + tints[1]]
-    pixels = np.clip(np.stack(channels, axis=-1), 0, 255).astype(np.uint8)
-    content = io.BytesIO()
-    Image.fromarray(pixels).save(content, "JPEG", quality=PHOTO_FORMAT.jpeg_quality)
-    return content.getvalue()
-
-
-def _checked(index: int, content: bytes) -> bytes:
-    if not PHOTO_FORMAT.bytes_min <= len(content) <= PHOTO_FORMAT.bytes_max:
-        raise SourceError(
-            f"image {index} came out with {len(content):,} bytes, not {PHOTO_FORMAT.bytes_min:,} to "
-            f"{PHOTO_FORMAT.bytes_max:,}: this Pillow encodes otherwise; adjust PHOTO_FORMAT.jpeg_quality"
-        )
-    return content
-
-
-def _noise(random: np.random.Generator) -> NDArray[np.float32]:
-    """Noise of every scale, float32 of shape (height, width), standard deviation about 1."""
-    shape = (PHOTO_FORMAT.height, PHOTO_FORMAT.width)
-    total = np.zeros(shape, dtype=np.float32)
-    cell = 256.0  # pixels of one grid cell
-    while cell >= 1.0:
-        grid = random.standard_normal(
-            (max(2, round(shape[0] / cell)), max(2, round(shape[1] / cell))), dtype=np.float32
-        )
-        enlarged = Image.fromarray(grid).resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
-        total += np.asarray(enlarged) * np.float32(cell**_COARSE_WEIGHT)
-        cell /= 2.0
-    return total / _DEVIATION

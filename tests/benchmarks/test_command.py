@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from benchmarks.contenders import CONTENDERS
-from benchmarks.image_sets import make_photos
 from superdl.main import main
 
 PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
@@ -33,9 +32,8 @@ def check_envelope(report: dict, benchmark: str) -> None:
 
 @pytest.mark.slow
 def test_read_compares_all_loaders_on_the_same_images(capsys, tmp_path):
-    photos = 24
-    make_photos(tmp_path / f"photos-{photos}", photos)
-    words = ["--images", "photos", "--photos", str(photos), "--batch-size", "16", "--workers", "0", "1"]
+    photos = 100  # one for each class
+    words = ["--images", "photos", "--photos", str(photos), "--batch-size", "64", "--workers", "0", "1"]
     output = tmp_path / "report.json"
     short = ["--rounds", "1", "--epochs", "1", "--data", str(tmp_path), "--output", str(output)]
 

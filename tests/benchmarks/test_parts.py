@@ -1,4 +1,4 @@
-"""What benchmarks are made of: CPU clocks, child processes, photos, orders, reports."""
+"""What benchmarks are made of: CPU clocks, child processes, orders, reports."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import sys
 import time
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from benchmarks.contenders import Conversion, convert
-from benchmarks.image_sets import PHOTO_FORMAT, make_photos, photo_jpeg
 from benchmarks.loading import Loading, PlannedOrder
 from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s, run_child
 from benchmarks.results import Column, Started, print_report, to_json
 from superdl.coordinator.core import Plan
-from superdl.super_wire.errors import SourceError
 
 BURN_S = 0.05
 BURNER = f"""
@@ -53,24 +50,6 @@ def test_a_child_that_fails_says_why():
     task = Conversion("pillow", Loading("", "", resize=8, crop=8, batch_size=1, num_workers=0), "/nowhere")
     with pytest.raises(BenchmarkError, match=r"(?s)this one failed .*--contenders.*reads the images as they"):
         run_child(convert, task, name="this one")
-
-
-def test_photos_have_the_size_and_weight_of_photographs_and_are_written_once(tmp_path):
-    content = photo_jpeg(3)
-    assert PHOTO_FORMAT.bytes_min <= len(content) <= PHOTO_FORMAT.bytes_max
-    with Image.open(io.BytesIO(content)) as image:
-        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (500, 375))
-    assert photo_jpeg(3) == content != photo_jpeg(4)
-
-    target = make_photos(tmp_path / "photos", 3)
-    files = sorted(path.relative_to(target).as_posix() for path in target.rglob("*.jpg"))
-    assert files == ["train/00/00000.jpg", "train/01/00001.jpg", "train/02/00002.jpg"]
-    written_ns = (target / files[0]).stat().st_mtime_ns
-    assert make_photos(tmp_path / "photos", 3) == target
-    assert (target / files[0]).stat().st_mtime_ns == written_ns
-    assert list(tmp_path.iterdir()) == [target]
-    with pytest.raises(SourceError, match="2 images"):
-        make_photos(target, 2)
 
 
 def test_the_planned_order_is_the_plans_epoch_by_epoch():
