@@ -226,11 +226,12 @@ def _prefetch(
     columns = produce(request, program, source, settings, expires_at=expires_at)
     if columns.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
         context.end_when_answered()
+    told: dict[str, Any] = {name: tuple(getattr(columns, name)) for name in _COLUMNS}
     result = PrefetchResult(
         request_id=request.request_id,
         function_version=installed_version(),
         cold_start=cold_start,
-        **{name: tuple(getattr(columns, name)) for name in _COLUMNS},
+        **told,
         messages=columns.messages,
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from superdl.lambda_prefetch.caches import keep_cache, take_cache
 from superdl.super_wire.cache import Command, ErrorReply, exchange
@@ -95,7 +95,8 @@ class ByteBudget:
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
 
 
-class Pushed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pushed:
     """What became of one record; ``refusal`` is empty if it was acknowledged, else the reason."""
 
     index: int

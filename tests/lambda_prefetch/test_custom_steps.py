@@ -102,16 +102,8 @@ def test_a_random_step_gets_a_seed_that_is_equal_within_an_epoch_only(module):
         ("{module}:helper@1", ["step_module_of_tests"], r'not marked as a step: write @custom_step\("1"\)'),
         ("colorsys:rgb_to_hsv@1", ["colorsys"], "not marked as a step"),
         ("{module}:loads@1", ["step_module_of_tests"], "imports loads from _pickle"),
-        (
-            "{module}:heavy@1",
-            ["step_module_of_tests"],
-            "imports heavy from superdl.experiments",
-        ),
-        (
-            "{module}:custom_step@1",
-            ["step_module_of_tests"],
-            "imports custom_step from superdl",
-        ),
+        ("{module}:heavy@1", ["step_module_of_tests"], "imports heavy from superdl.experiments"),
+        ("{module}:custom_step@1", ["step_module_of_tests"], "imports custom_step from superdl"),
     ],
 )
 def test_a_step_that_is_not_allowed_or_not_there_refuses_the_request(module, name, allowed, words):

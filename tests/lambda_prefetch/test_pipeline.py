@@ -215,7 +215,7 @@ def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, decoders):
         server.close()
     outcomes, peak = json.loads(done.stdout.splitlines()[-1])
     assert outcomes == ["cached"]
-    assert peak <= bound + 8 * MIB  # the interpreter's own threads, and the C libraries' scratch
+    assert peak <= bound + 12 * MIB  # the interpreter's own threads, and the C libraries' scratch
     assert peak > bound / 4  # it is these images that are measured
 
 

@@ -49,32 +49,19 @@ def put(s3, key, body):
     return etag.strip('"')
 
 
-def test_it_reads_and_asks_for_room_first(read, s3, moto_url):
-    asked = []
-    version = put(s3, "cats/ö ne.jpg", b"one")
-    assert read(moto_url, "cats/ö ne.jpg", version, reserve=asked.append) == b"one"
-    assert asked == [3]
-
-
-def test_missing_object_and_bucket(failure, s3, moto_url):
+def test_an_object_is_read_in_its_version_and_its_absence_is_an_outcome(read, failure, s3, moto_url):
+    asked, key = [], "cats/ö ne.jpg"
+    version, large = put(s3, key, b"one"), put(s3, "big.jpg", b"x" * (LIMIT + 1))
+    assert read(moto_url, key, version, reserve=asked.append) == b"one"
+    found = failure(moto_url, "big.jpg", large, reserve=asked.append)
+    assert (found.outcome, found.reason) == (Outcome.TOMBSTONE, "too_large")
+    assert asked == [3]  # for room, before its bytes; for none where it is too large
+    put(s3, key, b"two")
+    assert failure(moto_url, key, version).outcome is Outcome.CHANGED
     found = failure(moto_url, "none.jpg", "0" * 32)
     assert found.outcome is Outcome.MISSING
     assert "NoSuchKey" in found.why
     assert failure(moto_url, "none.jpg", "0" * 32, bucket="no-such-bucket").outcome is Outcome.MISSING
-
-
-def test_changed(failure, s3, moto_url):
-    version = put(s3, "one.jpg", b"one")
-    put(s3, "one.jpg", b"two")
-    assert failure(moto_url, "one.jpg", version).outcome is Outcome.CHANGED
-
-
-def test_too_large_is_told_before_reading(failure, s3, moto_url):
-    asked = []
-    version = put(s3, "big.jpg", b"x" * (LIMIT + 1))
-    found = failure(moto_url, "big.jpg", version, reserve=asked.append)
-    assert (found.outcome, found.reason) == (Outcome.TOMBSTONE, "too_large")
-    assert not asked
 
 
 def test_no_credentials(failure, s3, moto_url, monkeypatch, tmp_path):
@@ -103,16 +90,12 @@ def rclone(object_store: ObjectStore):
     return object_store.url, hashlib.md5(b"one", usedforsecurity=False).hexdigest()
 
 
-def test_a_server_that_ignores_if_match_cannot_pass_another_version(read, failure, rclone):
+def test_a_server_cannot_pass_another_version_and_its_refusal_is_told(read, failure, rclone, monkeypatch):
     url, version = rclone
     assert read(url, "one.jpg", version) == b"one"
     found = failure(url, "one.jpg", "0" * 32)
     assert found.outcome is Outcome.CHANGED
     assert version in found.why
-
-
-def test_refused(failure, rclone, monkeypatch):
-    url, version = rclone
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     found = failure(url + "/", "one.jpg", version)
     assert found.outcome is Outcome.REFUSED
