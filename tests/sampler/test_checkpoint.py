@@ -48,13 +48,6 @@ def test_another_plan_is_refused_with_what_differs(change, message):
         checkpoint(**change).place_in(checkpoint().state_of(PlanPosition(1, 2)))
 
 
-@pytest.mark.parametrize(
-    "change", [{"batch_size": 16, "num_replicas": 2}, {"batch_size": 32, "num_replicas": 1}, {"rank": 3}]
-)
-def test_other_ranks_go_on_if_the_global_batch_is_equal(change):
-    assert checkpoint(**change).place_in(checkpoint().state_of(PlanPosition(1, 2))) == PlanPosition(1, 2)
-
-
 @pytest.mark.parametrize("change", [{"rank": 1}, {"batch_size": 16, "num_replicas": 2}])
 def test_out_of_order_each_rank_has_a_state_of_its_own(change):
     state = checkpoint(in_order=False).state_of(PlanPosition(1, 2, (4,)))

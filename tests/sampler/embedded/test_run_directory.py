@@ -117,13 +117,3 @@ def test_the_lock_of_children_is_held_until_the_last_lets_go(directory):
     finally:
         child.communicate(timeout=30)
     os.close(directory.lock_for_children(30.0))
-
-
-def test_the_tail_of_the_log_is_short(directory):
-    with directory.locked_for_start(1.0):
-        directory.create()
-    assert "no log" in directory.log_tail()
-    directory.log.write_bytes(b"\xff" * 100_000 + b"\n" + b"".join(b"line %d\n" % n for n in range(1000)))
-    tail = directory.log_tail()
-    assert tail.endswith("line 999")
-    assert len(tail.splitlines()) <= 16

@@ -144,13 +144,6 @@ def silent():
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("given", [{}, {"ca_file": True}])
-def test_a_silent_peer_takes_no_longer_than_a_look_may(silent, certificates, given):
-    """So many of three seconds each would outlast pytest's own limit."""
-    credentials = CoordinatorCredentials(**({"ca_file": certificates.ca_file} if given else {}))
-    assert not any(why_distrusted(silent, credentials, 0.01) for _ in range(50))
-
-
 def test_all_looks_of_a_call_have_a_bound_together(silent, monkeypatch):
     monkeypatch.setattr(client, "_PROBING_S", 0.3)
     failing = [grpc.StatusCode.UNAVAILABLE] * 200  # of 0.3 s each, they would outlast it too

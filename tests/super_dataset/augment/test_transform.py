@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
 
 import superdl.super_dataset.augment.transform as module
 from superdl.super_dataset import Augment
@@ -143,31 +142,6 @@ def test_the_way_of_devices_takes_lists_and_autocast(device, monkeypatch):
     with torch.autocast(device, dtype=torch.bfloat16):
         host, made = compare_with_device_way(augment, ragged, info, monkeypatch, device)
     assert (host - made).abs().max() <= 2
-
-
-class Batches(Dataset):
-    """What a SuperDataset with a transform is to a DataLoader."""
-
-    def __init__(self, augment):
-        self.augment = augment
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, at):
-        return self.augment(batch(at, at + 1), torch.tensor([at, at + 1]), info_of(at, at + 1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_workers_give_the_same_in_memory_that_the_trainer_maps(dtype):
-    dataset = Batches(Augment(128, dtype=dtype, **JITTER))
-    alone = list(DataLoader(dataset, batch_size=None))
-    for (images, labels), (expected, at) in zip(
-        DataLoader(dataset, batch_size=None, num_workers=2), alone, strict=True
-    ):
-        assert images.is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(images, expected)
-        assert torch.equal(labels, at)
 
 
 WRONG = {
