@@ -31,7 +31,6 @@ from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
-from superdl.coordinator.executors.preflight import Preflight
 from superdl.coordinator.server.datasets import DatasetRegistry
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen
@@ -166,9 +165,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
         datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
         stack.push_async_callback(datasets.close)
         reports = ReportReader(cache, engine.post_all)
-        eligibility = Eligibility(
-            manager.executors, [Preflight(one, cache.address) for one in manager.executors]
-        )
+        eligibility = Eligibility(manager.executors, cache.address)
         service = CoordinatorService(engine, datasets, reports, eligibility, cache_was_empty=True)
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
