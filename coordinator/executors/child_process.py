@@ -117,12 +117,8 @@ async def keep_running(
 ) -> None:
     """Run something until ``closing`` is set, again after each end.
 
-    The pause before the next run is ``first_s`` after one that served, and else doubles up to
+    The pause before the next run is ``first_s`` after one that says it served, and else doubles up to
     ``longest_s``.
-
-    Args:
-        run: ends when what it ran has ended; tells whether that served.
-        closing: ends the waiting too.
     """
     pause_s = first_s
     while not closing.is_set():

@@ -57,13 +57,8 @@ class LocalSettings:
 class LocalExecutor(Executor):
     """A pool of worker processes.
 
-    Args:
-        workers: how many; each is busy with one request at a time.
-        function: the function's import path, ``module:attribute``.
-        environment: variables for the workers, over this process's own.
-
     Raises:
-        ConfigError: fewer than one worker, or a function that is no ``module:attribute``.
+        ConfigError: the function is no ``module:attribute``.
     """
 
     name = "local"
@@ -71,22 +66,14 @@ class LocalExecutor(Executor):
     region = ""
     first_look: ClassVar = {"workers": 1}
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        function: str = "superdl.lambda_prefetch.handler:handler",
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        if workers < 1:
-            raise ConfigError(f"a local executor has at least 1 worker; not {workers}")
-        module, _, attribute = function.partition(":")
+    def __init__(self, settings: LocalSettings, context: ExecutorContext) -> None:
+        module, _, attribute = context.function.partition(":")
         if not module or not attribute:
-            raise ConfigError(f"a function is named module:attribute; not {function!r}")
+            raise ConfigError(f"a function is named module:attribute; not {context.function!r}")
         # One request more for each worker may wait, so that none idles between two.
+        workers = settings.workers
         self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
-        self._function = function
-        self._environment = dict(environment or {})
+        self._function, self._environment = context.function, context.environment
         self.fingerprint = ""
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()  # those who wait are served in their order
         self._workers: set[_Worker] = set()
@@ -95,11 +82,6 @@ class LocalExecutor(Executor):
         self._ready = asyncio.Event()
         self._failures = 0
         self._last_failure = ""
-
-    @classmethod
-    def of(cls, settings: LocalSettings, context: ExecutorContext) -> LocalExecutor:
-        """See :class:`superdl.coordinator.executors.base.Executor`."""
-        return cls(settings.workers, function=context.function, environment=context.environment)
 
     @classmethod
     def functions_at_once(cls, settings: LocalSettings) -> int:

@@ -39,7 +39,7 @@ from superdl.super_wire.request import MAX_SAMPLES_PER_REQUEST
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from superdl.coordinator.executors.base import OutcomeStream
+    from superdl.coordinator.cache.outcomes import OutcomeReader
 
 __all__ = [
     "Settings",
@@ -263,7 +263,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
     return Allowed(None if anywhere else roots, settings.catalog_max_samples, own)
 
 
-def executor_context(settings: Settings, outcomes: OutcomeStream | None = None) -> ExecutorContext:
+def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) -> ExecutorContext:
     """What executors get of this coordinator. Functions of this machine may do what the coordinator may."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
