@@ -173,7 +173,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
             cache,
             lambda: known_ids(
                 [*datasets.datasets, *engine.datasets],
-                wanted=engine.core.wants,
+                wanted=engine.core.state.wants,
                 held=engine.core.held,
                 now_s=engine.now_s(),
             ),

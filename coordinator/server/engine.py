@@ -144,7 +144,7 @@ class Engine:
 
     def forget_unused(self) -> None:
         """Let go of catalogs that the core has forgotten."""
-        for content in [content for content in self._contents if not self.core.knows(content)]:
+        for content in [content for content in self._contents if content not in self.core.state.datasets]:
             del self._contents[content]
 
     @property

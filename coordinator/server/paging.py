@@ -84,7 +84,7 @@ def page_of(
     offsets: list[int] = span.offsets.tolist()
     ids = dataset.ids(span.indices, epoch)
     labels, label_bytes = dataset.catalog.labels[span.indices].tobytes(), dataset.catalog.labels.itemsize
-    states = core.states(job.samples_of(epoch), span.indices)
+    states = core.state.states(job.samples_of(epoch), span.indices)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     page, size = pb.Page(), 0
     for number, batch in enumerate(batch_ids(ids, offsets)):

@@ -156,7 +156,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
         cache,
         lambda: known_ids(
             [*datasets.datasets, *engine.datasets],
-            wanted=engine.core.wants,
+            wanted=engine.core.state.wants,
             held=engine.core.held,
             now_s=engine.now_s(),
         ),
@@ -254,7 +254,7 @@ async def _follow(manager: ExecutorManager, eligibility: Eligibility, engine: En
     """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
     while True:
         eligibility.tell_changes(
-            (one for one in engine.datasets if engine.core.knows(one.content)), engine.post
+            (one for one in engine.datasets if one.content in engine.core.state.datasets), engine.post
         )
         manager.tell_changes(engine.post)
         await asyncio.sleep(_UPKEEP_S)

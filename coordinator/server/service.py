@@ -325,7 +325,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def _check_batch_fits(self, dataset: Dataset, plan: Plan) -> None:
         samples = min(plan.batch_size, plan.size)
-        budget, batch_bytes = self._engine.core.budget_bytes, samples * dataset.record_bytes
+        budget, batch_bytes = self._engine.core.state.budget_bytes, samples * dataset.record_bytes
         if dataset.recipe.output_shape and batch_bytes > budget:
             msg = (
                 f"a batch of {samples} samples has {batch_bytes:,} bytes and does not fit into the "

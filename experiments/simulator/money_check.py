@@ -103,7 +103,7 @@ class MoneyCheck:
 
     def _money(self) -> Iterator[str]:
         """The dollars of the two accounts agree, all of them are borne by somebody, and the cap holds."""
-        ledger = self._world.core.ledger
+        ledger = self._world.core.state.ledger
         billed_usd = self._billed_usd()
         if not math.isclose(billed_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
             yield f"{billed_usd} USD were billed, the core knows of {ledger.total_usd}"

@@ -297,7 +297,7 @@ class World:
                 if self._evicted:
                     self._evicted = False
                     self.post(CacheEvicted())
-                self.post(CacheGrew(int(self.cache.used_bytes - self.core.resident_bytes - headroom)))
+                self.post(CacheGrew(int(self.cache.used_bytes - self.core.state.resident_bytes - headroom)))
             self.after(_UPKEEP_S, self._upkeep)
 
     def _leave_over(self) -> None:

@@ -30,7 +30,7 @@ def test_a_straggler_is_raced_by_a_request_for_the_same_samples():
     driver, straggler, rival = slow_one()
     assert rival.indices.tolist() == straggler.indices.tolist()
     assert rival.samples == straggler.samples
-    assert driver.core.hedges == driver.core.job("job").counters.hedges == 1
+    assert driver.core.state.stragglers.hedges == driver.core.job("job").counters.hedges == 1
 
 
 @pytest.mark.parametrize("first", ["straggler", "rival"])
@@ -39,10 +39,10 @@ def test_the_first_answer_wins_and_the_second_changes_nothing(first):
     one, two = (straggler, rival) if first == "straggler" else (rival, straggler)
     before = driver.core.job("job").counters.samples_produced
     driver.answer(one)
-    resident_bytes = driver.core.resident_bytes
-    assert (driver.core.states(one.samples, one.indices) == S.RESIDENT).all()
+    resident_bytes = driver.core.state.resident_bytes
+    assert (driver.core.state.states(one.samples, one.indices) == S.RESIDENT).all()
     driver.answer(two)
-    assert driver.core.resident_bytes == resident_bytes
+    assert driver.core.state.resident_bytes == resident_bytes
     assert driver.core.job("job").counters.samples_produced == before + one.indices.size
-    assert driver.core.job("job").counters.requests_in_flight == driver.core.requests_in_flight
+    assert driver.core.job("job").counters.requests_in_flight == len(driver.core.state.requests)
     assert driver.state.reserved_bytes == sum(r.reserved_bytes for r in driver.state.requests.values())

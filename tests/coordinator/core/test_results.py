@@ -59,7 +59,7 @@ def test_a_permanent_tombstone_is_not_tried_again_and_says_why():
     driver.wait(200.0)
     assert driver.in_state(S.FAILED) == [2]
     assert driver.requests == []
-    assert driver.core.failure(driver.key(), 2) == "why 2"
+    assert driver.core.state.failures.get((driver.key(), 2), "") == "why 2"
     assert driver.tombstones == []
 
 
@@ -131,7 +131,7 @@ def test_a_tombstone_that_expires_is_tried_again():
     assert driver.in_state(S.FAILED) == [1]
     driver.wait(2.0)
     assert driver.in_state(S.ABSENT) == [1]
-    assert driver.core.failure(driver.key(), 1) == ""
+    assert driver.core.state.failures.get((driver.key(), 1), "") == ""
     driver.read(0, missed=(1,))
     assert driver.requested() == [1]
 
