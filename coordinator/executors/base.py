@@ -13,7 +13,7 @@ from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.request import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
@@ -131,12 +131,15 @@ class Executor(Protocol):
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
     """What helps where its functions do not see a directory."""
 
-    def __init__(self, settings: Any, context: ExecutorContext) -> None:
+    @classmethod
+    def of(cls, settings: Any, context: ExecutorContext) -> Executor:
         """One that is not started yet, by its own settings.
 
         Raises:
             ConfigError: a setting of it is wrong.
         """
+        make: Callable[..., Executor] = cls
+        return make(settings, context)
 
     @classmethod
     def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from superdl.coordinator.executors.base import ExecutorError
 from superdl.coordinator.executors.worker import MAX_MESSAGE_BYTES, MessageError, line_of, parse
@@ -35,7 +35,7 @@ class ChildProcess:
     @classmethod
     async def start(
         cls, module: str, *arguments: str, environment: Mapping[str, str], directory: str | None = None
-    ) -> ChildProcess:
+    ) -> Self:
         """Run a module as ``python -m`` does, in ``directory`` if one is named.
 
         Raises:

@@ -131,7 +131,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Runni
     by_stream = any(executor.answers_by_stream(settings) for executor in executors)
     outcomes = OutcomeReader(cache) if by_stream else None
     context = executor_context(settings, outcomes)
-    manager = ExecutorManager([partial(executor, settings, context) for executor in executors])
+    manager = ExecutorManager([partial(executor.of, settings, context) for executor in executors])
     stack.push_async_callback(manager.close)
     info = await _warm_and_take_over(manager, cache)
     if outcomes is not None:

@@ -208,7 +208,7 @@ def test_a_cancelled_call_does_not_leave_its_answer_to_the_next(misbehaving, tmp
         ("{functions}:no_such_function", "AttributeError"),
         ("no_such_module_anywhere:handler", "ModuleNotFoundError"),
         ("{functions}:raises_when_warmed", "RuntimeError: no warm welcome"),
-        ("{functions}:without_fingerprint", "without a fingerprint"),
+        ("{functions}:without_fingerprint", "a worker answered a warm event with"),
     ],
 )
 def test_a_function_that_cannot_start_is_told_at_once(functions, function, words):
