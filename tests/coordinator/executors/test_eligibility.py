@@ -7,15 +7,12 @@ import dataclasses
 import logging
 import threading
 
-import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.packed import PackedStrings
-from superdl.coordinator.catalog.regions import bucket_region
 from superdl.coordinator.executors import (
     ExecutorError,
     FunctionRaisedError,
@@ -287,30 +284,6 @@ def test_a_region_that_is_not_told_in_time_holds_nobody_up_nor_does_the_end_wait
         assert "no answer within" in try_out(executor, region_of=lambda _bucket: str(answer.wait()))
     finally:
         answer.set()
-
-
-def test_the_store_tells_a_buckets_region(monkeypatch):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "SUPER_S3_ENDPOINT_URL": f"http://{host}:{port}",
-    }.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.session.Session().client("s3", endpoint_url=f"http://{host}:{port}")
-    try:
-        client.create_bucket(
-            Bucket="far-tried", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"}
-        )
-        client.create_bucket(Bucket="near-tried")
-        assert (bucket_region("far-tried"), bucket_region("near-tried")) == ("eu-west-3", "us-east-1")
-        assert bucket_region("none") == ""
-    finally:
-        client.close()
-        server.stop()
 
 
 def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, monkeypatch, caplog):
