@@ -190,7 +190,6 @@ def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
     ("outcome", "words"),
     [
         (Outcome.SOURCE_ERROR, "could produce none of 3 samples that were tried: the weather"),
-        (Outcome.CACHE_ERROR, "could produce none of 3 samples that were tried: the weather"),
         (Outcome.EXPIRED, "the clocks of the function and of this machine differ"),
         (ThrottledError("busy"), "no function took the request: busy"),
         (FunctionTimedOutError("30 s"), "30 s; a function in a VPC reaches S3 by a gateway endpoint"),
@@ -263,7 +262,6 @@ def test_what_functions_have_made_is_not_refused(two, valkey):
         ),
         (SourceError("no answer"), "its region is not known: no answer"),
         ("us-east-1", ""),
-        ("", ""),
     ],
 )
 def test_a_bucket_in_another_region_is_told(executor, caplog, region, words):
@@ -349,7 +347,6 @@ def test_files_are_for_the_functions_of_this_machine(two, valkey):
 
 
 async def until_told(eligibility, dataset):
-    """What the core is told, second by second, until trials that come late have ended."""
     told = []
     eligibility.tell_changes([dataset], told.append)
     while late := [trial.task for trial in eligibility._trials.values() if trial.task is not None]:
@@ -360,7 +357,6 @@ async def until_told(eligibility, dataset):
 
 @pytest.mark.parametrize(("edit", "changes"), [(as_it_is, [{1}, set()]), (REFUSE, [{1}])])
 def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit, changes):
-    """It gets nothing before it was tried."""
     late = two[1]
     late.edit, late.comes = edit, False
 
