@@ -18,7 +18,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from superdl.coordinator.cancelling import CallingThreads
 from superdl.coordinator.executors.base import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.coordinator.executors.base import ExecutorContext
-    from superdl.coordinator.executors.lambda_client import LambdaClient, Reply
+    from superdl.coordinator.executors.lambda_client import Reply
     from superdl.coordinator.executors.messages import Warmed
     from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
 
@@ -280,7 +280,12 @@ class LambdaExecutor(Executor):
         def call() -> _Read:
             nonlocal began_s
             began_s = time.monotonic()
-            return _invoked(self._client, payload, read, kind)
+            try:
+                reply = self._client.invoke(payload, kind)
+            except (ConnectionLostError, FunctionTimedOutError) as error:  # it may have run that long
+                error.ran_s = time.monotonic() - began_s if kind == "RequestResponse" else 0.0
+                raise
+            return read(reply, time.monotonic() - began_s)
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -296,15 +301,3 @@ class LambdaExecutor(Executor):
             raise ThrottledError(
                 f"{error}: raise the limit on processes, or lower lambda_concurrency"
             ) from error
-
-
-def _invoked(client: LambdaClient, payload: bytes, read: Callable[[Reply, float], _Read], kind: str) -> _Read:
-    """One invocation as a thread makes it, with its time where a call that failed may have run that long."""
-    began_s = time.monotonic()
-    try:
-        reply: Any = client.invoke(payload, kind)
-    except (ConnectionLostError, FunctionTimedOutError) as error:
-        if kind == "RequestResponse":
-            error.ran_s = time.monotonic() - began_s
-        raise
-    return read(reply, time.monotonic() - began_s)
