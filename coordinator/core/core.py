@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.events import Action
-    from superdl.coordinator.core.fleet import Fleet
     from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.ledger import Ledger, Spending
-    from superdl.coordinator.core.samples import SampleState, SetKey
+    from superdl.coordinator.core.samples import SampleState
     from superdl.coordinator.core.settings import CoreSettings
 
 _FORGET_EVERY_S = 30.0
@@ -51,10 +49,10 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
 
 
 class Core:
-    """Plans prefetching and keeps account of what the cache holds."""
+    """Plans prefetching and keeps account of what the cache holds; ``state`` is to be read, never changed."""
 
     def __init__(self, settings: CoreSettings) -> None:
-        self._state = State(settings, budget_bytes=settings.budget_bytes)
+        self.state = State(settings, budget_bytes=settings.budget_bytes)
         self._forget_at_s = 0.0
         self._now_s = 0.0
 
@@ -69,7 +67,7 @@ class Core:
 
     def handle_all(self, several: Iterable[events.Event], now: float) -> list[Action]:
         """Take in events that came together; what is to be done is decided once, after the last."""
-        state = self._state
+        state = self.state
         self._now_s = now
         state.ledger.settle(now)
         for event in several:
@@ -88,99 +86,38 @@ class Core:
     @property
     def wake_at_s(self) -> float:
         """When a ``Tick`` is wanted if nothing happens before."""
-        return min(self._forget_at_s, *wake_times_s(self._state, self._now_s), math.inf)
+        return min(self._forget_at_s, *wake_times_s(self.state, self._now_s), math.inf)
 
     def job(self, name: str) -> Job | None:
         """The open job of that name."""
-        return self._state.jobs.get(name)
+        return self.state.jobs.get(name)
 
     @property
     def jobs(self) -> list[Job]:
         """All open jobs."""
-        return list(self._state.jobs.values())
-
-    def knows(self, dataset: bytes) -> bool:
-        """Whether a dataset is read by an open job, or has anything in the cache."""
-        return dataset in self._state.datasets
-
-    def states(self, key: SetKey, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The :class:`SampleState` of each of ``indices``, as uint8 of the same shape."""
-        return self._state.states(key, indices)
-
-    def wants(self, dataset: bytes) -> bool:
-        """Whether an open job reads a dataset."""
-        return self._state.wants(dataset)
+        return list(self.state.jobs.values())
 
     def held(self, dataset: bytes) -> list[tuple[int, NDArray[np.int64]]]:
         """What of a dataset is in the cache or on its way there, by epoch (0 for every epoch)."""
         return [
             (max(key.epoch, 0), samples.held())
-            for key, samples in self._state.sets.items()
+            for key, samples in self.state.sets.items()
             if key.dataset == dataset
         ]
 
-    def failure(self, key: SetKey, index: int) -> str:
-        """Why a sample is in state FAILED, as far as it is known."""
-        return self._state.failures.get((key, index), "")
-
-    @property
-    def budget_bytes(self) -> int:
-        """Cache memory for records."""
-        return self._state.budget_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        """Cache memory that neither records nor requests nor others have taken; negative under pressure."""
-        return self._state.free_bytes
-
-    @property
-    def resident_bytes(self) -> int:
-        """Cache memory that records take, as accounted."""
-        return self._state.resident_bytes
-
-    @property
-    def dropped_samples(self) -> int:
-        """Samples dropped under pressure so far."""
-        return self._state.dropped_samples
-
     def samples_in(self, state: SampleState) -> int:
         """Number of samples in a state, over all sets."""
-        return sum(samples.count(state) for samples in self._state.sets.values())
-
-    @property
-    def reproduced_samples(self) -> int:
-        """Samples produced again after they had been dropped."""
-        return self._state.thrash.reproduced_samples
+        return sum(samples.count(state) for samples in self.state.sets.values())
 
     @property
     def thrashing(self) -> bool:
         """Whether much of what jobs come to need had been dropped before, and more memory would end that."""
-        return self._state.thrash.thrashing and self.needed_bytes > self.budget_bytes
+        return self.state.thrash.thrashing and self.needed_bytes > self.state.budget_bytes
 
     @property
     def needed_bytes(self) -> int:
         """The budget with which nothing that recurs would have to be dropped."""
-        return needed_bytes(self._state)
-
-    @property
-    def requests_in_flight(self) -> int:
-        """Requests that have not been answered."""
-        return len(self._state.requests)
-
-    @property
-    def capacity(self) -> int:
-        """Requests that executors take at once at most."""
-        return self._state.fleet.capacity
-
-    @property
-    def concurrency(self) -> int:
-        """Requests that executors take at once now."""
-        return self._state.fleet.limit(self._now_s)
-
-    @property
-    def settings(self) -> CoreSettings:
-        """What it was told when it was made."""
-        return self._state.settings
+        return needed_bytes(self.state)
 
     @property
     def now_s(self) -> float:
@@ -188,29 +125,9 @@ class Core:
         return self._now_s
 
     @property
-    def fleet(self) -> Fleet:
-        """The executors, to be read."""
-        return self._state.fleet
-
-    @property
-    def hedges(self) -> int:
-        """Second requests that raced a straggler so far."""
-        return self._state.stragglers.hedges
-
-    @property
-    def spending(self) -> Spending:
-        """How freely money may be spent."""
-        return self._state.ledger.spending
-
-    @property
-    def ledger(self) -> Ledger:
-        """The account of money, to be read."""
-        return self._state.ledger
-
-    @property
     def spent_usd(self) -> float:
         """What is spent, and what requests in flight will have cost though nobody hears of their end."""
-        return self._state.ledger.total_usd + self._state.ledger.committed_usd(self._state.in_flight)
+        return self.state.ledger.total_usd + self.state.ledger.committed_usd(self.state.in_flight)
 
     def lookahead_batches(self, job: Job) -> int:
         """How far a job looks ahead now: the farthest of its ranks."""
@@ -218,9 +135,9 @@ class Core:
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
         """What happened to a batch, as far as it is remembered: times (see :meth:`handle`) and words."""
-        return history(self._state, name, rank, epoch, position)
+        return history(self.state, name, rank, epoch, position)
 
     def problems(self) -> Iterator[str]:
         """Invariants that do not hold: nothing, unless there is a bug. For tests and the simulator."""
-        yield from problems(self._state)
-        yield from stuck_work(self._state, self._now_s)
+        yield from problems(self.state)
+        yield from stuck_work(self.state, self._now_s)

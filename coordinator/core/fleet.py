@@ -110,14 +110,9 @@ class EligibleExecutors:
     ) -> ExecutorState | None:
         """Who is to have the next request; ``None``: nobody has a place for it, or it can wait for one.
 
-        Args:
-            now: the time in seconds.
-            slack_s: time until the first of its samples is wanted; not above 0 for what is waited for.
-            soon: whether it is among the first to be wanted; only those do not wait while nobody knows how
-                long requests take.
-            samples: how many it is going to have.
-            other_than: one that gets it only if no other has a place.
-            failed_by: one that gets it only if no other is in good health.
+        The first of its ``samples`` is wanted in ``slack_s``, not above 0 for what is waited for. Only what
+        is wanted ``soon`` does not wait while nobody knows how long requests take. ``other_than`` gets it
+        only if no other has a place, ``failed_by`` only if no other is in good health.
         """
         if self._alone:
             return self.executors[0] if self.places(now) > 0 else None

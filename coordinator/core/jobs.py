@@ -7,6 +7,7 @@ looking ahead crosses epochs without a seam. What is done about a rank stands in
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -117,11 +118,7 @@ class Cursor:
 
     def put(self, ahead: Ahead) -> None:
         """Add what was found absent, in the order of the plan."""
-        place = next(
-            (number for number, other in enumerate(self.pending) if other.start > ahead.start),
-            len(self.pending),
-        )
-        self.pending.insert(place, ahead)
+        bisect.insort(self.pending, ahead, key=lambda other: other.start)
 
     def read(self, position: int, now: float, *, stalled: bool) -> None:
         """A batch was read; batches may be read out of order, and reports may be lost."""

@@ -68,13 +68,8 @@ class Costs:
 
     def add(self, other: Costs, share: float = 1.0) -> None:
         """Add a share of other costs; a negative one takes them away."""
-        self.functions_usd += share * other.functions_usd
-        self.source_requests_usd += share * other.source_requests_usd
-        self.transfer_usd += share * other.transfer_usd
-        self.cache_usd += share * other.cache_usd
-        self.coordinator_usd += share * other.coordinator_usd
-        self.trainers_usd += share * other.trainers_usd
-        self.earlier_usd += share * other.earlier_usd
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + share * getattr(other, name))
 
     def counters(self) -> dict[str, float]:
         """The costs under the names of metrics."""

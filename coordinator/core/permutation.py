@@ -79,7 +79,7 @@ class Permutation:
         Raises:
             PlanError: If a position is not an integer in ``range(size)``.
         """
-        return self._cipher.encrypt(checked_elements(positions, "positions", self.size))
+        return self._cipher.apply(checked_elements(positions, "positions", self.size), decrypt=False)
 
     def inverse(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the position of each element: int64, the shape of ``indices``.
@@ -87,7 +87,7 @@ class Permutation:
         Raises:
             PlanError: If an index is not an integer in ``range(size)``.
         """
-        return self._cipher.decrypt(checked_elements(indices, "indices", self.size))
+        return self._cipher.apply(checked_elements(indices, "indices", self.size), decrypt=True)
 
 
 def checked_elements(values: NDArray[np.int64], name: str, size: int) -> NDArray[np.int64]:
@@ -109,23 +109,16 @@ def checked_elements(values: NDArray[np.int64], name: str, size: int) -> NDArray
 class _PrefixCipher:
     """A table: the positions, sorted by keyed random words."""
 
-    __slots__ = ("_elements", "_positions")
-
     def __init__(self, size: int, key: bytes) -> None:
-        self._elements = np.argsort(_keyed_words(key, size, size), kind="stable").astype(np.int64)
-        self._positions = np.argsort(self._elements, kind="stable").astype(np.int64)
+        elements = np.argsort(_keyed_words(key, size, size), kind="stable").astype(np.int64)
+        self._tables = elements, np.argsort(elements, kind="stable").astype(np.int64)
 
-    def encrypt(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._elements[values]
-
-    def decrypt(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._positions[values]
+    def apply(self, values: NDArray[np.int64], *, decrypt: bool) -> NDArray[np.int64]:
+        return self._tables[decrypt][values]
 
 
 class _FeistelCipher:
     """A generalised Feistel network on ``range(left_radix * right_radix)``, with cycle walking."""
-
-    __slots__ = ("_left_radix", "_right_radix", "_round_keys", "_size")
 
     def __init__(self, size: int, key: bytes) -> None:
         left_radix = math.isqrt(size - 1) + 1
@@ -134,13 +127,7 @@ class _FeistelCipher:
         self._right_radix = np.uint64(-(-size // left_radix))
         self._round_keys = tuple(_keyed_words(key, size, _ROUNDS))
 
-    def encrypt(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._walk(values, decrypt=False)
-
-    def decrypt(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._walk(values, decrypt=True)
-
-    def _walk(self, values: NDArray[np.int64], *, decrypt: bool) -> NDArray[np.int64]:
+    def apply(self, values: NDArray[np.int64], *, decrypt: bool) -> NDArray[np.int64]:
         """Apply the network until every value is below size.
 
         This ends: a value lies on a cycle of the network's bijection, and that cycle holds at least the

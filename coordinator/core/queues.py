@@ -137,19 +137,10 @@ class RetryQueue:
     def __len__(self) -> int:
         return len(self._urgent) + len(self._due) + len(self._later)
 
-    def add(
-        self,
-        due_s: float,
-        samples: SetKey,
-        indices: NDArray[np.int64],
-        job: str,
-        *,
-        alone: bool = False,
-        failed_by: int | None = None,
-    ) -> None:
+    def add(self, due_s: float, retry: Retry) -> None:
         """Queue samples that are requested from ``due_s`` on; nothing, if there are none."""
-        if indices.size:
-            self._later.add(Retry(samples, indices, job, None, alone, failed_by), due_s)
+        if retry.indices.size:
+            self._later.add(retry, due_s)
 
     def add_urgent(self, samples: SetKey, indices: NDArray[np.int64], place: BatchPlace) -> None:
         """Queue what a reader waits for, before all else; it joins what is queued for that batch already."""

@@ -1,7 +1,7 @@
 """The story of a request, up to its answer: it is made, may be raced by a second one, lands and is paid.
 
-Every request in flight comes from here. Which samples it carries, how many and when is decided in
-:mod:`superdl.coordinator.core.dispatching`; what becomes of them in :mod:`superdl.coordinator.core.results`.
+What it carries, and when, is :mod:`superdl.coordinator.core.dispatching`'s; what becomes of the samples
+:mod:`superdl.coordinator.core.results`'s.
 
 A straggler takes longer than nearly all do; a second request for the same samples races it. The first answer
 wins; what the other one brings changes nothing but the account (Dean and Barroso, "The Tail at Scale", 2013).

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, FailureKind, ReadBack, Warn
+from superdl.coordinator.core.queues import Retry
 from superdl.coordinator.core.requesting import charge, landed, settle
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome
@@ -252,14 +253,9 @@ def _try_again(
     for attempts in np.unique(tried).tolist():
         due_s = now + max(state.settings.backoff_after_s(attempts), outage_s)
         left = again[tried == attempts]
-        state.retry_queue.add(
-            due_s,
-            request.samples,
-            left,
-            request.job,
-            alone=alone,
-            failed_by=request.executor if counts else None,
-        )
+        failed_by = request.executor if counts else None
+        retry = Retry(request.samples, left, request.job, alone=alone, failed_by=failed_by)
+        state.retry_queue.add(due_s, retry)
 
 
 def _turn_elsewhere(
@@ -283,7 +279,7 @@ def _turn_elsewhere(
     turning = indices[turns]
     samples.move(turning, SampleState.WAITING)
     request.counters.retries += turning.size
-    state.retry_queue.add(now, request.samples, turning, request.job, failed_by=request.executor)
+    state.retry_queue.add(now, Retry(request.samples, turning, request.job, failed_by=request.executor))
     return offsets[~turns]
 
 
@@ -335,4 +331,4 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
         samples.move(spoilt, SampleState.ABSENT)
         state.actions.append(Drop(event.samples, spoilt))
         job = next((job.name for job in state.jobs.values() if job.dataset == event.samples.dataset), "")
-        state.retry_queue.add(now, event.samples, spoilt, job, failed_by=event.executor)
+        state.retry_queue.add(now, Retry(event.samples, spoilt, job, failed_by=event.executor))

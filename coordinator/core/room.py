@@ -167,16 +167,11 @@ def choose_victims(
     spared: Mapping[SetKey, NDArray[np.int64]],
     unneeded_bytes: int = 0,
 ) -> list[Victims]:
-    """Resident samples to drop until ``wanted_bytes`` are free, the farthest next use first.
+    """Resident samples to drop until ``wanted_bytes`` are free, the farthest next use first; of what no job
+    will need, up to ``unneeded_bytes``.
 
-    Args:
-        sets: all sample sets.
-        jobs: all open jobs.
-        wanted_bytes: memory to free; less is freed where there are not enough candidates.
-        later_than_s: only samples whose next use is farther than this are candidates.
-        turn: varies which candidates are looked at where there are more than :data:`CANDIDATES_LEAST`.
-        spared: samples that are no candidates, by set.
-        unneeded_bytes: memory to free if what no job will need is enough for that.
+    Candidates are samples with a next use farther than ``later_than_s`` that are not ``spared``. Where there
+    are more than :data:`CANDIDATES_LEAST`, ``turn`` varies which are looked at.
     """
     jobs = list(jobs)
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))

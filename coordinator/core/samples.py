@@ -101,22 +101,6 @@ class SampleSet:
     was blamed for it, how often.
     """
 
-    __slots__ = (
-        "_doubted",
-        "_memory",
-        "_stored_count",
-        "attempts",
-        "blamed_on_executor",
-        "dropped",
-        "key",
-        "resident_bytes",
-        "resident_count",
-        "sample_bytes",
-        "state",
-        "stored_bytes",
-        "unanswered",
-    )
-
     def __init__(
         self,
         key: SetKey,

@@ -226,24 +226,24 @@ class State:
 
     def _is_read(self, key: SetKey) -> bool:
         """Whether a rank has read all before that epoch, and nothing after it."""
-        return any(
-            job.epoch_and_position(cursor.watermark)[0] == key.epoch
-            for job in self.jobs.values()
-            if job.dataset == key.dataset
-            for cursor in job.cursors.values()
-        )
+        return any(first == key.epoch for first, _ in self._epochs_at(key.dataset))
 
     def is_at(self, key: SetKey) -> bool:
         """Whether a rank reads or looks at samples of that set."""
         return any(
-            job.epoch_and_position(cursor.watermark)[0]
-            <= key.epoch
-            <= job.epoch_and_position(cursor.lookahead)[0]
-            or key.epoch == EVERY_EPOCH
-            for job in self.jobs.values()
-            if job.dataset == key.dataset
-            for cursor in job.cursors.values()
+            first <= key.epoch <= last or key.epoch == EVERY_EPOCH
+            for first, last in self._epochs_at(key.dataset)
         )
+
+    def _epochs_at(self, dataset: bytes) -> Iterator[tuple[int, int]]:
+        """For each rank that reads a dataset: the epoch that it reads, and the one that it looks ahead to."""
+        for job in self.jobs.values():
+            if job.dataset == dataset:
+                for cursor in job.cursors.values():
+                    yield (
+                        job.epoch_and_position(cursor.watermark)[0],
+                        job.epoch_and_position(cursor.lookahead)[0],
+                    )
 
     def eligible_for(self, dataset: bytes) -> EligibleExecutors:
         """The executors that can produce a dataset."""

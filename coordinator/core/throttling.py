@@ -2,10 +2,9 @@
 
 An executor that adds environments at a bounded rate (AWS Lambda: a burst, then so many a second) is followed
 as a token bucket: environments that were in use are warm and free, each further one takes a token. Throttling
-halves the limit, at most once in a while, and every answer raises it a little (additive increase and
-multiplicative decrease: Chiu and Jain 1989; the increase grows with the limit, so that thousands come back in
-minutes). One that keeps what comes too soon (Lambda's asynchronous invocations) never refuses: there, a
-function that begins late is what throttling is elsewhere.
+halves the limit, at most once in a while, and every answer raises it a little (Chiu and Jain 1989). One that
+keeps what comes too soon (Lambda's asynchronous invocations) never refuses: there, a function that begins
+late is what throttling is elsewhere.
 
 An executor that refuses, or fails several times in a row, is left alone for a while that doubles each time;
 then one request tries it, and a success lets it have all again (the circuit breaker of Nygard, "Release It!",

@@ -96,18 +96,10 @@ class LatencyModel:
 def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
     """Samples for the next request: enough to pay for the invocation, few enough to be in time.
 
-    At a start, before anything is known, and for what is late, the batch is spread over all idle functions,
-    so that it comes fast, though not into requests that are hardly more than their overhead. Else requests
-    grow until the part of an invocation that does not depend on them is a small share of it, as far as the
-    deadline allows.
-
-    Args:
-        latency: what is known of requests so far.
-        wanted: samples of a batch.
-        idle: functions that have nothing to do.
-        slack_s: time until the first of the samples is wanted; not above 0 for what is late,
-            infinite for what cannot be in time whatever is done.
-        most: samples that a request may carry.
+    At a start, before anything is known, and for what is late, the ``wanted`` samples of a batch are spread
+    over all ``idle`` functions, though not into requests that are hardly more than their overhead. Else
+    requests grow until the part of an invocation that does not depend on them is a small share of it, as far
+    as ``slack_s`` allows: the time until the first is wanted, infinite for what cannot be in time.
     """
     invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
     least = _LEAST

@@ -8,7 +8,7 @@ is the core's. No executor imports the function: it is named by text, ``module:a
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
@@ -28,8 +28,6 @@ from superdl.super_wire.executors import EXECUTORS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from superdl.coordinator.executors.local import LocalExecutor
-
 __all__ = [
     "ConnectionLostError",
     "Executor",
@@ -39,7 +37,6 @@ __all__ = [
     "FunctionLostError",
     "FunctionRaisedError",
     "FunctionTimedOutError",
-    "LocalExecutor",
     "PayloadTooLargeError",
     "Scaling",
     "ThrottledError",
@@ -58,11 +55,3 @@ def executor_class(name: str) -> type[Executor]:
 def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
     """The classes of several executors, in their order."""
     return [executor_class(name) for name in names]
-
-
-def __getattr__(name: str) -> Any:
-    # Worker processes import this package too, and shall not pay for asyncio.
-    if name == "LocalExecutor":
-        return executor_class("local")
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)

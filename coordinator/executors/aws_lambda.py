@@ -18,7 +18,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
@@ -38,8 +38,9 @@ from superdl.super_wire.protocol import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.coordinator.executors.base import ExecutorContext, OutcomeStream
-    from superdl.coordinator.executors.lambda_client import LambdaClient, Reply
+    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.coordinator.executors.base import ExecutorContext
+    from superdl.coordinator.executors.lambda_client import Reply
     from superdl.coordinator.executors.messages import Warmed
     from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
 
@@ -76,17 +77,6 @@ class LambdaSettings:
 class LambdaExecutor(Executor):
     """A deployed function.
 
-    Args:
-        function: its name, ARN or name:alias.
-        cache: address of the cache that it is to reach, as requests will name it.
-        region: where it is; by default the region of its ARN or of AWS's own settings.
-        endpoint_url: where Lambda's API is, if it is not AWS.
-        concurrency: invocations whose outcome has not come yet, at most.
-        warm: environments to start before the first request; at least one is.
-        read_timeout_s: how long a connection waits for an answer, in seconds; longer than any request's own
-            time limit.
-        outcomes: brings outcomes through the cache; ``None``: each call waits for its answer.
-
     Raises:
         ConfigError: a setting cannot be meant.
     """
@@ -97,56 +87,30 @@ class LambdaExecutor(Executor):
     told = ("lambda_function", "lambda_region", "lambda_concurrency")
     first_look: ClassVar = {"lambda_warm": 1}
 
-    def __init__(
-        self,
-        function: str,
-        *,
-        cache: str,
-        region: str = "",
-        endpoint_url: str = "",
-        concurrency: int = 100,
-        warm: int = 8,
-        read_timeout_s: float = 90.0,
-        outcomes: OutcomeStream | None = None,
-    ) -> None:
+    def __init__(self, settings: LambdaSettings, context: ExecutorContext) -> None:
         # boto3 is slow to import, and who reads settings needs none.
         from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
+        self._outcomes = context.outcomes if self.answers_by_stream(settings) else None
+        at_once = settings.lambda_concurrency
         self.scaling = Scaling(
-            concurrency,
-            burst=min(_BURST, concurrency),
-            per_s=_PER_S,
-            backlog=0,
-            queues=outcomes is not None,
+            at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0, queues=self._outcomes is not None
         )
-        self._cache = cache
-        self._calls = concurrency if outcomes is None else min(_EVENT_CALLS, concurrency)
-        self._warm = min(max(1, warm), self._calls)
+        self._cache = context.cache
+        self._calls = at_once if self._outcomes is None else min(_EVENT_CALLS, at_once)
+        self._warm = min(max(1, settings.lambda_warm), self._calls)
         self.fingerprint = ""
         self._clock = FunctionClock()
         self._was_throttled = False
-        self._outcomes = outcomes
         self._is_trying_stream, self._reaches_stream = False, False
         self._client = LambdaClient(
-            Target(function, region, endpoint_url), connections=self._calls, read_timeout_s=read_timeout_s
+            Target(settings.lambda_function, settings.lambda_region, settings.lambda_endpoint_url),
+            connections=self._calls,
+            read_timeout_s=context.request_timeout_s + _READ_MARGIN_S,
         )
         self.target = self._client.target
         self.region = self.target.region
         self._threads = CallingThreads(self._calls, "super-lambda")
-
-    @classmethod
-    def of(cls, settings: LambdaSettings, context: ExecutorContext) -> LambdaExecutor:
-        """See :class:`superdl.coordinator.executors.base.Executor`."""
-        return cls(
-            settings.lambda_function,
-            cache=context.cache,
-            region=settings.lambda_region,
-            endpoint_url=settings.lambda_endpoint_url,
-            concurrency=settings.lambda_concurrency,
-            warm=settings.lambda_warm,
-            read_timeout_s=context.request_timeout_s + _READ_MARGIN_S,
-            outcomes=context.outcomes if cls.answers_by_stream(settings) else None,
-        )
 
     @classmethod
     def answers_by_stream(cls, settings: LambdaSettings) -> bool:
@@ -215,7 +179,7 @@ class LambdaExecutor(Executor):
         return await self._call(asked.to_json().encode(), read, timeout_s)
 
     async def _outcome(
-        self, request: PrefetchRequest, outcomes: OutcomeStream, timeout_s: float
+        self, request: PrefetchRequest, outcomes: OutcomeReader, timeout_s: float
     ) -> PrefetchResult:
         """By an event, whose outcome comes through the cache."""
         from superdl.coordinator.executors.lambda_answers import read_outcome
@@ -305,7 +269,12 @@ class LambdaExecutor(Executor):
         def call() -> _Read:
             nonlocal began_s
             began_s = time.monotonic()
-            return _invoked(self._client, payload, read, kind)
+            try:
+                reply = self._client.invoke(payload, kind)
+            except (ConnectionLostError, FunctionTimedOutError) as error:  # it may have run that long
+                error.ran_s = time.monotonic() - began_s if kind == "RequestResponse" else 0.0
+                raise
+            return read(reply, time.monotonic() - began_s)
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -321,15 +290,3 @@ class LambdaExecutor(Executor):
             raise ThrottledError(
                 f"{error}: raise the limit on processes, or lower lambda_concurrency"
             ) from error
-
-
-def _invoked(client: LambdaClient, payload: bytes, read: Callable[[Reply, float], _Read], kind: str) -> _Read:
-    """One invocation as a thread makes it, with its time where a call that failed may have run that long."""
-    began_s = time.monotonic()
-    try:
-        reply: Any = client.invoke(payload, kind)
-    except (ConnectionLostError, FunctionTimedOutError) as error:
-        if kind == "RequestResponse":
-            error.ran_s = time.monotonic() - began_s
-        raise
-    return read(reply, time.monotonic() - began_s)

@@ -13,11 +13,10 @@ from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.request import clean_text
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
 
-    from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
+    from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 _SCAN = 4
 
@@ -77,20 +76,6 @@ class Scaling:
     queues: bool = False
 
 
-class OutcomeStream(Protocol):
-    """What brings the answers of functions that do not return them by call."""
-
-    @property
-    def stream(self) -> str:
-        """The stream's key in the cache, which goes with each request."""
-
-    def expecting(self, request_id: str) -> AbstractContextManager[asyncio.Future[Answer]]:
-        """The answer to a request, for as long as the context lasts; entered before the request is sent.
-
-        The future fails by :class:`~superdl.super_wire.errors.CacheError` if the answer may be lost.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
     """What a coordinator gives to each executor beside the executor's own settings.
@@ -107,7 +92,7 @@ class ExecutorContext:
     function: str = "superdl.lambda_prefetch.handler:handler"
     request_timeout_s: float = 60.0
     environment: Mapping[str, str] = field(default_factory=dict)
-    outcomes: OutcomeStream | None = None
+    outcomes: OutcomeReader | None = None
 
 
 class Executor(Protocol):
@@ -145,11 +130,13 @@ class Executor(Protocol):
 
     @classmethod
     def of(cls, settings: Any, context: ExecutorContext) -> Executor:
-        """One that is not started yet.
+        """One that is not started yet, by its own settings.
 
         Raises:
             ConfigError: a setting of it is wrong.
         """
+        make: Callable[..., Executor] = cls
+        return make(settings, context)
 
     @classmethod
     def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings

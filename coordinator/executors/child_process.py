@@ -10,7 +10,7 @@ import contextlib
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from superdl.coordinator.executors.base import ExecutorError
 from superdl.coordinator.executors.worker import MAX_MESSAGE_BYTES, MessageError, line_of, parse
@@ -35,7 +35,7 @@ class ChildProcess:
     @classmethod
     async def start(
         cls, module: str, *arguments: str, environment: Mapping[str, str], directory: str | None = None
-    ) -> ChildProcess:
+    ) -> Self:
         """Run a module as ``python -m`` does, in ``directory`` if one is named.
 
         Raises:
@@ -117,12 +117,8 @@ async def keep_running(
 ) -> None:
     """Run something until ``closing`` is set, again after each end.
 
-    The pause before the next run is ``first_s`` after one that served, and else doubles up to
+    The pause before the next run is ``first_s`` after one that says it served, and else doubles up to
     ``longest_s``.
-
-    Args:
-        run: ends when what it ran has ended; tells whether that served.
-        closing: ends the waiting too.
     """
     pause_s = first_s
     while not closing.is_set():

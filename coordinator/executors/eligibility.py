@@ -83,7 +83,6 @@ class Eligibility:
         # An answer that never comes must not hold up the end, as a thread of asyncio's own would.
         self._threads = CallingThreads(_REGION_THREADS, "super-region")
         self._trials: OrderedDict[tuple[bytes, int], _Trial] = OrderedDict()
-        self._accepted: OrderedDict[bytes, None] = OrderedDict()
         self._told: dict[bytes, frozenset[int]] = {}
         self._clock = asyncio.get_running_loop().time
 
@@ -105,13 +104,10 @@ class Eligibility:
     def is_known(self, dataset: ListedDataset) -> bool:
         """Whether it is known of a listed dataset which executors can produce it, of those that are there.
 
-        Once it is, one that comes later takes nothing back.
+        Once a job reads it, an executor that comes later takes nothing back.
         """
-        if not any(self._is_open(dataset, number) for number in self._able(dataset)):
-            self._accepted[dataset.content] = None
-            if len(self._accepted) > _REMEMBERED:
-                self._accepted.popitem(last=False)
-        return dataset.content in self._accepted
+        is_open = any(self._is_open(dataset, number) for number in self._able(dataset))
+        return not is_open or dataset.content in self._told
 
     def ineligible(self, dataset: ListedDataset) -> frozenset[int]:
         """The executors, by number, that cannot produce it, or of which it is not known yet; never all."""

@@ -54,8 +54,8 @@ def read_warm_reply(reply: Reply, target: Target, cache: str, ran_s: float) -> W
     """
     answer, _ = _answer(reply, target, ran_s, cache)
     warmed = read_warmed(answer, str(target), "deploy SUPER's function there")
-    if warmed.function_version != installed_version():
-        raise ConfigError(_another_version(warmed.function_version, target))
+    if words := _mismatch(warmed.function_version, target):
+        raise ConfigError(words)
     return warmed
 
 
@@ -69,7 +69,8 @@ def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> P
     answer, report = _answer(reply, target, ran_s)
     try:
         result = read_result(answer, request_id, str(target))
-        _check_version(result, target)
+        if words := _mismatch(result.function_version, target):
+            raise FunctionRaisedError(words)  # noqa: TRY301  # its bill is told below
     except FunctionRaisedError as error:
         error.ran_s = report.billed_ms / 1000 if report else ran_s
         raise
@@ -93,16 +94,12 @@ def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
         if isinstance(answer, PrefetchFailure):
             said = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()
             raise from_function(said, target, memory_mb=answer.memory_mb)
-        _check_version(answer, target)
+        if words := _mismatch(answer.function_version, target):
+            raise FunctionRaisedError(words)
     except ExecutorError as error:
         error.ran_s = billed_us / 1e6
         raise
     return replace(answer, billed_us=billed_us)
-
-
-def _check_version(result: PrefetchResult, target: Target) -> None:
-    if result.function_version != installed_version():
-        raise FunctionRaisedError(_another_version(result.function_version, target))
 
 
 def _billed_us(duration_us: int) -> int:
@@ -110,8 +107,10 @@ def _billed_us(duration_us: int) -> int:
     return math.ceil(duration_us / 1000) * 1000
 
 
-def _another_version(version: str, target: Target) -> str:
-    """The function and this coordinator are no pair."""
+def _mismatch(version: str, target: Target) -> str:
+    """Why the function and this coordinator are no pair, if they are none."""
+    if version == installed_version():
+        return ""
     return (
         f"{target} is SUPER {version[:80]}, the coordinator is SUPER {installed_version()}: deploy the "
         f"function of {installed_version()}, or start a coordinator of {version[:80]}"

@@ -20,18 +20,18 @@ from superdl.coordinator.executors.base import (
     Executor,
     ExecutorError,
     FunctionCrashedError,
-    FunctionRaisedError,
     FunctionTimedOutError,
     Scaling,
     ThrottledError,
     setting,
 )
 from superdl.coordinator.executors.child_process import ChildProcess, keep_running
-from superdl.coordinator.executors.messages import read_result, result_in, warm_event
+from superdl.coordinator.executors.messages import read_result, read_warmed, result_in, warm_event
 from superdl.coordinator.executors.worker import FIRST_CALL, QUIET, MessageError
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from asyncio.subprocess import Process
     from collections.abc import Mapping
 
     from superdl.coordinator.executors.base import ExecutorContext
@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 _WARM_TIMEOUT_S = 30.0
 """How long a worker may take from its start to its answer to the warm event."""
 
+_MODULE = "superdl.coordinator.executors.worker"
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
@@ -57,13 +58,8 @@ class LocalSettings:
 class LocalExecutor(Executor):
     """A pool of worker processes.
 
-    Args:
-        workers: how many; each is busy with one request at a time.
-        function: the function's import path, ``module:attribute``.
-        environment: variables for the workers, over this process's own.
-
     Raises:
-        ConfigError: fewer than one worker, or a function that is no ``module:attribute``.
+        ConfigError: the function is no ``module:attribute``.
     """
 
     name = "local"
@@ -71,22 +67,14 @@ class LocalExecutor(Executor):
     region = ""
     first_look: ClassVar = {"workers": 1}
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        function: str = "superdl.lambda_prefetch.handler:handler",
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        if workers < 1:
-            raise ConfigError(f"a local executor has at least 1 worker; not {workers}")
-        module, _, attribute = function.partition(":")
+    def __init__(self, settings: LocalSettings, context: ExecutorContext) -> None:
+        module, _, attribute = context.function.partition(":")
         if not module or not attribute:
-            raise ConfigError(f"a function is named module:attribute; not {function!r}")
+            raise ConfigError(f"a function is named module:attribute; not {context.function!r}")
         # One request more for each worker may wait, so that none idles between two.
+        workers = settings.workers
         self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
-        self._function = function
-        self._environment = dict(environment or {})
+        self._function, self._environment = context.function, context.environment
         self.fingerprint = ""
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()  # those who wait are served in their order
         self._workers: set[_Worker] = set()
@@ -176,7 +164,8 @@ class LocalExecutor(Executor):
         """
         worker = None
         try:
-            worker = await _Worker.start(self._function, {**QUIET, **os.environ, **self._environment})
+            environment = {**QUIET, **os.environ, **self._environment}
+            worker = await _Worker.start(_MODULE, self._function, environment=environment)
             self._workers.add(worker)
             self._admit(await worker.warm())
             self._free.put_nowait(worker)
@@ -210,37 +199,25 @@ class LocalExecutor(Executor):
             self._ready.set()  # start() need not wait any longer
 
 
-class _Worker:
-    """A worker process, and whether it can still be used; made by :meth:`start`."""
+class _Worker(ChildProcess):
+    """A worker process, and whether it can still be used."""
 
-    def __init__(self, process: ChildProcess) -> None:
-        self.pid = process.pid
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
         self.served = False
-        self._process = process
         self._given_up = False
         self._calls = FIRST_CALL - 1
-
-    @classmethod
-    async def start(cls, function: str, environment: Mapping[str, str]) -> _Worker:
-        """Start a process that will run ``function``, or raise an ``ExecutorError``."""
-        module = "superdl.coordinator.executors.worker"
-        return cls(await ChildProcess.start(module, function, environment=environment))
 
     @property
     def alive(self) -> bool:
         """Whether it may be called."""
-        return not self._given_up and self._process.alive
+        return not self._given_up and super().alive
 
     async def warm(self) -> str:
         """Let the function open what it needs; returns its decoder's fingerprint, or raises."""
         answer = await self.call(warm_event(cache=""), _WARM_TIMEOUT_S)
-        fingerprint = answer.get("golden")
-        if not isinstance(fingerprint, str) or not fingerprint:
-            raise FunctionRaisedError(
-                f"a worker answered the warm event without a fingerprint: {str(answer)[:200]}"
-            )
         self.served = False
-        return fingerprint
+        return read_warmed(answer, "a worker", "it does not run SUPER's function").fingerprint
 
     async def call(self, event: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """What the function answers to ``event``.
@@ -261,7 +238,7 @@ class _Worker:
             msg = f"the function did not answer within {timeout_s} s; its process {self.pid} was ended"
             raise FunctionTimedOutError(msg) from None
         except (asyncio.IncompleteReadError, ConnectionError, MessageError) as error:
-            words = await self._process.last_words(error)
+            words = await self.last_words(error)
             raise FunctionCrashedError(
                 f"the function's process {self.pid} ended before it answered: {words}"
             ) from error
@@ -277,23 +254,19 @@ class _Worker:
     def end(self) -> None:
         """Close its input, upon which it ends."""
         self._given_up = True
-        self._process.end()
+        super().end()
 
     def kill(self) -> None:
         """End it by force; it must not be used any more."""
         self._given_up = True
-        self._process.kill()
-
-    async def wait(self) -> None:
-        """Wait until the process has ended, for whatever reason."""
-        await self._process.wait()
+        super().kill()
 
     async def _exchange(self, event: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         self._calls += 1
-        self._process.tell({"call": self._calls, "event": event, "timeout_s": timeout_s})
-        await self._process.drain()
+        self.tell({"call": self._calls, "event": event, "timeout_s": timeout_s})
+        await self.drain()
         while True:
-            message = await self._process.read()
+            message = await self.read()
             call = message.get("call")
             if call == self._calls:
                 return message

@@ -176,13 +176,8 @@ def _shown(text: str | bytes) -> str:
 class FunctionClock:
     """How far the clock of functions on other machines is ahead of this one's.
 
-    A request says by the wall clock until when it is worth something, and a function holds that against its
-    own clock. So what functions tell of their clocks is compared with this machine's, and where the two
-    differ by seconds, requests carry their time. Else a coordinator whose clock is behind would ask for what
-    has always expired.
-
-    Attributes:
-        ahead_s: what to add to this machine's time to have the functions'; 0 while they are about the same.
+    A request says by the wall clock until when it is worth something. Where the clocks differ by seconds,
+    requests carry the functions' time, which is ``ahead_s`` more; else all would have expired on arrival.
     """
 
     def __init__(self) -> None:

@@ -119,11 +119,6 @@ class RayExecutor(Executor):
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._sending = asyncio.Lock()
 
-    @classmethod
-    def of(cls, settings: RaySettings, context: ExecutorContext) -> RayExecutor:
-        """See :class:`superdl.coordinator.executors.base.Executor`."""
-        return cls(settings, context)
-
     @property
     def driver_pid(self) -> int:
         """Process id of the driver; 0 while there is none."""

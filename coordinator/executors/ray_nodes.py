@@ -147,7 +147,7 @@ class RayNodes:
         """
         try:
             async with asyncio.timeout_at(until_s):
-                while capacity := self._capacity:
+                while self._capacity:
                     free = [node for node in self._nodes.values() if node.calls < node.places]
                     if free:
                         node = max(free, key=lambda one: (not one.is_crowded, 1 - one.calls / one.places))
@@ -156,8 +156,8 @@ class RayNodes:
                     await self._changed.wait()
         except TimeoutError:
             raise ThrottledError(
-                f"none of {capacity} places on {len(self._nodes)} nodes of the Ray cluster became free in "
-                "time"
+                f"none of {self._capacity} places on {len(self._nodes)} nodes of the Ray cluster became free "
+                "in time"
             ) from None
         raise ExecutorError(f"no node of the Ray cluster can be called now: {self._why_not()}")
 

@@ -75,13 +75,7 @@ def take_standard_streams(output: int) -> tuple[BinaryIO, BinaryIO]:
 
 
 class InvocationContext:
-    """What the function may ask of its invocation, named as AWS Lambda names it.
-
-    Args:
-        executor: whose invocation it is: ``local`` or ``ray``.
-        invocation: what it is called in logs.
-        timeout_s: how long it may take, from now on.
-    """
+    """What the function may ask of its invocation, named as AWS Lambda names it."""
 
     memory_limit_in_mb = 0  # none of its own: nobody bills it
 
@@ -108,14 +102,7 @@ def run_task(
     """One request as a task on Ray: say :data:`BEGUN`, then the answer as JSON.
 
     So the time that it waited for CPUs is not taken for the function's. No object of ours is ever pickled,
-    nor is an exception.
-
-    Args:
-        function: the function's import path, ``module:attribute``.
-        event: the event as JSON.
-        invocation: what this invocation is called in logs.
-        timeout_s: how long it may take, from now on.
-        decoders: how many images it decodes at once, unless the node's environment says so itself.
+    nor is an exception. It decodes ``decoders`` images at once, unless the node's environment says otherwise.
     """
     yield BEGUN
     for name, value in {**QUIET, "SUPER_DECODERS": str(decoders)}.items():

@@ -82,7 +82,7 @@ def page_of(
     offsets: list[int] = span.offsets.tolist()
     ids = dataset.ids(span.indices, epoch)
     labels, label_bytes = catalog.labels_at(span.indices).tobytes(), catalog.label_bytes
-    states = core.states(job.samples_of(epoch), span.indices)
+    states = core.state.states(job.samples_of(epoch), span.indices)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     page, size = pb.Page(), 0
     for number, batch in enumerate(batch_ids(ids, offsets)):

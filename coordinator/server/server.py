@@ -157,7 +157,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
 
     async def follow_executors() -> None:
         """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
-        known = [one for content, one in datasets.opened.items() if engine.core.knows(content)]
+        known = [one for content, one in datasets.opened.items() if content in engine.core.state.datasets]
         eligibility.tell_changes(known, engine.post)
         manager.tell_changes(engine.post)
 

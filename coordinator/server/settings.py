@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from superdl.coordinator.executors.base import OutcomeStream
+    from superdl.coordinator.cache.outcomes import OutcomeReader
 
 __all__ = ["Settings", "add_arguments", "allowed_to_listings", "executor_context", "load_settings"]
 
@@ -190,7 +190,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
     return Allowed(None if anywhere else roots, settings.catalog_max_samples, own)
 
 
-def executor_context(settings: Settings, outcomes: OutcomeStream | None = None) -> ExecutorContext:
+def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) -> ExecutorContext:
     """What executors get of this coordinator. Functions of this machine may do what the coordinator may."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots

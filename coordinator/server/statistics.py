@@ -33,7 +33,7 @@ _TOLD_OCCURRENCES = 4
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
     """The account of a job; with its newest stalls one by one, if asked for."""
-    costs = core.ledger.job_costs(job.name)
+    costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
     epoch, position = job.epoch_and_position(max(lane.watermark for lane in job.cursors.values()))
@@ -79,21 +79,21 @@ def coordinating(settings: Settings) -> pb.Coordinating:
 def cache_stats(core: Core, now: float) -> pb.CacheStats:
     """The state of the cache, and what all jobs have in common."""
     return pb.CacheStats(
-        budget_bytes=core.budget_bytes,
-        resident_bytes=core.resident_bytes,
+        budget_bytes=core.state.budget_bytes,
+        resident_bytes=core.state.resident_bytes,
         resident_samples=core.samples_in(SampleState.RESIDENT),
         in_flight_samples=core.samples_in(SampleState.IN_FLIGHT),
-        dropped_samples=core.dropped_samples,
-        reproduced_samples=core.reproduced_samples,
+        dropped_samples=core.state.dropped_samples,
+        reproduced_samples=core.state.thrash.reproduced_samples,
         thrashing=core.thrashing,
         needed_bytes=core.needed_bytes,
-        total_requests_in_flight=core.requests_in_flight,
-        concurrency=core.concurrency,
-        capacity=core.capacity,
-        total_usd=core.ledger.total_usd,
-        usd_per_hour=core.ledger.usd_per_hour(now),
-        spending=core.spending.value,
-        free_bytes=core.free_bytes,
+        total_requests_in_flight=len(core.state.requests),
+        concurrency=core.state.fleet.limit(core.now_s),
+        capacity=core.state.fleet.capacity,
+        total_usd=core.state.ledger.total_usd,
+        usd_per_hour=core.state.ledger.usd_per_hour(now),
+        spending=core.state.ledger.spending.value,
+        free_bytes=core.state.free_bytes,
     )
 
 
@@ -110,13 +110,13 @@ def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats
             usd=member.usd,
             trouble=absence or _trouble(core, member),
         )
-        for member, absence in zip(core.fleet.executors, absences, strict=True)
+        for member, absence in zip(core.state.fleet.executors, absences, strict=True)
     ]
 
 
 def _trouble(core: Core, member: ExecutorState) -> str:
     """Why an executor does less than it could, while that is so; one alone is never set aside."""
-    several = len(core.fleet.executors) > 1
+    several = len(core.state.fleet.executors) > 1
     told = []
     if times := member.concurrency.throttled_lately(core.now_s):
         told.append(f"throttled {times:,} times in the last minute")
@@ -130,7 +130,7 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
     units = [field.name for field in pb.ExecutorPrices.DESCRIPTOR.fields if field.name != "name"]
     return [
         pb.ExecutorPrices(name=facts.name, **{unit: getattr(facts.prices, unit) for unit in units})
-        for facts in core.settings.executors
+        for facts in core.state.settings.executors
     ]
 
 
@@ -153,7 +153,7 @@ def batch_status(
     place, now = places[-1], engine.now_s()
     indices = job.plan.batch(place.epoch, place.position, place.rank).indices
     key = job.samples_of(place.epoch)
-    counts = np.bincount(core.states(key, indices), minlength=len(SampleState))
+    counts = np.bincount(core.state.states(key, indices), minlength=len(SampleState))
     status.known = True
     status.samples = indices.size
     status.resident = int(counts[SampleState.RESIDENT])
@@ -177,11 +177,13 @@ def _details(
     core: Core, dataset: Dataset, key: SetKey, epoch: int, indices: NDArray[np.int64]
 ) -> Iterator[pb.SampleStatus]:
     ids, names = dataset.ids(indices, epoch), dataset.catalog.keys.take(indices)
-    for number, (index, value) in enumerate(zip(indices.tolist(), core.states(key, indices), strict=True)):
+    for number, (index, value) in enumerate(
+        zip(indices.tolist(), core.state.states(key, indices), strict=True)
+    ):
         state = SampleState(int(value))
         yield pb.SampleStatus(
             sample_id=ids[number * ID_BYTES : (number + 1) * ID_BYTES],
             key=names[number].decode(),
             state=state.name.lower(),
-            message=core.failure(key, index) if state is SampleState.FAILED else "",
+            message=core.state.failures.get((key, index), "") if state is SampleState.FAILED else "",
         )

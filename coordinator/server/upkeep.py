@@ -128,7 +128,7 @@ class Upkeep:
         self._cache_bytes = cache_bytes
         self._answers = True
         self._asked = self._dropped = 0
-        self._kept_usd = engine.core.ledger.total_usd
+        self._kept_usd = engine.core.state.ledger.total_usd
 
     async def once(self) -> None:
         """One look; a cache that does not answer is waited for.
@@ -203,8 +203,8 @@ class Upkeep:
 
     async def _watch_memory(self, info: CacheInfo) -> None:
         core, budget_bytes = self._core, info.budget(self._cache_bytes)
-        if budget_bytes != core.budget_bytes:
-            sizes = (budget_bytes, core.budget_bytes, info.maxmemory, info.used_memory)
+        if budget_bytes != core.state.budget_bytes:
+            sizes = (budget_bytes, core.state.budget_bytes, info.maxmemory, info.used_memory)
             _log.warning(
                 "the cache's memory has changed: %.1f MiB are for records now, %.1f MiB were (maxmemory %.1f "
                 "MiB, %.1f MiB used)",
@@ -214,15 +214,15 @@ class Upkeep:
         if not info.maxmemory:
             return
         # What others hold for long may take a part of the headroom; the rest is for buffers that come and go.
-        headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.budget_bytes))
+        headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.state.budget_bytes))
         used_bytes = info.used_memory - headroom_bytes
-        foreign_bytes = used_bytes - core.resident_bytes
+        foreign_bytes = used_bytes - core.state.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
         # Not at once: jobs of before a restart come back within seconds, and their records are theirs again.
         if (
             self._is_short_of_room()
-            and used_bytes > _CROWDED_SHARE * core.budget_bytes
-            and foreign_bytes > _FOREIGN_SHARE * core.budget_bytes
+            and used_bytes > _CROWDED_SHARE * core.state.budget_bytes
+            and foreign_bytes > _FOREIGN_SHARE * core.state.budget_bytes
             and self._clock() >= self._settled_at_s
         ):
             await self._sweep.step(self._clock())
@@ -230,15 +230,15 @@ class Upkeep:
     def _is_short_of_room(self) -> bool:
         """Whether jobs want more than is free: samples were dropped, or asked for with hardly any room."""
         core = self._core
-        asked = sum(member.requests for member in core.fleet.executors)
-        producing = bool(core.requests_in_flight) or asked > self._asked
-        dropping = core.dropped_samples > self._dropped
-        self._asked, self._dropped = asked, core.dropped_samples
-        short = core.free_bytes < _SHORT_SHARE * core.budget_bytes
+        asked = sum(member.requests for member in core.state.fleet.executors)
+        producing = bool(core.state.requests) or asked > self._asked
+        dropping = core.state.dropped_samples > self._dropped
+        self._asked, self._dropped = asked, core.state.dropped_samples
+        short = core.state.free_bytes < _SHORT_SHARE * core.state.budget_bytes
         wants_room = bool(core.jobs) and (dropping or (producing and short))
-        return wants_room and core.free_bytes < _FREED_SHARE * core.budget_bytes
+        return wants_room and core.state.free_bytes < _FREED_SHARE * core.state.budget_bytes
 
     def _known(self) -> list[Ids] | None:
         """The ids that are accounted for; see :func:`known_ids`."""
         core, now_s = self._core, self._engine.now_s()
-        return known_ids(self._engine.datasets, wanted=core.wants, held=core.held, now_s=now_s)
+        return known_ids(self._engine.datasets, wanted=core.state.wants, held=core.held, now_s=now_s)

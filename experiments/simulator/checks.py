@@ -199,7 +199,7 @@ class Checks:
         unsettled = self._unsettled[action.hedge_of or 0]
         racing = sum(other is unsettled for other in self._unsettled.values())
         self.require(racing == 1, "a request is raced by two")
-        unproven = raced and not self._world.core.fleet.executors[raced.executor].latency.answers
+        unproven = raced and not self._world.core.state.fleet.executors[raced.executor].latency.answers
         self._hedges += not (unproven and len(self._world.model.fleet) > 1)
         few = self._world.model.settings.hedge_share * self._requests
         self.require(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
@@ -214,7 +214,10 @@ class Checks:
     def _gave_up(self, action: WriteTombstones) -> None:
         """Retries were spent, or money."""
         if action.reason == SPENDING_CAP:
-            self.require(self._world.core.spending is Spending.STOPPED, "a cap was named that is not reached")
+            self.require(
+                self._world.core.state.ledger.spending is Spending.STOPPED,
+                "a cap was named that is not reached",
+            )
             return
         attempts = self._rows(action.samples)[1]
         most = self._world.model.settings.attempts
@@ -301,4 +304,4 @@ class Checks:
 
 
 def _sample_sets(core: Core) -> dict[SetKey, SampleSet]:
-    return core._state.sets  # noqa: SLF001  # nothing but a check of the core's memory asks which sets it keeps
+    return core.state.sets

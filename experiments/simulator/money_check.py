@@ -76,7 +76,7 @@ class MoneyCheck:
         for name, known in self._known.items():
             if self._world.core.job(name) is known and known.counters.invocations != self._asked[name]:
                 yield f"{name} was charged {known.counters.invocations} invocations of {self._asked[name]}"
-        ledger, billed_usd = self._world.core.ledger, self._billed_usd()
+        ledger, billed_usd = self._world.core.state.ledger, self._billed_usd()
         if not math.isclose(billed_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
             yield f"{billed_usd} USD were billed, the core knows of {ledger.total_usd}"
         borne_usd = ledger.total_costs().usd

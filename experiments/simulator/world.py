@@ -219,7 +219,7 @@ class World(WorldState):
                 self.cache.evicted = False
                 self.post(CacheEvicted())
             headroom_bytes = self.cache.budget_bytes * (HEADROOM - 1)
-            self.post(CacheGrew(int(self.cache.used_bytes - self.core.resident_bytes - headroom_bytes)))
+            self.post(CacheGrew(int(self.cache.used_bytes - self.core.state.resident_bytes - headroom_bytes)))
         self.after(_UPKEEP_S, self._upkeep)
 
     def _leave_over(self) -> None:

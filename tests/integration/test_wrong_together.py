@@ -68,7 +68,7 @@ def make_sampler(source: str = "s3://photos/train", recipe: Recipe = RECIPE) -> 
 @pytest.mark.slow
 def test_what_fits_together(lambda_service: LambdaService) -> None:
     make_sampler()
-    assert b"trial-1" in lambda_service.invocations[1].event
+    assert b"preflight-1" in lambda_service.invocations[1].event
 
 
 @pytest.mark.slow

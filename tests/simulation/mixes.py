@@ -76,7 +76,9 @@ class Mix:
             model, make_core=lambda model: _Listening(model.settings), checked=False, log=False
         ).run()
         assert isinstance(world.core, _Listening)
-        return Outcome(world.core.advised_bytes, world.core.reproduced_samples, world.requested_samples)
+        return Outcome(
+            world.core.advised_bytes, world.core.state.thrash.reproduced_samples, world.requested_samples
+        )
 
 
 def draw_mix(seed: int) -> Mix:

@@ -144,7 +144,7 @@ def cheap_and_dear() -> WorldModel:
 @pytest.mark.parametrize("forgets", ["what", "who"])
 def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypatch, forgets):
     world = World(cheap_and_dear()).run()
-    assert all(member.samples > 100 for member in world.core.fleet.executors)
+    assert all(member.samples > 100 for member in world.core.state.fleet.executors)
     if forgets == "who":
         monkeypatch.setattr(dispatching, "_wake_deferred", lambda state, now: None)
     else:

@@ -51,7 +51,7 @@ class Driver:
         **settings: Any,
     ) -> None:
         self.core = Core(CoreSettings(budget_bytes=budget_bytes, **settings))
-        self.state = self.core._state
+        self.state = self.core.state
         self.now_s = 0.0
         self.size = size
         self.random = random
@@ -197,7 +197,7 @@ class Driver:
     def in_state(self, state: SampleState, epoch: int = EVERY_EPOCH) -> list[int]:
         """The samples in a state."""
         found: list[int] = np.flatnonzero(
-            self.core.states(self.key(epoch), np.arange(self.size)) == state
+            self.core.state.states(self.key(epoch), np.arange(self.size)) == state
         ).tolist()
         return found
 

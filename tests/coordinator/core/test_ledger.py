@@ -182,13 +182,13 @@ def test_at_the_hard_cap_readers_are_told_and_nothing_is_spent():
     for position in range(40):
         driver.read(position, missed=(0, 1))
         spend(driver)
-    assert driver.core.spending is Spending.STOPPED
-    assert driver.core.ledger.total_usd <= 5.0
+    assert driver.core.state.ledger.spending is Spending.STOPPED
+    assert driver.core.state.ledger.total_usd <= 5.0
     assert driver.requests == []
     assert driver.tombstones
     assert {tombstone.reason for tombstone in driver.tombstones} == {SPENDING_CAP}
     told = driver.tombstones[-1]
     assert "max_usd is 5" in told.messages[0]
-    assert (driver.core.states(told.samples, told.indices) == SampleState.FAILED).all()
+    assert (driver.core.state.states(told.samples, told.indices) == SampleState.FAILED).all()
     driver.wait(61.0)
-    assert (driver.core.states(told.samples, told.indices) == SampleState.ABSENT).all()
+    assert (driver.core.state.states(told.samples, told.indices) == SampleState.ABSENT).all()

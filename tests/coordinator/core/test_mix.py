@@ -114,5 +114,5 @@ def test_an_executor_that_never_answers_is_raced_by_the_other_and_set_aside():
             driver.answer(request)
         driver.wait(0.1)
     first = driver.core.job("job").plan.batch(0, 0, 0).indices
-    assert (driver.core.states(driver.key(), first) == SampleState.RESIDENT).all()
+    assert (driver.core.state.states(driver.key(), first) == SampleState.RESIDENT).all()
     assert "when another executor had answered" in driver.state.fleet.executors[0].breaker.reason

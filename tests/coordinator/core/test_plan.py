@@ -123,12 +123,6 @@ def test_orders_follow_seed_and_epoch() -> None:
     assert len({epoch_order(*each) for each in different}) == len(different)
 
 
-def test_without_shuffle_every_epoch_has_the_natural_order() -> None:
-    plan = Plan(500, 16, shuffle=False, seed=3)
-    for epoch in (0, 5):
-        assert np.array_equal(order(plan, epoch), np.arange(500))
-
-
 def test_orders_are_pinned() -> None:
     # Written once, never to change: users resume by these orders.
     plan = Plan(1_281_167, 4, 2, seed=42)

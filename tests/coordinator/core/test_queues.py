@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, RetryQueue, TimeQueue
+from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, Retry, RetryQueue, TimeQueue
 
 CURSORS = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
 
@@ -68,7 +68,7 @@ def test_what_is_put_back_comes_next(urgent):
         if urgent:
             queue.add_urgent(KEY, at(position, 10), PLACE._replace(position=position))
         else:
-            queue.add(0.0, KEY, at(position, 10), "job", alone=True)
+            queue.add(0.0, Retry(KEY, at(position, 10), "job", alone=True))
     queue.become_due(0.0)
     retry = queue.take_due()
     queue.put_back(retry, retry.indices[1:])

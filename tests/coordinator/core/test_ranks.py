@@ -61,7 +61,7 @@ def test_a_forged_report_of_a_spoilt_record_is_one_look_and_no_more():
     driver.tell(spoilt, [1000])
     assert driver.drops == []
     assert driver.requests == []
-    assert driver.core.states(driver.key(), spoilt.indices).tolist() == [SampleState.RESIDENT]
+    assert driver.core.state.states(driver.key(), spoilt.indices).tolist() == [SampleState.RESIDENT]
 
 
 def test_misses_come_before_looking_ahead():
@@ -96,7 +96,7 @@ def test_a_report_that_speaks_of_no_batch_changes_nothing(what):
         "missed": np.array([1]), "corrupt": np.array([4000]), "done": False, "read_us": 0, "wait_us": 0,
     }  # fmt: skip
     assert driver.step(BatchRead(**{**fields, **what})) == []
-    assert driver.core.failure(driver.key(), 0) == ""
+    assert driver.core.state.failures.get((driver.key(), 0), "") == ""
 
 
 def test_a_lost_report_holds_nobody_up_for_ever():
@@ -116,11 +116,11 @@ def test_two_iterators_of_one_sampler_both_get_their_batches():
             driver.ask(step, step + 1, epoch=epoch, yielded=step)
             driver.answer_all()
             wanted = plan.batch(epoch, step, 0).indices
-            states = driver.core.states(driver.key(epoch), wanted)
+            states = driver.core.state.states(driver.key(epoch), wanted)
             if not (states == S.RESIDENT).all():
                 driver.read(step, missed=tuple(np.flatnonzero(states != S.RESIDENT).tolist()), epoch=epoch)
                 driver.answer_all()
-            assert (driver.core.states(driver.key(epoch), wanted) == S.RESIDENT).all()
+            assert (driver.core.state.states(driver.key(epoch), wanted) == S.RESIDENT).all()
             driver.read(step, epoch=epoch, after_s=0.01)
 
 
@@ -163,7 +163,7 @@ def test_calls_for_far_off_epochs_cost_no_memory_and_the_last_one_is_served(answ
     for audit in list(driver.audits):
         driver.tell(audit, [1000] * audit.indices.size)
     indices = plan.batch(FAR[-1], 3, 0).indices
-    assert set(driver.core.states(driver.key(epoch=FAR[-1]), indices)) == {SampleState.RESIDENT}
+    assert set(driver.core.state.states(driver.key(epoch=FAR[-1]), indices)) == {SampleState.RESIDENT}
     assert len(driver.state.sets) <= EPOCH_SETS_MAX
     driver.step(JobClosed("job", 0))
     assert all(samples.resident_count for samples in driver.state.sets.values())

@@ -1,4 +1,4 @@
-"""What becomes of samples: cached, failed for good, tried again within bounds, read back."""
+"""What becomes of samples: cached, failed for good, tried again within bounds, read back, raced."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_permanent_tombstone_is_not_tried_again_and_says_why():
     driver.wait(200.0)
     assert driver.in_state(S.FAILED) == [2]
     assert driver.requests == []
-    assert driver.core.failure(driver.key(), 2) == "why 2"
+    assert driver.core.state.failures.get((driver.key(), 2), "") == "why 2"
     assert driver.tombstones == []
 
 
@@ -131,7 +131,7 @@ def test_a_tombstone_that_expires_is_tried_again():
     assert driver.in_state(S.FAILED) == [1]
     driver.wait(2.0)
     assert driver.in_state(S.ABSENT) == [1]
-    assert driver.core.failure(driver.key(), 1) == ""
+    assert driver.core.state.failures.get((driver.key(), 1), "") == ""
     driver.read(0, missed=(1,))
     assert driver.requested() == [1]
 
@@ -274,3 +274,41 @@ def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():
         position += 1
     told(driver, "")
     assert not first.breaker.tripped
+
+
+def slow_one(**settings) -> tuple[Driver, object, object]:
+    """A driver of which one request takes long and has a rival now; both are in flight."""
+    driver = Driver(**{"size": 400, "capacity": 2, "request_samples": 4, "lookahead_batches": 4, **settings})
+    driver.open(batch_size=4)
+    for position in range(50):
+        driver.ask(position, position + 4, yielded=position)
+        driver.answer_all()
+        driver.read(position)
+    straggler = driver.requests[0]
+    for request in driver.requests[1:]:
+        driver.answer(request)
+    driver.wait(1.0)
+    rivals = [request for request in driver.requests if request.hedge_of == straggler.request_id]
+    return driver, straggler, rivals[0] if rivals else None
+
+
+def test_a_straggler_is_raced_by_a_request_for_the_same_samples():
+    driver, straggler, rival = slow_one()
+    assert rival.indices.tolist() == straggler.indices.tolist()
+    assert rival.samples == straggler.samples
+    assert driver.core.state.stragglers.hedges == driver.core.job("job").counters.hedges == 1
+
+
+@pytest.mark.parametrize("first", ["straggler", "rival"])
+def test_the_first_answer_wins_and_the_second_changes_nothing(first):
+    driver, straggler, rival = slow_one()
+    one, two = (straggler, rival) if first == "straggler" else (rival, straggler)
+    before = driver.core.job("job").counters.samples_produced
+    driver.answer(one)
+    resident_bytes = driver.core.state.resident_bytes
+    assert (driver.core.state.states(one.samples, one.indices) == S.RESIDENT).all()
+    driver.answer(two)
+    assert driver.core.state.resident_bytes == resident_bytes
+    assert driver.core.job("job").counters.samples_produced == before + one.indices.size
+    assert driver.core.job("job").counters.requests_in_flight == len(driver.core.state.requests)
+    assert driver.state.reserved_bytes == sum(r.reserved_bytes for r in driver.state.requests.values())

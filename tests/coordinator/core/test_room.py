@@ -37,7 +37,7 @@ def read_epoch(driver: Driver, epoch: int, *, reports_misses: bool = True) -> in
         indices = plan.batch(epoch, position, 0).indices
         missing = list(range(indices.size))
         for _ in range(100):
-            states = driver.core.states(driver.key(), indices)
+            states = driver.core.state.states(driver.key(), indices)
             missing = [offset for offset in missing if states[offset] != S.RESIDENT]
             if not missing:
                 break
@@ -46,7 +46,10 @@ def read_epoch(driver: Driver, epoch: int, *, reports_misses: bool = True) -> in
                 driver.read(position, missed=tuple(missing), epoch=epoch, after_s=0.05)
             for request in list(driver.requests):
                 driver.answer(request)
-            assert driver.core.resident_bytes + driver.state.reserved_bytes <= driver.core.budget_bytes
+            assert (
+                driver.core.state.resident_bytes + driver.state.reserved_bytes
+                <= driver.core.state.budget_bytes
+            )
         assert missing == []
         driver.read(position, epoch=epoch, after_s=0.05)
     return asked
@@ -66,14 +69,14 @@ def test_a_cache_that_shrinks_is_made_room_for_at_once_and_one_that_grows_is_use
     driver = crowded(64)
     read_epoch(driver, 0)
     driver.step(CacheResized(16 * TAKEN))
-    assert driver.core.budget_bytes == 16 * TAKEN
+    assert driver.core.state.budget_bytes == 16 * TAKEN
     assert len(driver.in_state(S.RESIDENT)) <= 16
     read_epoch(driver, 1)
     driver.step(CacheResized(64 * TAKEN))
     read_epoch(driver, 2)
-    dropped = driver.core.dropped_samples
+    dropped = driver.core.state.dropped_samples
     read_epoch(driver, 3)
-    assert (len(driver.in_state(S.RESIDENT)), driver.core.dropped_samples) == (64, dropped)
+    assert (len(driver.in_state(S.RESIDENT)), driver.core.state.dropped_samples) == (64, dropped)
 
 
 def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_executor():

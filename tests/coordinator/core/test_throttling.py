@@ -91,14 +91,3 @@ def test_each_pause_is_longer_up_to_a_bound():
     assert pauses == sorted(pauses)
     assert pauses[1] == pytest.approx(2 * pauses[0])
     assert pauses[-1] == pytest.approx(OPEN_MAX_S)
-
-
-def test_many_that_fail_together_make_one_pause():
-    breaker = CircuitBreaker()
-    breaker.refused("gone", 0.5, 1.0)
-    first_s = until_s(breaker)
-    for _ in range(20):
-        breaker.refused("gone", 0.9, 1.01)
-    assert until_s(breaker) == first_s
-    breaker.refused("gone", 1.02, 1.03)
-    assert until_s(breaker) > first_s, "that one was made to see whether it works again"

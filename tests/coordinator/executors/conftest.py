@@ -81,7 +81,7 @@ def answering_what_was_not_asked(event, context):
     return WARM
 
 def disagreeing(event, context):
-    return {**WARM, "golden": str(os.getpid())}
+    return {**WARM, "golden": f"{os.getpid():032x}"}
 
 def without_fingerprint(event, context):
     return {}

@@ -6,16 +6,19 @@ import asyncio
 
 import boto3
 
-from superdl.coordinator.executors.aws_lambda import LambdaExecutor
+from superdl.coordinator.executors import ExecutorContext
+from superdl.coordinator.executors.aws_lambda import LambdaExecutor, LambdaSettings
 from tests.coordinator.executors import lambda_functions
 from tests.coordinator.executors.asking import ask
 from tests.fixtures.images import write_images
 
-NAME = "super-prefetch"
 
-
-def executor_for(service, cache="", function=NAME, **changes):
-    return LambdaExecutor(function, cache=cache, **{"warm": 1, "endpoint_url": service.url, **changes})
+def executor_for(service, cache="", outcomes=None, request_timeout_s=60.0, **changes):
+    """Settings are named without ``lambda_``; where outcomes come by a stream, by events."""
+    facts = {"warm": 1, "endpoint_url": service.url, "invocation": "Event" if outcomes else "RequestResponse"}
+    settings = LambdaSettings(**{f"lambda_{name}": value for name, value in (facts | changes).items()})
+    context = ExecutorContext(cache, request_timeout_s=request_timeout_s, outcomes=outcomes)
+    return LambdaExecutor(settings, context)
 
 
 def handler_of(name):

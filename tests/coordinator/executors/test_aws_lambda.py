@@ -195,7 +195,7 @@ def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path):
         assert told.value.ran_s >= 1.0
 
     using(executor_for(lambda_service), nothing)  # an environment is warm now, and will answer in time
-    using(executor_for(lambda_service, read_timeout_s=1.0), work)
+    using(executor_for(lambda_service, request_timeout_s=1.0 - aws_lambda._READ_MARGIN_S), work)
 
 
 def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
@@ -215,11 +215,13 @@ def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
 
 PROGRAM = """
 import asyncio, sys
-from superdl.coordinator.executors.aws_lambda import LambdaExecutor
+from superdl.coordinator.executors import ExecutorContext
+from superdl.coordinator.executors.aws_lambda import LambdaExecutor, LambdaSettings
 from tests.coordinator.executors.asking import ask
 
 async def main():
-    executor = LambdaExecutor("super-prefetch", cache="", endpoint_url=sys.argv[1], warm=1)
+    settings = LambdaSettings(lambda_endpoint_url=sys.argv[1], lambda_warm=1)
+    executor = LambdaExecutor(settings, ExecutorContext(""))
     await executor.start()
     hanging = asyncio.create_task(executor.invoke(ask("hang"), timeout_s=600))
     print("asked", flush=True)

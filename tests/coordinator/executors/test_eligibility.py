@@ -7,16 +7,13 @@ import dataclasses
 import logging
 import threading
 
-import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.datasets import Dataset, Listing
 from superdl.coordinator.catalog.packed import PackedStrings
-from superdl.coordinator.catalog.s3_client import bucket_region
 from superdl.coordinator.executors import (
     ExecutorError,
     FunctionRaisedError,
@@ -193,7 +190,6 @@ def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
     ("outcome", "words"),
     [
         (Outcome.SOURCE_ERROR, "could produce none of 3 samples that were tried: the weather"),
-        (Outcome.CACHE_ERROR, "could produce none of 3 samples that were tried: the weather"),
         (Outcome.EXPIRED, "the clocks of the function and of this machine differ"),
         (ThrottledError("busy"), "no function took the request: busy"),
         (FunctionTimedOutError("30 s"), "30 s; a function in a VPC reaches S3 by a gateway endpoint"),
@@ -266,7 +262,6 @@ def test_what_functions_have_made_is_not_refused(two, valkey):
         ),
         (SourceError("no answer"), "its region is not known: no answer"),
         ("us-east-1", ""),
-        ("", ""),
     ],
 )
 def test_a_bucket_in_another_region_is_told(executor, caplog, region, words):
@@ -287,30 +282,6 @@ def test_a_region_that_is_not_told_in_time_holds_nobody_up_nor_does_the_end_wait
         assert "no answer within" in try_out(executor, region_of=lambda _bucket: str(answer.wait()))
     finally:
         answer.set()
-
-
-def test_the_store_tells_a_buckets_region(monkeypatch):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "SUPER_S3_ENDPOINT_URL": f"http://{host}:{port}",
-    }.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.session.Session().client("s3", endpoint_url=f"http://{host}:{port}")
-    try:
-        client.create_bucket(
-            Bucket="far-tried", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"}
-        )
-        client.create_bucket(Bucket="near-tried")
-        assert (bucket_region("far-tried"), bucket_region("near-tried")) == ("eu-west-3", "us-east-1")
-        assert bucket_region("none") == ""
-    finally:
-        client.close()
-        server.stop()
 
 
 def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, monkeypatch, caplog):
@@ -376,7 +347,6 @@ def test_files_are_for_the_functions_of_this_machine(two, valkey):
 
 
 async def until_told(eligibility, dataset):
-    """What the core is told, second by second, until trials that come late have ended."""
     told = []
     eligibility.tell_changes([dataset], told.append)
     while late := [trial.task for trial in eligibility._trials.values() if trial.task is not None]:
@@ -387,7 +357,6 @@ async def until_told(eligibility, dataset):
 
 @pytest.mark.parametrize(("edit", "changes"), [(as_it_is, [{1}, set()]), (REFUSE, [{1}])])
 def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit, changes):
-    """It gets nothing before it was tried."""
     late = two[1]
     late.edit, late.comes = edit, False
 

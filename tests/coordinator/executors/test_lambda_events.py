@@ -17,12 +17,11 @@ from superdl.coordinator.executors import (
     FunctionRaisedError,
     FunctionTimedOutError,
 )
-from superdl.coordinator.executors.aws_lambda import LambdaExecutor
 from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key
 from tests.coordinator.executors.asking import TIMEOUT_S
-from tests.coordinator.executors.lambda_running import NAME, handler_of, request_for_objects
+from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects
 
 ALONE_S = 1.0
 
@@ -39,8 +38,7 @@ def using(service, valkey, work, **changes):
         cache = Cache(valkey.url, owner="")
         outcomes = OutcomeReader(cache)
         await outcomes.begin()
-        options = {"cache": valkey.url, "endpoint_url": service.url, "warm": 1, **changes}
-        executor = LambdaExecutor(NAME, outcomes=outcomes, **options)
+        executor = executor_for(service, valkey.url, outcomes, **changes)
         following = asyncio.create_task(follow(outcomes))
         try:
             await executor.start()

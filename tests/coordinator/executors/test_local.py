@@ -12,19 +12,24 @@ import sys
 import pytest
 
 from superdl.coordinator.executors import (
+    ExecutorContext,
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
-    LocalExecutor,
     ThrottledError,
 )
+from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
+
+
+def local(workers, function):
+    return LocalExecutor(LocalSettings(workers), ExecutorContext("", function))
 
 
 @contextlib.asynccontextmanager
 async def pool(function, workers=1):
-    executor = LocalExecutor(workers, function=function)
+    executor = local(workers, function)
     await executor.start()
     try:
         yield executor
@@ -203,12 +208,12 @@ def test_a_cancelled_call_does_not_leave_its_answer_to_the_next(misbehaving, tmp
         ("{functions}:no_such_function", "AttributeError"),
         ("no_such_module_anywhere:handler", "ModuleNotFoundError"),
         ("{functions}:raises_when_warmed", "RuntimeError: no warm welcome"),
-        ("{functions}:without_fingerprint", "without a fingerprint"),
+        ("{functions}:without_fingerprint", "a worker answered a warm event with"),
     ],
 )
 def test_a_function_that_cannot_start_is_told_at_once(functions, function, words):
     async def main():
-        executor = LocalExecutor(2, function=function.format(functions=functions))
+        executor = local(2, function.format(functions=functions))
         with pytest.raises(ExecutorError, match=words):
             await executor.start()
         assert executor.worker_pids == []
@@ -228,11 +233,12 @@ def test_workers_that_decode_otherwise_are_refused(functions, caplog):
 
 COORDINATOR = """
 import asyncio, sys
-from superdl.coordinator.executors import LocalExecutor
+from superdl.coordinator.executors import ExecutorContext
+from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from tests.coordinator.executors.asking import ask
 
 async def main():
-    executor = LocalExecutor(2, function="functions_of_tests:misbehaving")
+    executor = LocalExecutor(LocalSettings(2), ExecutorContext("", "functions_of_tests:misbehaving"))
     await executor.start()
     while len(executor.worker_pids) < 2:
         await asyncio.sleep(0.01)

@@ -278,9 +278,9 @@ def test_what_is_believed_resident_is_there_after_many_deletions(run, valkey, so
             )
         await coordinator.until(lambda: not coordinator.engine.busy)
         job = core.job("job")
-        states = core.states(job.samples_of(0), np.arange(10))
+        states = core.state.states(job.samples_of(0), np.arange(10))
         found = in_cache(valkey, coordinator.datasets.get(dataset.dataset_id).ids(np.arange(10), 0))
-        assert core.dropped_samples > 0
+        assert core.state.dropped_samples > 0
         assert [record is not None for record in found] == [state == SampleState.RESIDENT for state in states]
 
     run(work, budget_bytes=2000)

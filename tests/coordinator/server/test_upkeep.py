@@ -245,7 +245,7 @@ def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was
                 with small.client() as client:
                     client.config_set("maxmemory", megabytes * 2**20)
                 await upkeep.once()
-                budgets.append(upkeep._engine.core.budget_bytes / 2**20)
+                budgets.append(upkeep._engine.core.state.budget_bytes / 2**20)
             return budgets
 
     assert asyncio.run(work()) == [6, 3, 15, 6]
@@ -257,17 +257,17 @@ def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
     async def work():
         async with kept_at(valkey_cluster.url) as upkeep:
             await upkeep.once()
-            before = upkeep._engine.core.budget_bytes
+            before = upkeep._engine.core.state.budget_bytes
             for slot in range(3):  # the fullest node is the measure, and counts differ by one
                 await asyncio.to_thread(valkey_cluster.move, slot, 1)
             async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
-                while (after := upkeep._engine.core.budget_bytes) == before:
+                while (after := upkeep._engine.core.state.budget_bytes) == before:
                     await upkeep.once()
             for node in valkey_cluster.nodes:
                 with node.client() as client:
                     client.config_set("maxmemory", 16 * 2**20)
             await upkeep.once()
-            return before, after, upkeep._engine.core.budget_bytes
+            return before, after, upkeep._engine.core.state.budget_bytes
 
     before, after, small = asyncio.run(work())
     assert small < after < before
