@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,5 +67,5 @@ def run(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write {arguments.output}: {error.strerror}") from error
     if arguments.json:
-        sys.stdout.write(json.dumps(json.loads(text), indent=2) + "\n")
+        sys.stdout.write(text)
     return 0
