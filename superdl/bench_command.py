@@ -5,6 +5,7 @@ which a checkout has and the wheel has not.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from superdl.super_wire.errors import ConfigError
 
@@ -13,13 +14,11 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmarks as subcommands; without a checkout any words, so that :func:`run` can explain."""
-    try:
-        from benchmarks.command import add_arguments as add_benchmarks
-    except ModuleNotFoundError as error:
-        _reraise_unless_absent(error)
+    benchmarks = _benchmarks()
+    if benchmarks is None:
         parser.add_argument("benchmark", nargs=argparse.REMAINDER, help="needs a checkout of SUPER")
     else:
-        add_benchmarks(parser)
+        benchmarks.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,20 +26,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: there is no checkout.
-
     """
-    try:
-        from benchmarks.command import run as run_benchmark
-    except ModuleNotFoundError as error:
-        _reraise_unless_absent(error)
+    benchmarks = _benchmarks()
+    if benchmarks is None:
         raise ConfigError(
             "the benchmarks are not in the wheel, they need a checkout of SUPER: clone its repository, "
             "run 'make .venv' there, and call .venv/bin/superdl bench"
-        ) from None
-    return run_benchmark(arguments)
+        )
+    return int(benchmarks.run(arguments))
 
 
-def _reraise_unless_absent(error: ModuleNotFoundError) -> None:
-    """A module that the benchmarks themselves lack is another matter, and says its own name."""
-    if error.name not in ("benchmarks", "benchmarks.command"):
-        raise error
+def _benchmarks() -> Any:
+    """Their command, ``None`` without a checkout; what they lack themselves says its own name."""
+    try:
+        from benchmarks import command
+    except ModuleNotFoundError as error:
+        if error.name not in ("benchmarks", "benchmarks.command"):
+            raise
+        return None
+    return command

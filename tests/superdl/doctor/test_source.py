@@ -82,17 +82,15 @@ def looked(capsys, source, *words):
 
 @pytest.fixture(autouse=True)
 def _the_source_alone(monkeypatch):
-    only(monkeypatch, "credentials", "listing", "object")
+    only(monkeypatch, "credentials", "listing")
 
 
 def test_all_is_well(account, capsys):
     code, found = looked(capsys, SOURCE)
     assert code == 0
     assert {name: one["verdict"] for name, one in found.items()} == dict.fromkeys(found, "ok")
-    assert "arn:aws:" in found["credentials"]["reason"]
     assert "from env, region us-east-1" in found["credentials"]["reason"]
     assert "ant, bee, cat, dog" in found["listing"]["reason"]
-    assert found["object"]["measured"]["record_bytes"] == 64 + 32 * 32 * 3
 
 
 def test_no_credentials(account, monkeypatch, capsys):
@@ -102,7 +100,7 @@ def test_no_credentials(account, monkeypatch, capsys):
     assert code == 1
     assert "no AWS credentials" in found["credentials"]["reason"]
     assert "AWS_PROFILE" in found["credentials"]["remedy"]
-    assert found["listing"]["verdict"] == found["object"]["verdict"] == "skip"
+    assert found["listing"]["verdict"] == "skip"
     code, found = looked(capsys, SOURCE, "--coordinator", f"127.0.0.1:{free_port()}")
     assert code == 0  # the coordinator's role does it
     assert found["credentials"]["verdict"] == found["listing"]["verdict"] == "skip"
@@ -114,7 +112,7 @@ def test_no_right_to_list(account, monkeypatch, capsys):
     code, found = looked(capsys, SOURCE)
     assert code == 1
     assert found["credentials"]["verdict"] == "ok"
-    assert "user/blind" in found["credentials"]["reason"]
+    assert "user/blind" in found["listing"]["reason"]
     assert found["listing"]["verdict"] == "fail"
     assert "AccessDenied" in found["listing"]["reason"]
     assert "s3:ListBucket on the bucket" in found["listing"]["reason"]
@@ -123,20 +121,10 @@ def test_no_right_to_list(account, monkeypatch, capsys):
     assert "coordinator's role" in found["listing"]["reason"]
 
 
-def test_no_right_to_get(account, monkeypatch, capsys):
-    account.be(monkeypatch, "lister", "s3:ListBucket")
-    code, found = looked(capsys, SOURCE)
-    assert code == 1
-    assert found["listing"]["verdict"] == "ok"
-    assert found["object"]["verdict"] == "fail"
-    assert "s3:GetObject on its objects" in found["object"]["reason"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "verdict", "words"),
     [
-        ({"AWS_ACCESS_KEY_ID": "AKIANOSUCHKEY"}, "fail", "InvalidClientTokenId"),
         ({"AWS_PROFILE": "nobody"}, "fail", "nobody"),
         ({"AWS_DEFAULT_REGION": ""}, "warn", "set AWS_DEFAULT_REGION"),
         (
@@ -147,7 +135,6 @@ def test_no_right_to_get(account, monkeypatch, capsys):
     ],
 )
 def test_identities_that_are_not_well(account, monkeypatch, capsys, variables, verdict, words):
-    account.look_who_asks(after=0 if "AWS_ACCESS_KEY_ID" in variables else 10**9)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     code, found = looked(capsys, SOURCE)
@@ -172,14 +159,14 @@ def test_a_source_that_is_none(account, capsys, source, words):
     if "in it itself" in words:  # a key list needs no folders
         code, found = looked(capsys, source, "--key-list", "s3://pets/labels.csv")
         assert code == 0
-        assert found["listing"]["verdict"] == found["object"]["verdict"] == "ok"
+        assert found["listing"]["verdict"] == "ok"
 
 
 def test_a_wrong_secret_is_told_apart_and_not_repeated(object_store, monkeypatch, capsys):
     write_images(object_store.directory / "photos", 4)
     code, found = looked(capsys, "s3://photos")
     assert code == 0, found
-    assert "the store is not AWS" in found["credentials"]["reason"]
+    assert found["credentials"]["reason"].startswith("from env, region ")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim-wrong-secret")
     code, found = looked(capsys, "s3://photos")
     assert code == 1
@@ -201,4 +188,3 @@ def test_a_store_that_is_not_there_or_never_answers(object_store, monkeypatch, c
     assert code == 1
     assert "came to no end within 0.5 s" in found["listing"]["reason"]
     assert "firewall" in found["listing"]["remedy"]
-    assert found["object"]["verdict"] == "skip"
