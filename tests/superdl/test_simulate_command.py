@@ -74,17 +74,6 @@ def test_rows_say_that_they_are_simulated(spec, capsys, tmp_path):
     assert "small, simulated" in told.err
 
 
-def test_a_sweep_gives_a_row_each(spec, capsys, tmp_path):
-    file = tmp_path / "swept.yaml"
-    file.write_text(SPEC + "sweep: {concurrency: [1, 2], cache_gb: [0.01]}\n", encoding="utf-8")
-    assert main(["simulate", str(file), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["swept"] for row in rows] == [
-        {"concurrency": 1, "cache_gb": 0.01},
-        {"concurrency": 2, "cache_gb": 0.01},
-    ]
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_prediction_stands_beside_what_was_measured(spec, capsys, tmp_path, version):
     (tmp_path / "report.json").write_text(json.dumps(a_report() | {"format": version}), encoding="utf-8")
