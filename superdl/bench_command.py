@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from superdl.super_wire.errors import ConfigError
 
@@ -15,14 +16,11 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmarks as subcommands; without a checkout any words, so that :func:`run` can explain."""
-    _add_checkout()
-    try:
-        from benchmarks.command import add_arguments as add_benchmarks
-    except ModuleNotFoundError as error:
-        _reraise_unless_absent(error)
+    benchmarks = _benchmarks()
+    if benchmarks is None:
         parser.add_argument("benchmark", nargs=argparse.REMAINDER, help="needs a checkout of SUPER")
     else:
-        add_benchmarks(parser)
+        benchmarks.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,27 +28,25 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: there is no checkout.
-
     """
-    try:
-        from benchmarks.command import run as run_benchmark
-    except ModuleNotFoundError as error:
-        _reraise_unless_absent(error)
+    benchmarks = _benchmarks()
+    if benchmarks is None:
         raise ConfigError(
             "the benchmarks are not in the wheel, they need a checkout of SUPER: clone its repository, "
             "run 'make .venv' there, and call .venv/bin/superdl bench"
-        ) from None
-    return run_benchmark(arguments)
+        )
+    return int(benchmarks.run(arguments))
 
 
-def _add_checkout() -> None:
-    """Have a checkout's other folders found: an editable install shows ``superdl`` alone."""
+def _benchmarks() -> Any:
+    """Their command, ``None`` without a checkout; what they lack themselves says its own name."""
     root = Path(__file__).resolve().parents[1]
     if (root / "pyproject.toml").is_file() and str(root) not in sys.path:
-        sys.path.append(str(root))
-
-
-def _reraise_unless_absent(error: ModuleNotFoundError) -> None:
-    """A module that the benchmarks themselves lack is another matter, and says its own name."""
-    if error.name not in ("benchmarks", "benchmarks.command"):
-        raise error
+        sys.path.append(str(root))  # an editable install shows superdl alone
+    try:
+        from benchmarks import command
+    except ModuleNotFoundError as error:
+        if error.name not in ("benchmarks", "benchmarks.command"):
+            raise
+        return None
+    return command

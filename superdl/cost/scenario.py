@@ -16,7 +16,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PRESETS", "Input", "Scenario", "load_scenario"]
+__all__ = ["PRESETS", "Scenario", "load_scenario"]
 
 
 _MAY_BE_ZERO = {"endpoints", "trainer_vcpus", "request_s", "reserved_share"}
@@ -32,17 +32,6 @@ def _measured(about: str, unit: str, default: float, by: str) -> Any:
 
 def _assumed(about: str, unit: str, default: float, why: str) -> Any:
     return _given(about, unit, default, f"assumed: {why}")
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One input as people are shown it."""
-
-    name: str
-    value: Any
-    unit: str
-    about: str
-    basis: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +120,17 @@ class Scenario:
         if self.spare < 1:
             raise ConfigError(f"spare is at least 1; not {self.spare!r}")
 
-    def inputs(self) -> list[Input]:
-        """All inputs, in their order; one that is not the preset's own says so."""
+    def inputs(self) -> list[dict[str, Any]]:
+        """Name, value, unit, about and basis of all inputs; the basis of one that is not the preset's own is
+        that it was given.
+        """
         preset, found = PRESETS.get(self.name), []
-        for entry in fields(self):
-            value, about = getattr(self, entry.name), dict(entry.metadata)
+        for entry in fields(self)[1:]:
+            value, row = getattr(self, entry.name), dict(entry.metadata)
+            row["basis"] = _BASES.get(self.name, {}).get(entry.name, row["basis"])
             if preset is not None and value != getattr(preset, entry.name):
-                about["basis"] = "given"
-            else:
-                about["basis"] = _BASES.get(self.name, {}).get(entry.name, about["basis"])
-            if entry.name != "name":
-                found.append(Input(entry.name, value, **about))
+                row["basis"] = "given"
+            found.append({"name": entry.name, "value": value, **row})
         return found
 
 
@@ -182,9 +171,9 @@ def load_scenario(preset: str, overrides: Sequence[str] = ()) -> Scenario:
     changes: dict[str, Any] = {}
     for text in overrides:
         name, equals, value = text.partition("=")
-        if not equals or name not in {one.name for one in scenario.inputs()}:
-            known = ", ".join(one.name for one in scenario.inputs())
-            raise ConfigError(f"--set takes KEY=VALUE with one of {known}; not {text!r}")
+        known = [entry.name for entry in fields(scenario)[1:]]
+        if not equals or name not in known:
+            raise ConfigError(f"--set takes KEY=VALUE with one of {', '.join(known)}; not {text!r}")
         changes[name] = _value(name, value, type(getattr(scenario, name)))
     return replace(scenario, **changes)
 

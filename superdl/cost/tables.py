@@ -64,8 +64,9 @@ def inputs_markdown(scenario: Scenario) -> str:
     """What the bills assume, as a list."""
     lines = ["| input | value | what it is | where it is from |", "|---|--:|---|---|"]
     for one in scenario.inputs():
-        unit = f" {one.unit}" if one.unit else ""
-        lines.append(f"| `{one.name}` | {_shown(one.value)}{unit} | {one.about} | {one.basis} |")
+        unit = f" {one['unit']}" if one["unit"] else ""
+        cells = (f"`{one['name']}`", f"{_shown(one['value'])}{unit}", one["about"], one["basis"])
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -95,7 +96,7 @@ def to_mapping(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) ->
     """As JSON has it."""
     return {
         "scenario": asdict(scenario),
-        "inputs": [asdict(one) for one in scenario.inputs()],
+        "inputs": scenario.inputs(),
         "prices": {
             "region": prices.region,
             "date": prices.date,

@@ -6,21 +6,19 @@
 
 from __future__ import annotations
 
-from superdl.doctor.aws import check_credentials, read_stack
 from superdl.doctor.cache import check_cache, check_coordinator, check_memory
 from superdl.doctor.checking import Case, Check, CheckStatus, Finding, run_checks
 from superdl.doctor.function import check_function
 from superdl.doctor.sample import check_bandwidth, check_dataset_fits, check_sample, check_shared_memory
-from superdl.doctor.source import check_listing, check_object
+from superdl.doctor.source import check_credentials, check_listing
 
-__all__ = ["CHECKS", "Case", "Check", "CheckStatus", "Finding", "read_stack", "run_checks"]
+__all__ = ["CHECKS", "Case", "Check", "CheckStatus", "Finding", "run_checks"]
 
-_FOR_A_SAMPLE = ("listing", "object", "coordinator", "cache", "function")
+_FOR_A_SAMPLE = ("listing", "coordinator", "cache", "function")
 
 CHECKS = (
     Check("credentials", check_credentials, by_role=True),
     Check("listing", check_listing, needs=("credentials",), by_role=True),
-    Check("object", check_object, needs=("listing",), by_role=True),
     Check("coordinator", check_coordinator),
     Check("cache", check_cache),
     Check("cache memory", check_memory, needs=("cache",)),

@@ -148,7 +148,6 @@ class Case:
     coordinating: Coordinating | None = None
     cache: str = ""
     budget_bytes: int = 0
-    object_key: str = ""
     record_bytes: int = 0
     dataset: SuperDataset | None = None
     ref: BatchRef | None = None
@@ -159,10 +158,6 @@ class Case:
     def elsewhere(self) -> bool:
         """Whether another identity than this machine's reads the source and invokes functions."""
         return bool(self.coordinator)
-
-    def bad_here(self, reason: str, remedy: str) -> Finding:
-        """It does not work from here; no more than a doubt where a role elsewhere does it in earnest."""
-        return doubtful(reason, remedy) if self.elsewhere else bad(reason, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +212,7 @@ def _looked(check: Check, case: Case) -> Finding:
     try:
         return within(limit_s, lambda: check.look(case))
     except OutOfTimeError:
-        failure = case.bad_here if check.by_role else bad
+        failure = doubtful if check.by_role and case.elsewhere else bad
         return failure(f"it came to no end within {limit_s:g} s", _SILENCE)
     except SuperError as error:
         remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # the others' words have one

@@ -12,16 +12,18 @@ import re
 import sys
 from collections import Counter
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.options import above_zero, add_recipe_options, recipe_of
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
 
     from superdl.doctor import Case
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "read_stack", "run"]
 
 _OF_FUNCTIONS = re.compile(r"(executor|function|file_roots|insecure)$|(lambda|ray)_")
 _INDENT = 6
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels")
     add("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
     add("--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's")
-    add("--stack", metavar="NAME", help="a deployed stack, or the JSON that AWS printed of it")
+    add("--stack", metavar="FILE", help="what aws cloudformation describe-stacks printed of a deployed stack")
     add("--executor", help="how functions run; default the coordinator's, else local")
     add("--batch-size", type=int, default=256, help="samples in a batch; default 256")
     add("--batches-per-s", type=float, help="what the training loop takes a second")
@@ -77,8 +79,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     """
     from superdl.coordinator.catalog.source import parse_source, scheme_of
     from superdl.coordinator.server.settings import Settings, load_settings
-    from superdl.doctor import Case, read_stack
-    from superdl.super_wire.errors import ConfigError, SourceError
+    from superdl.doctor import Case
+    from superdl.super_wire.errors import SourceError
     from superdl.super_wire.recipe import Recipe
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
@@ -113,3 +115,33 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         workers=above_zero("--workers", arguments.workers),
         patience_s=above_zero("--patience", arguments.patience),
     )
+
+
+def read_stack(file: str) -> dict[str, str]:
+    """The outputs of a deployed stack, by their keys; their names are those of ``infra/template.yaml``.
+
+    Args:
+        file: JSON, as ``aws cloudformation describe-stacks`` prints it, or a mapping of names.
+
+    Raises:
+        ConfigError: it cannot be read, or holds none.
+    """
+    from superdl.super_wire.redaction import without_credentials
+
+    shown = without_credentials(file)
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        if "Stacks" in content:
+            content = {one["OutputKey"]: one["OutputValue"] for one in content["Stacks"][0]["Outputs"]}
+        outputs = {name: value for name, value in content.items() if isinstance(value, str)}
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the stack's outputs in {shown} cannot be read: {why}") from error
+    except (AttributeError, LookupError, TypeError):
+        outputs = {}
+    if not outputs:
+        raise ConfigError(
+            f"{shown} holds no outputs of a stack: write what aws cloudformation "
+            "describe-stacks --stack-name NAME prints into a file and name that"
+        )
+    return outputs

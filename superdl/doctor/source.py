@@ -1,6 +1,8 @@
-"""The source: what a first page of its listing holds, and one of its objects.
+"""The source, and who asks for it: this machine's AWS credentials, and a first page of the listing.
 
-Listing is what a coordinator does and fetching what functions do; here this machine's identity does both.
+Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
+``AWS_PROFILE``, ...); where the object store is another's, from ``SUPER_S3_ENDPOINT_URL``. Listing is what a
+coordinator does; here this machine's identity does it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
-from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,12 +23,41 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.source import Source
     from superdl.doctor.checking import Case
 
-__all__ = ["check_listing", "check_object"]
+__all__ = ["check_credentials", "check_listing"]
 
 _ENTRIES = 1000
 _FILES = 10_000
 _LOOKED_INTO = 4
 _SHOWN = 4
+_HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role"
+
+
+def check_credentials(case: Case) -> Finding:
+    """The credentials with which this machine asks S3 and Lambda: where they are from."""
+    executors = executor_classes(case.settings.executors)
+    if not (case.source.startswith("s3://") or any(executor.uses_aws for executor in executors)):
+        return skipped(f"nothing that was named needs AWS ({case.source or 'no source'})")
+    import boto3
+    from botocore import exceptions
+
+    try:
+        session = boto3.session.Session()
+        credentials = session.get_credentials()
+        region = session.region_name or os.environ.get("AWS_REGION", "")
+        if credentials is not None:
+            credentials.get_frozen_credentials()  # renews what has run out
+    except (exceptions.BotoCoreError, RuntimeError) as error:  # RuntimeError: renewed, and run out already
+        failure = doubtful if case.elsewhere else bad
+        return failure(f"AWS credentials cannot be had: {error}", _HOWTO)
+    if credentials is None:
+        if case.elsewhere:
+            why = "this machine has no AWS credentials; with a coordinator named it needs none"
+            return skipped(why, f"to look at the bucket from here, {_HOWTO}")
+        return bad("this machine has no AWS credentials", _HOWTO)
+    if not region and not os.environ.get("SUPER_S3_ENDPOINT_URL"):
+        why = f"from {credentials.method}; no region is set, us-east-1 is assumed"
+        return doubtful(why, "set AWS_DEFAULT_REGION to the region of bucket and functions")
+    return good(f"from {credentials.method}, region {region or 'of no matter'}")
 
 
 def check_listing(case: Case) -> Finding:
@@ -38,10 +70,11 @@ def check_listing(case: Case) -> Finding:
     folders = _directory_folders(case, source) if source.is_file else _bucket_folders(case, source)
     if isinstance(folders, Finding):
         return folders
-    return _judge_folders(case, folders, case.object_key)
+    return _judge_folders(case, *folders)
 
 
 def _judge_folders(case: Case, folders: list[str], key: str) -> Finding:
+    """What the first folders mean, and the first key of a sample, empty if there is none."""
     if case.key_list:
         if key:
             return good(f"{case.source} can be listed, for example {key}")
@@ -69,7 +102,7 @@ def _first_sample(case: Case, keys: Iterable[str]) -> str:
     return next((key for key in keys if not key.endswith("/") and (case.key_list or is_image(key))), "")
 
 
-def _directory_folders(case: Case, source: Source) -> list[str] | Finding:
+def _directory_folders(case: Case, source: Source) -> tuple[list[str], str] | Finding:
     root = source.directory
     try:
         with os.scandir(root) as entries:
@@ -80,22 +113,18 @@ def _directory_folders(case: Case, source: Source) -> list[str] | Finding:
             return skipped(f"{why}; the coordinator's machine may have it")
         return bad(f"{root} cannot be listed: {error.strerror}", "correct the path or its rights")
     paths = (Path(folder, name) for folder, _, names in os.walk(root) for name in sorted(names))
-    case.object_key = _first_sample(
-        case, (path.relative_to(root).as_posix() for path in islice(paths, _FILES))
-    )
-    return folders
+    return folders, _first_sample(case, (path.relative_to(root).as_posix() for path in islice(paths, _FILES)))
 
 
-def _bucket_folders(case: Case, source: Source) -> list[str] | Finding:
+def _bucket_folders(case: Case, source: Source) -> tuple[list[str], str] | Finding:
     from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 
     def page(**words: str) -> dict[str, Any]:
         answer: dict[str, Any] = client.list_objects_v2(Bucket=source.bucket_name, MaxKeys=_ENTRIES, **words)
-        case.object_key = case.object_key or _first_sample(
-            case, (str(entry["Key"]) for entry in answer.get("Contents", ()))
-        )
+        keys.extend(str(entry["Key"]) for entry in answer.get("Contents", ()))
         return answer
 
+    keys: list[str] = []
     try:
         with s3_failures(source.url), closing(make_s3_client()) as client:
             top = page(Prefix=source.prefix, Delimiter="/")
@@ -103,9 +132,8 @@ def _bucket_folders(case: Case, source: Source) -> list[str] | Finding:
             for prefix in prefixes[:_LOOKED_INTO]:
                 page(Prefix=prefix)
     except SourceError as error:
-        case.object_key = ""
         return _refused(case, error)
-    return [prefix[len(source.prefix) : -1] for prefix in prefixes]
+    return [prefix[len(source.prefix) : -1] for prefix in prefixes], _first_sample(case, keys)
 
 
 def _refused(case: Case, error: SourceError) -> Finding:
@@ -119,61 +147,3 @@ def _refused(case: Case, error: SourceError) -> Finding:
             f"not to be looked at from here, and no fault: the coordinator's role does it ({error})"
         )
     return doubtful(str(error), "it may do no harm: the coordinator and functions read it from elsewhere")
-
-
-def check_object(case: Case) -> Finding:
-    """One object, got and decoded as the recipe says."""
-    key = case.object_key
-    if not key:
-        return skipped("no object is known: no listing has named one")
-    from superdl.coordinator.catalog.source import parse_source
-    from superdl.super_wire.request import Limits
-
-    source, limit = parse_source(case.source), Limits().object_bytes
-    try:
-        data = (
-            Path(source.directory, key).read_bytes() if source.is_file else _object_of(source, key, limit + 1)
-        )
-    except OSError as error:
-        return bad(f"{key} cannot be read: {error.strerror}", "see the file's rights")
-    except SourceError as error:
-        return _refused(case, error)
-    if len(data) > limit:
-        return doubtful(f"{key} has more than {limit:,} bytes", "functions take no larger objects")
-    return _decoded(case, source, data)
-
-
-def _object_of(source: Source, key: str, most: int) -> bytes:
-    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
-
-    with s3_failures(f"{source.bucket}/{key}"), closing(make_s3_client()) as client:
-        answer = client.get_object(Bucket=source.bucket_name, Key=key)
-        data: bytes = answer["Body"].read(most)
-        return data
-
-
-def _decoded(case: Case, source: Source, data: bytes) -> Finding:
-    from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.lambda_prefetch.sources import SampleFailedError
-    from superdl.lambda_prefetch.transforms import Program
-    from superdl.super_wire.record import HEADER_BYTES
-    from superdl.super_wire.request import Limits
-
-    told = f"{case.object_key}: {len(data):,} bytes"
-    try:
-        program = Program(
-            case.recipe,
-            bucket=source.bucket,
-            epoch=0,
-            limit_pixels=Limits().image_pixels,
-            step_modules=FunctionSettings.from_environment().step_modules,
-        )
-        array = program.make(data, case.object_key)
-    except ConfigError as error:
-        return good(f"{told}; not decoded here: {error}", bytes=len(data))
-    except SampleFailedError as error:
-        remedy = "mend it or leave it out (on_bad_sample='skip'); where all are like it, mend the recipe"
-        return doubtful(f"{told}; it cannot be decoded: {error}", remedy)
-    case.record_bytes = HEADER_BYTES + array.nbytes
-    decoded = f"{told}, decoded to {array.dtype} {tuple(array.shape)}"
-    return good(decoded, bytes=len(data), record_bytes=case.record_bytes)

@@ -61,22 +61,6 @@ def test_run_trains_the_digits_through_the_embedded_default(
     assert report["epochs"][-1]["val"]["accuracy"] <= top5 <= 1
 
 
-def test_run_takes_other_data_and_settings(images: Path, tmp_path: Path) -> None:
-    overrides = {
-        "data.train": str(images),
-        "epochs": "1",
-        "loader.batch_size": "25",
-        "recipe.resize": str(SIDE),
-        "recipe.crop": str(SIDE),
-    }
-    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
-    done = superdl("run", "digits", "--json", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["classes"] == ["ant", "bee", "cat", "dog"]
-    assert report["epochs"][0]["train"]["batches"] == 6
-
-
 def test_stats_shows_jobs_and_batches(stack: Stack, images: Path) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
     with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:

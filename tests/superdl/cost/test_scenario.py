@@ -13,12 +13,12 @@ from superdl.super_wire.errors import ConfigError
 def test_every_input_says_what_it_is_and_where_it_is_from(name):
     known = ("measured: superdl bench", "assumed: ", "derived: ")
     for one in PRESETS[name].inputs():
-        assert one.about, one.name
-        assert one.basis == "chosen" or one.basis.startswith(known), one.name
+        assert one["about"], one["name"]
+        assert one["basis"] == "chosen" or one["basis"].startswith(known), one["name"]
 
 
 def test_what_was_given_is_not_said_to_be_measured():
-    bases = {one.name: one.basis for one in load_scenario("imagenet", ["read_cpu_ms=1"]).inputs()}
+    bases = {one["name"]: one["basis"] for one in load_scenario("imagenet", ["read_cpu_ms=1"]).inputs()}
     assert bases["read_cpu_ms"] == "given"
     assert bases["s3_cpu_ms"] == "measured: superdl bench read"
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from superdl.doctor import CHECKS, read_stack
-from superdl.doctor.command import add_arguments
+from superdl.doctor import CHECKS
+from superdl.doctor.command import add_arguments, read_stack
 from superdl.main import main
 from superdl.super_wire.errors import ConfigError
-from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked, only
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
@@ -92,7 +91,7 @@ def test_without_torch_as_beside_a_coordinator(images, valkey):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     found = {one["check"]: one for one in json.loads(done.stdout)}
     assert done.returncode == 0, done.stderr
-    assert found["listing"]["verdict"] == found["object"]["verdict"] == found["function"]["verdict"] == "ok"
+    assert found["listing"]["verdict"] == found["function"]["verdict"] == "ok"
     for check in ("cache", "sample"):
         assert found[check]["verdict"] == "skip"
         assert "needs torch" in found[check]["reason"]
@@ -110,14 +109,6 @@ def test_what_is_no_stack_is_refused(tmp_path, text):
     (tmp_path / "stack.json").write_text(text)
     with pytest.raises(ConfigError, match=r"stack\.json"):
         read_stack(str(tmp_path / "stack.json"))
-
-
-def test_a_stack_that_nobody_tells(monkeypatch):
-    with pytest.raises(ConfigError, match=r"stack\.json cannot be read"):
-        read_stack("no/such/stack.json")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(ConfigError, match=r"the stack super-1 cannot be asked for: .*DescribeStacks"):
-        read_stack("super-1")
 
 
 def test_a_stack_names_what_is_looked_at(stack, tmp_path, capsys):

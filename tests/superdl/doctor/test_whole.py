@@ -20,7 +20,7 @@ metadata.version = lambda name: "9.9.9" if name == "superdl" else real(name)
 """
 RECIPE = ("--resize", "32", "--crop", "32")
 ALL = (
-    *("listing", "object", "coordinator", "cache", "cache memory"),
+    *("listing", "coordinator", "cache", "cache memory"),
     *("sample", "dataset fits", "bandwidth"),
 )
 
@@ -83,16 +83,11 @@ def test_a_source_without_classes_is_not_trained_from(images, capsys):
     assert "'listing' has failed" in found["sample"]["reason"]
 
 
-def test_a_directory_that_is_not_there_and_an_object_that_is_no_image(tmp_path, capsys, monkeypatch):
-    only(monkeypatch, "listing", "object")
+def test_a_directory_that_is_not_there(tmp_path, capsys, monkeypatch):
+    only(monkeypatch, "listing")
     code, found = asked(capsys, str(tmp_path / "none"))
     assert code == 1
     assert "cannot be listed" in found["listing"]["reason"]
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "1.jpg").write_bytes(b"no image")
-    _, found = asked(capsys, str(tmp_path))
-    assert found["object"]["verdict"] == "warn"
-    assert "Pillow" in found["object"]["reason"]
 
 
 @pytest.mark.slow
@@ -133,7 +128,7 @@ def test_functions_that_may_not_read(lambda_service, object_store, valkey, image
     finally:
         running.close()
     assert code == 1
-    assert (found["object"]["verdict"], found["function"]["verdict"]) == ("ok", "skip")
+    assert (found["listing"]["verdict"], found["function"]["verdict"]) == ("ok", "skip")
     assert "functions may not read s3://photos" in found["sample"]["reason"]
     assert found["bandwidth"]["verdict"] == "skip"
 

@@ -11,30 +11,23 @@ from hypothesis import strategies as st
 from superdl.warm.allowance import Allowance, Means, batch_size_for
 
 
-def test_what_fits_and_is_sure_is_warmed_in_ordinary_batches():
-    assert batch_size_for(1_000_000, Means(1e12, 1000.0), lookahead=64, sure=True) == 256
-    assert batch_size_for(160, Means(1e12, 1000.0), lookahead=64, sure=True) == 10
-    assert batch_size_for(3, Means(1e12, 1000.0), lookahead=64, sure=True) == 1
-
-
-def test_where_not_all_fits_the_first_look_ahead_takes_an_eighth():
-    size = batch_size_for(1_000_000, Means(65_536_000, 1000.0), lookahead=64, sure=True)
-    assert size * 64 <= 65_536 / 8 < (size + 1) * 64
-    assert (
-        batch_size_for(1000, Means(1e12, 1.0, left_usd=10.0, sample_usd=0.1), lookahead=64, sure=False) == 1
-    )
-
-
-def test_with_no_room_for_a_look_ahead_there_is_none():
-    assert batch_size_for(1000, Means(65_000, 1000.0), lookahead=64, sure=True) == 0
-    assert batch_size_for(1000, Means(-1, 1000.0), lookahead=64, sure=True) == 0
-    assert batch_size_for(60, Means(72_000, 1000.0), lookahead=64, sure=True) == 3
-    assert batch_size_for(60, Means(60_000, 1000.0), lookahead=64, sure=True) == 1
-    assert batch_size_for(60, Means(60_000, 1000.0), lookahead=64, sure=False) == 1
-    assert (
-        batch_size_for(1000, Means(1e9, 1000.0, left_usd=0.01, sample_usd=0.001), lookahead=64, sure=False)
-        == 0
-    )
+@pytest.mark.parametrize(
+    ("samples", "means", "sure", "size"),
+    [
+        (1_000_000, Means(1e12, 1000.0), True, 256),  # what fits and is sure comes in ordinary batches
+        (160, Means(1e12, 1000.0), True, 10),
+        (3, Means(1e12, 1000.0), True, 1),
+        (1_000_000, Means(65_536_000, 1000.0), True, 128),  # else a first look ahead takes an eighth
+        (1000, Means(1e12, 1.0, left_usd=10.0, sample_usd=0.1), False, 1),
+        (60, Means(72_000, 1000.0), True, 3),
+        (60, Means(60_000, 1000.0), False, 1),
+        (1000, Means(65_000, 1000.0), True, 0),  # no room or no money for a look ahead
+        (1000, Means(-1, 1000.0), True, 0),
+        (1000, Means(1e9, 1000.0, left_usd=0.01, sample_usd=0.001), False, 0),
+    ],
+)
+def test_batches_are_as_large_as_a_look_ahead_may_be(samples, means, sure, size):
+    assert batch_size_for(samples, means, lookahead=64, sure=sure) == size
 
 
 def test_money_that_is_not_bounded_or_not_needed_is_no_bound():

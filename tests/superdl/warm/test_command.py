@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 
@@ -56,13 +54,3 @@ def test_a_broken_recipe_is_named(tmp_path, capsys):
         file.write_text(text)
         assert main(["warm", "/data", *NOWHERE, "--recipe", str(file)]) == 2
         assert reason in capsys.readouterr().err
-
-
-def test_every_option_of_the_page_is_one(capsys):
-    with pytest.raises(SystemExit):
-        main(["warm", "--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    page = (Path(__file__).parents[3] / "docs" / "warming.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
-    assert named
-    assert named <= known

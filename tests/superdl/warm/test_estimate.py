@@ -49,20 +49,12 @@ def test_money_is_invocations_work_and_gets():
     assert estimate.sample_usd(64) == pytest.approx(expected / 6400)
 
 
-def test_files_cost_no_gets_and_work_costs_as_the_ledger_reckons_with_every_executor():
-    prices = {"local": Prices(source_request=1.0, gb_s=2.0), "lambda": Prices(gb_s=1.0)}
-    estimate = estimate_of(standing(prices=prices, samples=1600), CROP, "file:///data")
-    assert estimate.gets == 0
-    assert estimate.usd["local"] == pytest.approx(2 * estimate.gb_s["local"])
-    assert estimate.gb_s["local"] == pytest.approx((1600 * 0.00191 + 25 * 0.05) * 1769 / 1024)
-    assert estimate.usd["lambda"] == pytest.approx(estimate.gb_s["lambda"])
-    assert list(estimate.to_mapping()["usd"]) == ["local", "lambda"]
-
-
-def test_invocations_are_those_of_the_batches_that_are_taken():
-    prices = {"local": Prices(invocation=0.001)}
+def test_files_cost_no_gets_and_invocations_are_those_of_the_batches_that_are_taken():
+    prices = {"local": Prices(invocation=0.001, source_request=1.0), "lambda": Prices(gb_s=1.0)}
     estimate = estimate_of(standing(prices=prices, samples=320), CROP, "file:///data")
-    assert estimate.invocations == 16
+    assert (estimate.gets, estimate.invocations) == (0, 16)
+    assert estimate.gb_s["local"] == pytest.approx((320 * 0.00191 + 16 * 0.05) * 1769 / 1024)
+    assert estimate.usd["lambda"] == pytest.approx(estimate.gb_s["lambda"])
     assert estimate.usd["local"] == pytest.approx(0.016)
     assert estimate.sample_usd(1) == pytest.approx(0.001)
     assert estimate.sample_usd(20) == estimate.usd["local"] / 320
