@@ -104,7 +104,7 @@ def bill_of(
     prices: PriceTable,
     rest: LoaderCounters | None = None,
 ) -> RunBill:
-    """The bill of a run of so many seconds; ``executor`` as `experiments.run.opening.executor_of` names it.
+    """The bill of a run of so many seconds; ``executor`` as the run's report names it.
 
     ``rest`` is what was counted after the epochs, or in one that did not end; None: nobody told.
 
