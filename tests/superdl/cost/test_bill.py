@@ -18,9 +18,7 @@ LAMBDA = PRICES.of("lambda")
 
 def epoch(number: int, wall_s: float, train: LoaderCounters | None, val: LoaderCounters | None = None):
     def summary(seconds, job, samples):
-        totals = PassTotals()
-        totals._samples = samples
-        return totals.summary(seconds, job)
+        return PassTotals(samples=samples).summary(seconds, job)
 
     checked = None if val is None else summary(wall_s / 4, val, 100)
     return EpochSummary(number, summary(wall_s if val is None else wall_s * 3 / 4, train, 1000), checked)
