@@ -278,19 +278,12 @@ class PassTotals:
     ) -> PassSummary:
         """Return the pass; means are over samples, not over batches."""
         samples = max(self.samples, 1)
+        sums = ("samples", "batches", "hits", "misses", "size_bytes", "wait_s", "read_s", "compute_s")
         return PassSummary(
-            samples=self.samples,
-            batches=self.batches,
+            **{name: getattr(self, name) for name in (*sums, "first_batch_s")},
             wall_s=wall_s,
-            first_batch_s=self.first_batch_s,
-            wait_s=self.wait_s,
-            read_s=self.read_s,
-            compute_s=self.compute_s,
             decode_s=None if job is None else job.decode_s,
             invocations=None if job is None else job.invocations,
-            hits=self.hits,
-            misses=self.misses,
-            size_bytes=self.size_bytes,
             loss=self.loss / samples,
             accuracy=self.correct / samples,
             images_per_s=self.samples / wall_s if wall_s > 0 else 0.0,

@@ -20,7 +20,7 @@ import yaml
 from superdl.experiments.comparing.measured import RoundMeasured, read_measured_run
 from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.monitoring.readings import ProcessGroups
-from superdl.experiments.run.opening import embedded_executor
+from superdl.experiments.run.training_run import embedded_executor
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:

@@ -1,27 +1,186 @@
-"""The plain way: a map-style dataset that decodes with Pillow inside DataLoader workers.
+"""The loader whose workers decode, and the plain way of one: a map-style dataset, Pillow, DataLoader workers.
 
-The baseline that SUPER is measured against. It reads files, or objects of a bucket by boto3.
+The plain one is the baseline that SUPER is measured against. It reads files, or objects of a bucket by boto3.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-from superdl.experiments.loaders.decoding import DecodingLoader
 from superdl.experiments.loaders.samples import ImageMaker, list_samples
-from superdl.experiments.loaders.workers import DecodedSample, collate, data_loader, decoded
+from superdl.experiments.loaders.workers import DecodedSample, collate, data_loader, decoded, end_workers
+from superdl.experiments.records import LoaderCounters
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from superdl.experiments.loaders.interface import Loader, LoaderRequest
+    from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
     from superdl.experiments.loaders.samples import Samples
 
-__all__ = ["EpochSampler", "SourceImages", "epoch_sampler", "open_torch"]
+__all__ = ["DecodingLoader", "EpochSampler", "SourceImages", "epoch_sampler", "open_torch"]
+
+_log = logging.getLogger(__name__)
+_FORMAT = "counted batches"
+
+
+class DecodingLoader:
+    """A DataLoader whose workers decode; what they decode is counted as a job's functions are.
+
+    It cannot seek. In a resumed epoch it reads from the epoch's start and drops the batches before the place,
+    which the log says; one that cannot have its order again refuses.
+
+    Args:
+        batches: a DataLoader that gives the batches of an epoch, those of one rank, each time it is iterated.
+        length: how many there are.
+        samples: those of the split, all ranks together.
+        settings: what it was opened with, for the report.
+        tell_epoch: has the next iteration of ``batches`` be that of an epoch; None: they count from 0.
+        pads: whether this rank's last sample is only there to make ranks equally long.
+        requests: for each sample it makes, those to a bucket, which are billed.
+
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        *,
+        length: int,
+        samples: Samples,
+        settings: Mapping[str, object],
+        tell_epoch: Callable[[int], None] | None = None,
+        pads: bool = False,
+        requests: int = 0,
+    ) -> None:
+        self._batches = batches
+        self._length = length
+        self._split = samples
+        self.settings = settings
+        self._tell_epoch = tell_epoch
+        self._pads = pads
+        self._requests = requests
+        self._fetch_s = self._decode_s = 0.0
+        self._samples = 0
+        self._epoch = self._batch = 0  # where the next iteration begins
+        self._begun = 0  # iterations
+        self._began_at = (0, 0)  # the latest one, epoch and batch
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes."""
+        return self._split.classes
+
+    @property
+    def sample_count(self) -> int:
+        """How many samples the split has."""
+        return len(self._split)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the listing."""
+        return self._split.fingerprint.hex()
+
+    @property
+    def resumes_within_epochs(self) -> bool:
+        """Whether it can have the order of an epoch again, whose first batches are then dropped."""
+        return self._tell_epoch is not None
+
+    def __len__(self) -> int:
+        """How many batches an epoch has; none once it is closed."""
+        return 0 if self._batches is None else self._length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next; a batch in it that a state named stays."""
+        if epoch != self._epoch:
+            self._epoch, self._batch = epoch, 0
+
+    def _facts(self) -> dict[str, int]:
+        """What decides which samples a batch has."""
+        return {"samples": len(self._split), "batches": self._length}
+
+    def state_dict(self, batches: int) -> dict[str, Any]:
+        """The place after so many batches of the latest iteration."""
+        epoch, batch = self._began_at
+        return {"format": _FORMAT, **self._facts(), "epoch": epoch, "batch": batch + batches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next iteration at ``state``.
+
+        Raises:
+            ConfigError: it is another loader's, of other samples or batches, or of the middle of an epoch,
+                whose order this loader cannot have again.
+
+        """
+        if state.get("format") != _FORMAT:
+            raise ConfigError(
+                "the loader's state is of a loader of another kind: set loader.kind as it was, or resume "
+                "from the end of an epoch"
+            )
+        for name, value in self._facts().items():
+            if state.get(name) != value:
+                raise ConfigError(
+                    f"the loader's state is of other data: {name} is {state.get(name)} there and {value} here"
+                )
+        if state["batch"] and not self.resumes_within_epochs:
+            raise ConfigError(
+                "this loader cannot go on in the middle of an epoch, since it would repeat samples and leave "
+                "others out: resume from a checkpoint of the end of an epoch (training.checkpoint_every)"
+            )
+        self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
+
+    def _begin(self) -> int:
+        """Begin the next iteration; returns how many of its batches are to be dropped."""
+        epoch, batch = self._epoch, self._batch
+        if self._tell_epoch is not None:
+            self._tell_epoch(epoch)
+        elif epoch != self._begun:
+            _log.warning(
+                "this loader cannot begin at epoch %d: its order is that of epoch %d", epoch, self._begun
+            )
+        if batch:
+            _log.warning(
+                "this loader cannot seek: %d batches of epoch %d are read again and dropped", batch, epoch
+            )
+        self._began_at = (epoch, batch)
+        self._begun += 1
+        self._epoch, self._batch = epoch + 1, 0
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next epoch."""
+        if self._batches is None:
+            raise RuntimeError("the loader is closed")
+        dropped = self._begin()
+        for count, (images, labels, figures) in enumerate(self._batches, 1):
+            self._fetch_s += figures.fetch_s
+            self._decode_s += figures.decode_s
+            self._samples += len(labels)
+            if count <= dropped:
+                continue
+            if self._pads and count == self._length:
+                figures = replace(figures, padding=np.arange(len(labels)) == len(labels) - 1)  # noqa: PLW2901  # the last sample
+            yield images, labels, figures
+
+    def job_stats(self) -> LoaderCounters:
+        """What was decoded until now."""
+        return LoaderCounters(
+            fetch_s=self._fetch_s,
+            decode_s=self._decode_s,
+            samples_produced=self._samples,
+            source_requests=self._requests * self._samples,
+        )
+
+    def close(self) -> None:
+        """End the workers at once: those of a loader in a reference cycle the collector would end badly."""
+        batches, self._batches = self._batches, None
+        end_workers(batches)
 
 
 class SourceImages(Dataset[DecodedSample]):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from superdl.experiments.loaders.conversion import convert_once, need_package
-from superdl.experiments.loaders.decoding import DecodingLoader
 from superdl.experiments.loaders.samples import ImageMaker, list_samples
+from superdl.experiments.loaders.torch_loader import DecodingLoader
 from superdl.experiments.loaders.workers import collate, data_loader, decoded
 
 if TYPE_CHECKING:

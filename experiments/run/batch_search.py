@@ -1,35 +1,242 @@
-"""``superdl run SPEC --find-batch-size``: the largest batch that a rank of this spec can train with here.
+"""``superdl run SPEC --find-batch-size``: the largest batch whose step fits: forward, backward, optimiser.
 
+Steps are taken with images made up. On a GPU a step that runs out of memory does not fit. On a CPU a child
+process takes steps of growing batches, and its peak memory tells whether the next would stay below the limit.
 Each rank searches; the least of them is the answer.
 """
 
 from __future__ import annotations
 
 import os
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+import torch
 from rich.console import Console
+from torch.nn.functional import cross_entropy
 
+from superdl.experiments.models import build_model
 from superdl.experiments.run.listeners import say
-from superdl.experiments.run.opening import images_of, opened_loader, shipped_steps_allowed
-from superdl.experiments.training.batch_size import (
-    BatchSizes,
-    CpuProbe,
-    CudaProbe,
-    StepShape,
-    find_batch_size,
-)
-from superdl.experiments.training.device import pick_device, seed_everything
+from superdl.experiments.run.training_run import images_of, opened_loader, shipped_steps_allowed
+from superdl.experiments.training.device import autocast, compute_type, pick_device, seed_everything
 from superdl.experiments.training.ranks import join_ranks, process_rank
+from superdl.sampler.embedded.host import available_memory_bytes
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable
 
     from superdl.experiments.spec import Spec
 
-__all__ = ["largest_batch"]
+__all__ = [
+    "BatchSizes",
+    "CpuProbe",
+    "CudaProbe",
+    "StepShape",
+    "TriedBatch",
+    "find_batch_size",
+    "largest_batch",
+]
+
+_SHARE = 0.8
+"""Of the memory that is free, for the step: the rest is the loader's, and what else the trainer does."""
+_MARGIN = 1.1
+"""Sizes that were computed, not measured, are rounded up by it."""
+_POINTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TriedBatch:
+    """One size: the most memory that its step took, or, where it was not run, what it would have taken."""
+
+    batch_size: int
+    fits: bool
+    memory_bytes: int | None
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """What was found: the largest ``batch_size``, below ``limit_bytes``, and all that was tried for it."""
+
+    batch_size: int
+    device: str
+    limit_bytes: int
+    tried: tuple[TriedBatch, ...]
+
+
+class Probe(Protocol):
+    """What can try a size on a ``device``, ``cpu`` or a GPU's name, that has ``limit_bytes``."""
+
+    device: str
+    limit_bytes: int
+
+    def try_size(self, batch_size: int) -> TriedBatch:
+        """Take a step of this size, or say that it would not fit."""
+
+
+def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> BatchSizes:
+    """Double the size while it fits, then halve the gap between what fits and what does not.
+
+    The gap is closed to a sixteenth of the size, since a batch is seldom worth tuning further. ``at_most`` is
+    the number of samples that a rank has; ``tell`` gets a line for each size.
+
+    Raises:
+        ConfigError: a batch of one does not fit.
+
+    """
+    tried: list[TriedBatch] = []
+
+    def fits(size: int) -> bool:
+        one = probe.try_size(size)
+        tried.append(one)
+        tell(_line(one))
+        return one.fits
+
+    if not fits(1):
+        raise ConfigError(
+            f"not even a batch of one image fits into {_gib(probe.limit_bytes)} on {probe.device}; take a "
+            "smaller model.name or recipe.crop, or a larger machine"
+        )
+    best, too_many = 1, None
+    while best < at_most:
+        size = min(2 * best, at_most)
+        if not fits(size):
+            too_many = size
+            break
+        best = size
+    while too_many is not None and too_many - best > max(best // 16, 1):
+        middle = (best + too_many) // 2
+        if fits(middle):
+            best = middle
+        else:
+            too_many = middle
+    return BatchSizes(best, probe.device, probe.limit_bytes, tuple(tried))
+
+
+def _line(one: TriedBatch) -> str:
+    memory = "out of memory" if one.memory_bytes is None else _gib(one.memory_bytes)
+    how = "" if one.measured else " as computed from smaller ones, not run"
+    return f"batch {one.batch_size}: {memory}{how}, {'fits' if one.fits else 'does not fit'}"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step's memory depends on, but for the size of the batch."""
+
+    model: str
+    classes: int
+    side: int
+    precision: str
+    threads: int | None
+
+
+class _Steps:
+    """A model that takes steps of random images."""
+
+    def __init__(self, shape: StepShape, device: torch.device) -> None:
+        self._shape = shape
+        self._device = device
+        self._dtype = compute_type(shape.precision, device)
+        self._model = build_model(shape.model, shape.classes, device, side=shape.side).train()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6)
+
+    def take(self, batch_size: int) -> None:
+        side = self._shape.side
+        images = torch.randint(0, 256, (batch_size, 3, side, side), dtype=torch.uint8)
+        images = images.to(self._device).contiguous(memory_format=torch.channels_last)
+        labels = torch.randint(0, self._shape.classes, (batch_size,)).to(self._device)
+        with autocast(self._device, self._dtype):
+            loss = cross_entropy(self._model(images), labels)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._optimizer.step()
+
+
+class CudaProbe:
+    """Tries on a GPU, in this process."""
+
+    def __init__(self, shape: StepShape, device: torch.device) -> None:
+        """Make the model on ``device``."""
+        self._device = device
+        self.device = torch.cuda.get_device_name(device)
+        self.limit_bytes = torch.cuda.mem_get_info(device)[0]
+        self._steps = _Steps(shape, device)
+
+    def try_size(self, batch_size: int) -> TriedBatch:
+        """Take two steps: the optimiser's state comes with the first."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        try:
+            for _ in range(2):
+                self._steps.take(batch_size)
+            torch.cuda.synchronize(self._device)
+        except torch.OutOfMemoryError:
+            return TriedBatch(batch_size, fits=False, memory_bytes=None, measured=True)
+        peak = torch.cuda.max_memory_reserved(self._device)
+        return TriedBatch(batch_size, fits=True, memory_bytes=peak, measured=True)
+
+
+class CpuProbe:
+    """Tries each size in a child process, kept below the share of the memory that is free now."""
+
+    device = "cpu"
+
+    def __init__(self, shape: StepShape, *, share_of: int = 1, limit_bytes: int | None = None) -> None:
+        """Set the limit; ``share_of`` processes of this host share its memory."""
+        self.limit_bytes = limit_bytes or int(_SHARE * available_memory_bytes() / share_of)
+        self._measured: list[tuple[int, int]] = []
+        self._shape = shape
+
+    def try_size(self, batch_size: int) -> TriedBatch:
+        """Take a step, unless those before say that it would not fit; memory grows with the batch."""
+        expected = self._expected_bytes(batch_size)
+        if expected is not None and expected > self.limit_bytes:
+            return TriedBatch(batch_size, fits=False, memory_bytes=expected, measured=False)
+        try:
+            with ProcessPoolExecutor(1, get_context("spawn")) as child:  # a process keeps its peak
+                peak = child.submit(_peak_of, self._shape, batch_size).result()
+        except BrokenProcessPool as error:
+            raise ConfigError(
+                f"the process that tried a batch of {batch_size} was killed; what it said is above, and if "
+                "it said nothing, the machine ran out of memory"
+            ) from error
+        self._measured.append((batch_size, peak))
+        return TriedBatch(batch_size, fits=peak <= self.limit_bytes, memory_bytes=peak, measured=True)
+
+    def _expected_bytes(self, batch_size: int) -> int | None:
+        """What a larger batch than those measured would take, on the line through the last two."""
+        grown: list[tuple[int, int]] = []
+        for size, peak in sorted(self._measured):
+            if not grown or peak > grown[-1][1]:
+                grown.append((size, peak))
+        if len(grown) < _POINTS or batch_size <= grown[-1][0]:
+            return None
+        (size, peak), (larger, its_peak) = grown[-2:]
+        return int(its_peak + _MARGIN * (its_peak - peak) / (larger - size) * (batch_size - larger))
+
+
+def _peak_of(shape: StepShape, batch_size: int) -> int:
+    """In the child: take two steps; the most memory that the process has had, in bytes.
+
+    ``getrusage`` would count the parent's too on Linux; ``VmHWM`` does not.
+    """
+    if shape.threads is not None:
+        torch.set_num_threads(shape.threads)
+    steps = _Steps(shape, torch.device("cpu"))
+    for _ in range(2):
+        steps.take(batch_size)
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:

@@ -1,7 +1,12 @@
-"""Carries a spec out: data, loaders, training, report; one directory holds all that a run leaves."""
+"""Carries a spec out: data, loaders, training, report; one directory holds all that a run leaves.
+
+What a run starts itself, the embedded default and the workers of plain loaders, reads the run's variables. So
+the run tells them by variables what its spec says of functions.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -12,11 +17,12 @@ import torch
 from rich.console import Console
 
 from superdl.cost.bill import PaidByHour, prices_for
+from superdl.experiments.data import prepare_data
+from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import RowLog, new_directory
 from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog, say
-from superdl.experiments.run.opening import executor_of, images_of, opened_loader, shipped_steps_allowed
 from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on
 from superdl.experiments.stalls import STALL_COLUMNS
 from superdl.experiments.training import Trainer
@@ -24,21 +30,28 @@ from superdl.experiments.training.checkpoints import bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.steps import split_custom_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
+    from superdl.experiments.data import PreparedData, Source
     from superdl.experiments.loaders import Loader
     from superdl.experiments.records import Listener
     from superdl.experiments.reporting.run_report import RunReport
-    from superdl.experiments.spec import Spec
+    from superdl.experiments.spec import RecipeSpec, Spec
     from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
+    from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["run"]
+__all__ = ["embedded_executor", "executor_of", "images_of", "opened_loader", "run", "shipped_steps_allowed"]
 
+_EXECUTOR = "SUPER_EXECUTOR"
+_STEP_MODULES = "SUPER_STEP_MODULES"
+_SHIPPED = "experiments.augmentations."
 _CLASSES_NAMED = 5
 
 
@@ -230,3 +243,92 @@ def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledS
     rows = RowLog(state.directory, state.file_name("stalls"), STALL_COLUMNS)
     stack.callback(rows.close)
     return lambda stalls: rows.write([asdict(stall) for stall in stalls])
+
+
+# -------------------------------------------------------------------------------- what is trained on
+
+
+def images_of(spec: Spec, ranks: Ranks, tell: Callable[[str], None]) -> PreparedData:
+    """Find the images of a run, or draw them: one rank of each host, which the others wait for."""
+    with ranks.one_of_each_host_first():
+        return prepare_data(spec.data, tell)
+
+
+def opened_loader(
+    spec: Spec,
+    source: Source,
+    ranks: Ranks,
+    tell: Callable[[str], None],
+    *,
+    training: bool,
+    pin_memory: bool = False,
+) -> Loader:
+    """Open one split with the loader that the spec names."""
+    request = LoaderRequest(
+        source=source,
+        recipe=spec.recipe,
+        loader=spec.loader,
+        training=training,
+        seed=spec.seed,
+        pin_memory=pin_memory,
+        rank=ranks.process.rank,
+        replicas=ranks.process.replicas,
+        tell=tell,
+    )
+    with embedded_executor(spec):
+        return open_loader(spec.loader.kind, request)
+
+
+def executor_of(spec: Spec) -> str | None:
+    """What runs the functions of a run, in a word or two; ``None`` where there are none.
+
+    Raises:
+        ConfigError: the spec names an executor, and the environment a coordinator, whose affair it is.
+    """
+    if not spec.loader.runs_functions:
+        return None
+    coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
+    if not coordinator:
+        return os.environ.get(_EXECUTOR) or "local" if spec.executor == "auto" else spec.executor
+    if spec.executor != "auto":
+        raise ConfigError(
+            f"executor={spec.executor}, but SUPER_COORDINATOR names a coordinator, and how functions run is "
+            "its own setting (superdl coordinator --executor): leave one of the two out"
+        )
+    return f"as the coordinator at {coordinator} decides"
+
+
+def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
+    """Have the embedded default, if it is started within, run functions as the spec says."""
+    return _variable(_EXECUTOR, None if spec.executor == "auto" else spec.executor)
+
+
+def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
+    """Have what is started within import the steps of `experiments.augmentations` that ``recipe`` names.
+
+    A function imports a step's module only if its own setting lists it. Of what a run starts, the run is the
+    operator. Functions that somebody else runs have an operator of their own, who lists what they may import.
+
+    Raises:
+        RecipeError: a custom step is not named ``module:function@version``.
+    """
+    names = [str(step.get("name")) for step in recipe.steps or () if step.get("op") == "custom"]
+    modules = {split_custom_name(name)[0] for name in names}
+    shipped = sorted(module for module in modules if module.startswith(_SHIPPED))
+    listed = [os.environ.get(_STEP_MODULES), *shipped]
+    return _variable(_STEP_MODULES, ",".join(filter(None, listed)) if shipped else None)
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable of the environment for what is within; None leaves it as it is."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

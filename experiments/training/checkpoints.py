@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import torch
 
@@ -207,7 +208,7 @@ def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
             "training.best_to: validation tells which checkpoint is the best, and there is none "
             "(data.val is to be set, and training.validate_every from 1 up to epochs)"
         )
-    if "://" in place and (not place.startswith(_S3) or not _bucket_and_prefix(place)[0]):
+    if "://" in place and not (place.startswith(_S3) and urlsplit(place).netloc):
         raise ConfigError(f"training.best_to is s3://bucket/prefix or a directory, not {place!r}")
 
 
@@ -226,7 +227,7 @@ def bring_best(best: Path, place: str, run_name: str) -> str:
     where = f"{place.rstrip('/')}/{run_name}/{best.name}"
     try:
         if place.startswith(_S3):
-            bucket, prefix = _bucket_and_prefix(place)
+            bucket, prefix = urlsplit(place).netloc, urlsplit(place).path.strip("/")
             key = f"{prefix}/{run_name}/{best.name}".lstrip("/")
             where = f"{_S3}{bucket}/{key}"
             make_s3_client().upload_file(str(best), bucket, key)
@@ -240,8 +241,3 @@ def bring_best(best: Path, place: str, run_name: str) -> str:
             f"training.best_to: the best checkpoint could not be brought to {where}: {error}. It is in {best}"
         ) from error
     return where
-
-
-def _bucket_and_prefix(place: str) -> tuple[str, str]:
-    bucket, _, prefix = place.removeprefix(_S3).partition("/")
-    return bucket, prefix.strip("/")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -237,75 +238,61 @@ def strategy_name(name: str, process: ProcessRank) -> str:
     return name
 
 
-def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Strategy:
-    """Spread ``model``, which has the same weights on each rank, over the ranks of the process group."""
-    if name == "fsdp":
-        return _Sharded(model, device, dtype)
-    if name == "ddp" and dist.is_initialized():
-        return _Replicated(model, device, dtype)
-    return Strategy(model, device, dtype)
-
-
+@dataclass(frozen=True, slots=True)
 class Strategy:
-    """A model as the loop uses it; this one is of a process that has it alone."""
+    """A model as the loop uses it: ``model`` is called in training, ``evaluated`` in validation.
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        """Have ``model`` compute on ``device`` in ``dtype``."""
-        self.model = model
-        """What is called in training."""
-        self.evaluated = model
-        """What is called in validation: the same weights."""
-        self._device = device
-        self._dtype = dtype
+    Both have the same weights. Forward passes are done in ``dtype``, where that is safe.
+    """
+
+    model: nn.Module
+    evaluated: nn.Module
+    device: torch.device
+    dtype: torch.dtype
 
     def computing(self) -> AbstractContextManager[object]:
         """What forward passes are done in."""
-        return autocast(self._device, self._dtype)
+        return autocast(self.device, self.dtype)
 
     def settle(self) -> None:
         """Have what is not a parameter, such as the means of batch norm, the same on all ranks."""
+        if dist.is_initialized():
+            for buffer in self.evaluated.buffers():
+                dist.broadcast(buffer, src=0)
 
 
-class _Replicated(Strategy):
-    """Each rank has the model, and gradients are averaged."""
-
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(model, device, dtype)
+def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Strategy:
+    """Spread ``model``, which has the same weights on each rank, over the ranks of the process group."""
+    if name == "fsdp":
+        return Strategy(model, model, device, _shard(model, device, dtype))
+    if name == "ddp" and dist.is_initialized():
+        devices = [device] if device.type == "cuda" else None
+        replicated = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
         # Validation calls the model itself: the wrapper would send buffers, also where ranks differ in calls.
-        self.model = DistributedDataParallel(
-            model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
-        )
-
-    def settle(self) -> None:
-        _send_buffers(self.evaluated)
+        return Strategy(replicated, model, device, dtype)
+    return Strategy(model, model, device, dtype)
 
 
-class _Sharded(Strategy):
-    """Each rank has a part of every parameter, and gathers a block's while it computes it.
+def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Leave each rank a part of every parameter; a block's is gathered while it computes.
 
     In bfloat16 the gathered parameters are of that type, and gradients are reduced in float32; a model with
-    batch norm, whose running means are float32, gathers float32 and computes under autocast.
+    batch norm, whose running means are float32, gathers float32 and computes under autocast, in the type that
+    is returned.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        network = model.network if isinstance(model, NormalisedNetwork) else model
-        in_type = dtype if dtype != torch.float32 and not _has_batch_norm(network) else None
-        gathered = dict[str, Any](
-            param_dtype=in_type, reduce_dtype=None if in_type is None else torch.float32
-        )
-        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # FSDP cuts contiguous ones
-        for block in _blocks(network):
-            fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(**gathered))
-        output = None if in_type is None else torch.float32
-        fully_shard(network, mesh=mesh, mp_policy=MixedPrecisionPolicy(**gathered, output_dtype=output))
-        super().__init__(model, device, dtype if in_type is None else torch.float32)
-
-    def settle(self) -> None:
-        _send_buffers(self.model)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    network = model.network if isinstance(model, NormalisedNetwork) else model
+    in_type = dtype if dtype != torch.float32 and not _has_batch_norm(network) else None
+    wide = None if in_type is None else torch.float32
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # FSDP cuts contiguous ones
+    for block in _blocks(network):
+        fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=in_type, reduce_dtype=wide))
+    policy = MixedPrecisionPolicy(param_dtype=in_type, reduce_dtype=wide, output_dtype=wide)
+    fully_shard(network, mesh=mesh, mp_policy=policy)
+    return dtype if in_type is None else torch.float32
 
 
 def _has_batch_norm(model: nn.Module) -> bool:
@@ -324,11 +311,6 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
                 found.append(part)
                 inside.update(part.modules())
     return found
-
-
-def _send_buffers(model: nn.Module) -> None:
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -156,7 +156,7 @@ class Trainer:
             line = f"going on with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
         elif self._batches.step:
             line += ": the training figures of that epoch are of the rest of it"
-        if not self._batches.orders_can_be_had_again and checkpoint.epoch:
+        if not self._batches.repeatable and checkpoint.epoch:
             line += "; this loader cannot begin at a later epoch, and has the orders of the first ones again"
         if not same:
             line += "; random generators start over, since there are other ranks than before"

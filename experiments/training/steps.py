@@ -153,6 +153,8 @@ class Batches:
         self.steps = steps or int(ranks.smallest([len(loader)])[0])
         self.step = 0
         """How many of the epoch have been given out."""
+        self.repeatable = loader.resumes_within_epochs
+        """Whether the loader can begin at any epoch."""
         self._passes = passes  # of the loader, that have begun
         self._given = 0  # batches of the latest one
         self._iterator: Iterator[Batch] | None = None
@@ -160,12 +162,7 @@ class Batches:
     @property
     def resumable(self) -> bool:
         """Whether the present place is one to go on from, with neither repeated nor missing samples."""
-        return self.step in (0, self.steps) or self.orders_can_be_had_again
-
-    @property
-    def orders_can_be_had_again(self) -> bool:
-        """Whether the loader can begin at any epoch."""
-        return self._loader.resumes_within_epochs
+        return self.step in (0, self.steps) or self.repeatable
 
     def begin(self) -> None:
         """Begin an epoch, unless a state in it was loaded: that is gone on with."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from superdl.experiments.spec import load_spec
-from superdl.super_wire.errors import ConfigError
 from tests.experiments.page_commands import check, commands_of
 from tests.experiments.test_studies import SPECS, STUDIES
 
@@ -50,20 +49,3 @@ def test_the_index_has_every_spec():
     page = (PAGES / "README.md").read_text(encoding="utf-8")
     named = {load_spec(path).name for path in SPECS}
     assert {name for name in named if f"`{name}`" not in page} == set()
-
-
-def test_a_page_with_a_wrong_command_is_found_out():
-    """The checks above would fail: on an option, a key, a spec or a command that is none."""
-    shown = "```console\n$ superdl run digits \\\n    --quik\nout\n$ cd x  # there\n```\n"
-    assert commands_of(shown) == ["superdl run digits      --quik", "cd x  # there"]
-    for wrong in (
-        "superdl run digits --quik",
-        "superdl run no_such_spec",
-        "superdl run digits --set loader.bach_size=3",
-        "superdl compare mnist_split --arms split,nothing",
-        "python -m infra.launcher.local --data-hots 1 -- -m superdl.main run digits",
-        "python -m infra.launcher.local --data-hosts 1 -- -m superdl.main run digitz",
-        "cd x",
-    ):
-        with pytest.raises((SystemExit, ConfigError, AssertionError)):
-            check(wrong)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from superdl.experiments.data import DIGITS_FORMAT, MADE_SETS, PUBLISHED_SETS
+from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS
 from superdl.main import main
 
 
@@ -40,7 +40,7 @@ def test_a_set_is_made_where_its_name_says_and_listed(tmp_path, capsys):
 def test_the_list_names_every_set_for_people(capsys):
     assert main(["data", "list"]) == 0
     told = capsys.readouterr().out
-    assert all(name in told for name in (DIGITS_FORMAT.name, *MADE_SETS, *PUBLISHED_SETS))
+    assert all(name in told for name in ("digits", *MADE_SETS, *PUBLISHED_SETS))
 
 
 def test_digits_are_made_and_counted_as_the_list_says(tmp_path, capsys):

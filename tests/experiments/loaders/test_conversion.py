@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-from functools import partial
 
 import pytest
 
@@ -14,15 +12,14 @@ from superdl.experiments.loaders import LoaderRequest
 from superdl.experiments.loaders.conversion import convert_once
 from superdl.experiments.loaders.samples import list_samples
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
-from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
+from superdl.super_wire.errors import ConfigError, SourceError
 from tests.fixtures.images import write_images
 
 COUNT = 20
 
 
-def copied(samples, order, _size_bytes, directory, *, before_each=lambda: None):
+def copied(samples, order, _size_bytes, directory):
     for place, index in enumerate(order):
-        before_each()
         (directory / f"{place}").write_bytes(samples.read(index))
 
 
@@ -82,46 +79,7 @@ def test_other_content_or_another_format_makes_another(source):
     assert len(places) == 4
 
 
-def test_what_fails_leaves_nothing_and_can_be_done_again(source):
-    def fail():
-        raise SourceNotFoundError("this one is gone")
-
-    with pytest.raises(SourceNotFoundError, match="this one is gone"):
-        convert(source, write=partial(copied, before_each=fail))
-    assert written_in(source) == []
-    assert not convert(source).reused
-
-
-def test_who_wants_the_same_meanwhile_waits_for_it(source):
-    begun, go_on, results = threading.Event(), threading.Event(), []
-
-    def wait():
-        begun.set()
-        assert go_on.wait(30)
-
-    slow = partial(copied, before_each=wait)
-    writer = threading.Thread(target=lambda: results.append(convert(source, write=slow)))
-    writer.start()
-    assert begun.wait(30)
-    other = threading.Thread(target=lambda: results.append(convert(source)))
-    other.start()
-    assert written_in(source) != [] or results == []
-    go_on.set()
-    writer.join(30)
-    other.join(30)
-    assert sorted(result.reused for result in results) == [False, True]
-    assert results[0].directory == results[1].directory
-    assert len(written_in(source)) == 1
-
-
-def test_where_there_is_no_room_or_something_else_it_is_named(source, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-        with pytest.raises(
-            ConfigError, match=r"conversion for loader\.kind copies takes about .* MB are free"
-        ):
-            convert(source)
-    assert written_in(source) == []
+def test_what_else_stands_there_is_named(source):
     place = convert(source).directory.parent
     (place / "manifest.json").write_text("{}")
     with pytest.raises(SourceError, match=rf"{place} holds something else than the conversion .*: delete it"):

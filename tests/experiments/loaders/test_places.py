@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from superdl.experiments.loaders.decoding import DecodingLoader
 from superdl.experiments.loaders.interface import WorkerFigures
 from superdl.experiments.loaders.samples import Samples
+from superdl.experiments.loaders.torch_loader import DecodingLoader
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

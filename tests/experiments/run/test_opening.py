@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from superdl.experiments.run.opening import embedded_executor, executor_of, shipped_steps_allowed
+from superdl.experiments.run.training_run import embedded_executor, executor_of, shipped_steps_allowed
 from superdl.experiments.spec import RecipeSpec, load_spec
 from superdl.super_wire.errors import ConfigError, RecipeError
 from tests.fixtures.images import write_images

@@ -142,19 +142,6 @@ def test_without_tensorboard_and_validation_the_run_goes_on_and_says_so(colours,
     assert not (the_run(colours) / "tensorboard").exists()
 
 
-def test_a_set_that_stands_in_for_a_published_one_is_told_and_noted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    console = quiet()
-    loader = ("loader.kind=torch", "loader.num_workers=0")
-    overrides = ("data.kind=mnist", "data.samples=20", "epochs=1", *loader)
-    report = run(load_spec("digits", overrides), console=console)
-    assert (report.train_samples, report.val_samples) == (20, 10)
-    (note,) = report.notes
-    assert "mnist as published is not in" in note
-    told = console.file.getvalue()
-    assert told.index("drawing mnist-like: 20 training") < told.index("mnist as published is not in")
-
-
 def test_a_run_that_fails_reports_why(colours):
     (colours / "val" / "green").mkdir()
     Image.new("RGB", (16, 16), (0, 200, 0)).save(colours / "val" / "green" / "0.png")

@@ -7,7 +7,7 @@ import json
 import pytest
 from PIL import Image
 
-from superdl.experiments.training.batch_size import CpuProbe, StepShape, TriedBatch, find_batch_size
+from superdl.experiments.run.batch_search import CpuProbe, StepShape, TriedBatch, find_batch_size
 from superdl.main import main
 from superdl.super_wire.errors import ConfigError
 
