@@ -28,8 +28,6 @@ _POINTS = 80
 """A plot of a pass has so many at most: what is between them would not be seen."""
 _TIMES = 240
 _LEAST_S = 0.5
-_EPOCHS = 6
-"""So many epochs have step times beside each other: of more, the first and the last."""
 _PERCENT_TOP = 102.0
 """So that a line at 100% is seen whole."""
 
@@ -50,9 +48,6 @@ def run_plots(run: RunFiles) -> dict[str, Plot | None]:
             f"{run.rank_0_note}",
             steps,
             columns=2,
-        ),
-        "step_times": plot_of(
-            "Means over the steps since the one before, waiting and all else with it.", _step_times(run)
         ),
         "stalls": plot_of(
             "Seconds that the trainer waited in each epoch's training pass, by cause.", _stalls(run)
@@ -135,21 +130,6 @@ def _step_parts(run: RunFiles) -> list[Drawing]:
         draw = partial(draw, x_label="step", y_label="time of a step (ms)", xs=thinned(wait, _POINTS)[0])
         drawings.append(partial(draw, layers=layers, end=float(len(steps))))
     return [partial(draw, top=top) for draw in drawings]
-
-
-def _step_times(run: RunFiles) -> list[Drawing]:
-    """Mean step times as they were printed, of the first epochs and the last."""
-    by_epoch: dict[int, Line] = {}
-    for one in run.facts.get("step_times") or ():
-        steps, times = by_epoch.setdefault(one["epoch"], ([], []))
-        steps.append(one["step"])  # type: ignore[attr-defined]  # they are the lists of the line above
-        times.append(1000 * one["mean_s"])  # type: ignore[attr-defined]  # the same
-    shown = sorted(by_epoch)
-    if len(shown) > _EPOCHS:
-        shown = shown[: _EPOCHS // 2] + shown[-_EPOCHS // 2 :]
-    lines = {f"epoch {epoch + 1}": by_epoch[epoch] for epoch in shown}
-    draw = partial(draw_lines, x_label="step of the epoch", y_label="time of a step (ms)")
-    return [partial(draw, title="Mean step time", lines=lines)] if lines else []
 
 
 def _stalls(run: RunFiles) -> list[Drawing]:
