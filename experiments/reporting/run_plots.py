@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from superdl.experiments.reporting.run_tables import GROUPS, causes_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
     from superdl.experiments.reporting.plots import Drawing, Plot, Values
@@ -153,7 +152,7 @@ def _usage(run: RunFiles) -> list[Drawing]:
         return []
     begins = [steps.begun_at_s - times[0] for (_, split), steps in run.steps.items() if split == "train"]
 
-    def marked(draw: Drawing, axes: Axes) -> None:
+    def marked(draw: Drawing, axes: Any) -> None:
         draw(axes)
         for begin in begins:
             axes.axvline(begin, color="#000000", linewidth=0.8, linestyle=":", marker="")
