@@ -205,14 +205,14 @@ class TrainerModel:
             return
         world = self.world
         wanted = reading.indices[reading.missing]
-        found = corrupt = np.zeros(wanted.size, dtype=np.int64)
+        found, corrupt = np.zeros(wanted.size, dtype=np.int64), np.zeros(wanted.size, dtype=np.bool_)
         if world.cache.up:
             found = world.cache.look(reading.key, wanted, world.now_s)
             corrupt = world.cache.spoilt(reading.key, wanted) & (found > 0)
-        got = (found != 0) & (corrupt == 0)
+        got = (found != 0) & ~corrupt
         if reading.attempts == 0:
             reading.hits = int(np.count_nonzero(got))
-        spoilt = reading.missing[corrupt != 0]
+        spoilt = reading.missing[corrupt]
         reading.missing = reading.missing[~got]
         reading.attempts += 1
         if not reading.missing.size:
