@@ -119,8 +119,7 @@ class Comparison:
         spreads = {figure.key: self.spreads(figure.key) for figure in FIGURES}
         said = conclusions(spreads, self.warmup_epochs, failed=failed, whole=self.of_whole_runs)
         waits = [("Why they wait:", text) for text in map(self._told_stalls, self.arms) if text]
-        settings = [("Settings:", text) for text in map(_told_settings, self.arms) if text]
-        return (*said, *waits, *settings, *(("Note:", note) for note in self.notes))
+        return (*said, *waits, *(("Note:", note) for note in self.notes))
 
     def _told_stalls(self, arm: ArmReport) -> str:
         """Why an arm's steps stalled, and for what share of its training time."""
@@ -142,13 +141,6 @@ class Comparison:
                 for key, one in spreads.items()
             }
         return mapping
-
-
-def _told_settings(arm: ArmReport) -> str:
-    """What an arm's loader was given, and what that follows."""
-    words = ", ".join(f"{name}={value}" for name, value in arm.settings.items() if name != "documentation")
-    documented = arm.settings.get("documentation")
-    return f"{arm.name} was given {words}" + (f" ({documented})." if documented else ".") if words else ""
 
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from superdl.experiments.reporting.run_tables import GROUPS, causes_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
     from superdl.experiments.reporting.plots import Drawing, Plot, Values
@@ -28,8 +27,6 @@ _POINTS = 80
 """A plot of a pass has so many at most: what is between them would not be seen."""
 _TIMES = 240
 _LEAST_S = 0.5
-_EPOCHS = 6
-"""So many epochs have step times beside each other: of more, the first and the last."""
 _PERCENT_TOP = 102.0
 """So that a line at 100% is seen whole."""
 
@@ -50,9 +47,6 @@ def run_plots(run: RunFiles) -> dict[str, Plot | None]:
             f"{run.rank_0_note}",
             steps,
             columns=2,
-        ),
-        "step_times": plot_of(
-            "Means over the steps since the one before, waiting and all else with it.", _step_times(run)
         ),
         "stalls": plot_of(
             "Seconds that the trainer waited in each epoch's training pass, by cause.", _stalls(run)
@@ -137,21 +131,6 @@ def _step_parts(run: RunFiles) -> list[Drawing]:
     return [partial(draw, top=top) for draw in drawings]
 
 
-def _step_times(run: RunFiles) -> list[Drawing]:
-    """Mean step times as they were printed, of the first epochs and the last."""
-    by_epoch: dict[int, Line] = {}
-    for one in run.facts.get("step_times") or ():
-        steps, times = by_epoch.setdefault(one["epoch"], ([], []))
-        steps.append(one["step"])  # type: ignore[attr-defined]  # they are the lists of the line above
-        times.append(1000 * one["mean_s"])  # type: ignore[attr-defined]  # the same
-    shown = sorted(by_epoch)
-    if len(shown) > _EPOCHS:
-        shown = shown[: _EPOCHS // 2] + shown[-_EPOCHS // 2 :]
-    lines = {f"epoch {epoch + 1}": by_epoch[epoch] for epoch in shown}
-    draw = partial(draw_lines, x_label="step of the epoch", y_label="time of a step (ms)")
-    return [partial(draw, title="Mean step time", lines=lines)] if lines else []
-
-
 def _stalls(run: RunFiles) -> list[Drawing]:
     """Seconds of stalls by cause, for each epoch."""
     layers = {
@@ -173,7 +152,7 @@ def _usage(run: RunFiles) -> list[Drawing]:
         return []
     begins = [steps.begun_at_s - times[0] for (_, split), steps in run.steps.items() if split == "train"]
 
-    def marked(draw: Drawing, axes: Axes) -> None:
+    def marked(draw: Drawing, axes: Any) -> None:
         draw(axes)
         for begin in begins:
             axes.axvline(begin, color="#000000", linewidth=0.8, linestyle=":", marker="")

@@ -22,16 +22,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.experiments.simulator.spec import SimulationSpec
-    from superdl.experiments.simulator.trainer_model import PassFigures, TrainerModel
+    from superdl.experiments.simulator.trainer_model import TrainerModel
 
 __all__ = [
     "JobPrediction",
-    "PassPrediction",
     "Prediction",
     "predict",
     "predictions_mapping",
     "print_predictions",
-    "print_rows",
 ]
 
 _HOUR_S = 3600.0
@@ -39,19 +37,6 @@ _FORMAT = 1
 _JOBS_SHOWN = 12
 _SMALL_USD = 0.1
 _COUNTED = ("invocations", "cold_starts", "throttled", "gb_s", "source_requests", "samples_produced")
-
-
-@dataclass(frozen=True, slots=True)
-class PassPrediction:
-    """One pass of one job; times are those of its slowest rank, counts are sums over ranks."""
-
-    epoch: int
-    samples: int
-    batches: int
-    hits: int
-    wall_s: float
-    wait_s: float
-    first_batch_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +52,6 @@ class JobPrediction:
     first_batch_s: float
     invocations: int
     usd: float
-    passes: tuple[PassPrediction, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,41 +135,24 @@ def predict(
 
 
 def _job(world: World, trainers: list[TrainerModel], usd_per_hour: float) -> JobPrediction:
-    """What became of a job, with the dollars of its trainers alone."""
+    """What became of a job, by its slowest rank, with the dollars of its trainers alone."""
     script, ended_s = trainers[0].script, world.ended_s
-    passes = tuple(
-        _pass([trainer.passes[number] for trainer in trainers if number < len(trainer.passes)], ended_s)
-        for number in range(max(len(trainer.passes) for trainer in trainers))
-    )
     start_s = min(script.starts_s, ended_s)
     end_s = max((one.passes[-1].ended_s or ended_s for one in trainers if one.passes), default=start_s)
-    samples, wall_s = sum(one.samples for one in passes), sum(one.wall_s for one in passes)
+    passes = [one for trainer in trainers for one in trainer.passes]
+    samples = sum(one.samples for one in passes)
     waited_s = max(sum(one.wait_s for one in trainer.passes) + trainer.waits_s for trainer in trainers)
-    first_s = passes[0].first_batch_s if passes and passes[0].batches else 0.0
-    begun_s = trainers[0].passes[0].began_s if passes else end_s
+    first_s = max((trainer.passes[0].first_wait_s for trainer in trainers if trainer.passes), default=0.0)
     return JobPrediction(
         name=script.name,
         samples=samples,
         epochs=samples / script.plan.samples_per_epoch,
-        images_per_s=_share(samples, wall_s),
-        stall_share=_share(waited_s - first_s, end_s - begun_s - first_s),
+        images_per_s=_share(samples, end_s - start_s),
+        stall_share=_share(waited_s - first_s, end_s - start_s - first_s),
         hit_rate=_share(sum(one.hits for one in passes), samples),
         first_batch_s=first_s,
         invocations=world.asked[script.name],
         usd=usd_per_hour * (end_s - start_s) * len(trainers) / _HOUR_S,
-        passes=passes,
-    )
-
-
-def _pass(ranks: list[PassFigures], now: float) -> PassPrediction:
-    return PassPrediction(
-        epoch=ranks[0].epoch,
-        samples=sum(one.samples for one in ranks),
-        batches=sum(one.batches for one in ranks),
-        hits=sum(one.hits for one in ranks),
-        wall_s=max((one.ended_s or now) for one in ranks) - min(one.began_s for one in ranks),
-        wait_s=max(one.wait_s for one in ranks),
-        first_batch_s=max(one.first_wait_s for one in ranks),
     )
 
 
@@ -210,10 +177,10 @@ def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction])
 
 def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
     """Print a row for each point of the sweep, and the jobs where there is one point and few of them."""
-    print_rows(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
+    _print_rows(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
     jobs = predictions[0].jobs
     if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:
-        print_rows(f"{spec.name}, jobs, simulated", [_job_cells(job) for job in jobs], console)
+        _print_rows(f"{spec.name}, jobs, simulated", [_job_cells(job) for job in jobs], console)
     for row in predictions:
         console.print(
             f"simulated {row.virtual_s:,.1f} virtual s in {row.simulated_in_s:.1f} s: {row.samples_read:,} "
@@ -225,7 +192,7 @@ def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], c
         )
 
 
-def print_rows(title: str, rows: Sequence[Mapping[str, str]], console: Console) -> None:
+def _print_rows(title: str, rows: Sequence[Mapping[str, str]], console: Console) -> None:
     """Print a table: a column for each key, the first one of words."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for number, heading in enumerate(rows[0]):

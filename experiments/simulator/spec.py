@@ -77,7 +77,7 @@ class JobSpec:
     Run n reads copy n of the dataset (modulo its copies), shuffles with ``seed`` + n unless ``same_seed``,
     and starts ``start_every_s`` after the one before. ``batch_size`` is per rank, ``step_s`` what a batch
     keeps the trainer, ``handover_s`` what taking it over from a worker costs before. ``workers`` read ahead,
-    each at ``read_gb_per_s``. ``follows`` names jobs after each of whose epochs these do one, as validation.
+    each at ``read_gb_per_s``.
     """
 
     name: Text = "train"
@@ -97,7 +97,6 @@ class JobSpec:
     page: AtLeastOne = 64
     read_gb_per_s: PositiveNumber = 1.2
     handover_s: NonNegativeNumber = 0.0
-    follows: Text | None = None
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -184,18 +183,12 @@ class SimulationSpec:
             if twice:
                 raise ConfigError(f"{what} named {', '.join(twice)} occur twice; give each a name of its own")
         datasets = {one.name: one for one in self.datasets}
-        groups = {job.name: job for job in self.jobs}
         for number, job in enumerate(self.jobs):
             where = f"jobs[{number}]"
             if job.dataset not in datasets:
                 raise ConfigError(
                     f"{where}.dataset names no dataset: {job.dataset}; there are {', '.join(datasets)}"
                 )
-            leader = groups.get(job.follows or job.name)
-            if leader is None or (job.follows and (leader is job or leader.follows)):
-                raise ConfigError(f"{where}.follows must name jobs that follow none, not {job.follows}")
-            if (leader.count, leader.replicas) != (job.count, job.replicas):
-                raise ConfigError(f"{where} follows {leader.name} and must have its count and replicas")
             if job.drop_last and job.batch_size * job.replicas > datasets[job.dataset].samples:
                 raise ConfigError(f"{where}.drop_last leaves no batch: the dataset is smaller than one")
 

@@ -19,8 +19,6 @@ from superdl.coordinator.core import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from superdl.experiments.simulator.world_model import JobScript
@@ -53,9 +51,8 @@ class BatchModel:
 
 @dataclass(slots=True)
 class PassFigures:
-    """What one pass has come to, as :class:`superdl.experiments.records.PassSummary` measures it."""
+    """What one pass has come to."""
 
-    epoch: int
     began_s: float
     ended_s: float = 0.0
     batches: int = 0
@@ -73,8 +70,6 @@ class TrainerModel:
         self.world = world
         self.script = script
         self.rank = rank
-        self.follower: TrainerModel | None = None
-        """The rank that does a pass after each pass of this one."""
         self.done = False
         self.deliveries: list[BatchModel] = []
         """What it has consumed, in a world that checks it."""
@@ -88,19 +83,12 @@ class TrainerModel:
         self._busy = False
         self._asking = False
         self._idle_since_s = 0.0
-        self._then: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Open the job and begin the first pass, unless that is another job's to say."""
+        """Open the job and begin the first pass."""
         self._open_job()
-        if self.script.follows is None:
-            self._begin_pass()
-        self.world.after(self.world.model.heartbeat_s, self._heartbeat)
-
-    def follow(self, then: Callable[[], None]) -> None:
-        """Do the next pass now, and ``then`` let the one that waits go on."""
-        self._then = then
         self._begin_pass()
+        self.world.after(self.world.model.heartbeat_s, self._heartbeat)
 
     @property
     def waits_s(self) -> float:
@@ -120,21 +108,12 @@ class TrainerModel:
         self._ready.clear()
         self._asking = False
         self._idle_since_s = self.world.now_s
-        self.passes.append(PassFigures(self._epoch, self.world.now_s))
+        self.passes.append(PassFigures(self.world.now_s))
         self._go_on()
 
     def _end_pass(self) -> None:
         self.passes[-1].ended_s = self.world.now_s
-        if self._then is not None:
-            then, self._then = self._then, None
-            if self._number + 1 == len(self.script.passes):
-                self._begin_pass()  # there is none: that was the last
-            then()
-            return
-        if self.follower is None or self.follower.done:
-            self._begin_pass()
-        else:
-            self.follower.follow(self._begin_pass)
+        self._begin_pass()
 
     def _end(self) -> None:
         self.done = True
@@ -220,14 +199,14 @@ class TrainerModel:
             return
         world = self.world
         wanted = reading.indices[reading.missing]
-        found = corrupt = np.zeros(wanted.size, dtype=np.int64)
+        found, corrupt = np.zeros(wanted.size, dtype=np.int64), np.zeros(wanted.size, dtype=np.bool_)
         if world.cache.up:
             found = world.cache.look(reading.key, wanted, world.now_s)
             corrupt = world.cache.spoilt(reading.key, wanted) & (found > 0)
-        got = (found != 0) & (corrupt == 0)
+        got = (found != 0) & ~corrupt
         if reading.attempts == 0:
             reading.hits = int(np.count_nonzero(got))
-        spoilt = reading.missing[corrupt != 0]
+        spoilt = reading.missing[corrupt]
         reading.missing = reading.missing[~got]
         reading.attempts += 1
         if not reading.missing.size:

@@ -82,12 +82,6 @@ class World(WorldState):
             script.name: [TrainerModel(self, script, rank) for rank in range(script.plan.replicas)]
             for script in model.jobs
         }
-        for script in model.jobs:
-            if script.follows:
-                for leader, follower in zip(
-                    self.trainers[script.follows], self.trainers[script.name], strict=True
-                ):
-                    leader.follower = follower
         self.under_way = sum(map(len, self.trainers.values()))
         self.checks = Checks(self, self.trainers)
 

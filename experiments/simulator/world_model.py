@@ -99,8 +99,7 @@ class JobScript:
     """A training run: its plan, its pace, and what it does out of the ordinary.
 
     ``step_s`` is the time that a batch keeps the trainer, ``read_s`` the time that one of its ``workers``
-    takes to read it from the cache. ``follows`` names a job after each of whose passes this one does a pass
-    while that one waits, as validation does.
+    takes to read it from the cache.
     """
 
     name: str
@@ -119,7 +118,6 @@ class JobScript:
     read_s: float = 0.0
     handover_s: float = 0.0
     """What it takes the trainer to take over a batch that is ready; counted as waiting."""
-    follows: str | None = None
 
 
 @dataclass(frozen=True)
@@ -258,5 +256,4 @@ def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
             passes=[(epoch, 0, plan.batches_per_epoch) for epoch in range(job.epochs)],
             read_s=job.batch_size * _record_bytes(dataset) / (job.read_gb_per_s * _GB),
             handover_s=job.handover_s,
-            follows=job.follows and _name(job.follows, number, job.count),
         )

@@ -36,9 +36,19 @@ from superdl.experiments.simulator.world_model import DatasetModel, FunctionsMod
 from tests.simulation.drawn_worlds import draw_world
 
 SEEDS = range(30)
+BUGS = []
 
 
-def caught(pattern: str, make_core=None, seeds=SEEDS) -> bool:
+def bug(owner: object, name: str, pattern: str, seeds: range = SEEDS):
+    """Plant a function in place of ``owner.name``, which gets what stood there, and the arguments."""
+
+    def register(broken):
+        BUGS.append(pytest.param(owner, name, broken, pattern, seeds, id=broken.__name__))
+
+    return register
+
+
+def caught(pattern: str, make_core=None, seeds: range = SEEDS) -> bool:
     """Whether the world finds, with one of the seeds, what the pattern says."""
     for seed in seeds:
         try:
@@ -49,86 +59,131 @@ def caught(pattern: str, make_core=None, seeds=SEEDS) -> bool:
     return False
 
 
-def test_a_core_that_ignores_the_budget_is_caught(monkeypatch):
-    monkeypatch.setattr(room, "_fitting", lambda free_bytes, size_bytes, count: count)
-    assert caught("the budget is")
+@bug(room, "_fitting", "the budget is")
+def a_core_that_ignores_the_budget(fitting, free_bytes, size_bytes, count):
+    return count
 
 
-def test_a_core_that_forgets_what_it_reserved_is_caught(monkeypatch):
-    landed = results.landed
-
-    def twice(state, request_id):
-        found = landed(state, request_id)
-        if found is not None:
-            state.reserved_bytes -= found.reserved_bytes
-        return found
-
-    monkeypatch.setattr(results, "landed", twice)
-    assert caught("bytes are reserved")
+@bug(results, "landed", "bytes are reserved")
+def a_core_that_forgets_what_it_reserved(landed, state, request_id):
+    found = landed(state, request_id)
+    if found is not None:
+        state.reserved_bytes -= found.reserved_bytes
+    return found
 
 
-def test_a_plan_that_repeats_a_batch_is_caught(monkeypatch):
-    span = Plan.span
-
-    def stuttering(self, epoch, start, stop, rank):
-        right = span(self, epoch, start, stop, rank)
-        if len(right) < 2 or 2 * right.offsets[1] != right.offsets[2]:
-            return right
-        indices, length = right.indices.copy(), int(right.offsets[1])
-        indices[length : 2 * length] = indices[:length]
-        return Span(indices, right.padding, right.offsets)
-
-    monkeypatch.setattr(Plan, "span", stuttering)
-    assert caught("read a sample twice")
+def two_batches(span) -> int:
+    """The length of the first batches of a span, if they are two of one length; else 0."""
+    offsets = span.offsets
+    return int(offsets[1]) if len(span) > 1 and 2 * offsets[1] == offsets[2] else 0
 
 
-def test_a_core_that_forgets_retries_is_caught(monkeypatch):
-    monkeypatch.setattr(RetryQueue, "add", lambda self, *what, **how: None)
-    assert caught("has waited|for ever|run does not end")
+@bug(Plan, "span", "read a sample twice")
+def a_plan_that_repeats_a_batch(span, *what):
+    right = span(*what)
+    indices, length = right.indices.copy(), two_batches(right)
+    indices[length : 2 * length] = indices[:length]
+    return Span(indices, right.padding, right.offsets)
 
 
-def test_a_core_that_counts_no_attempts_is_caught(monkeypatch):
-    try_again = results._try_again
+@bug(Plan, "span", "not in plan order")
+def a_plan_that_swaps_two_batches(span, *what):
+    right = span(*what)
+    length, indices = two_batches(right), right.indices
+    swapped = (indices[length : 2 * length], indices[:length], indices[2 * length :])
+    return Span(np.concatenate(swapped), right.padding, right.offsets)
 
-    def never_counts(*what, counts, **how):
-        try_again(*what, counts=False, **how)
 
-    monkeypatch.setattr(results, "_try_again", never_counts)
+@bug(TrainerModel, "_consumed_one", "not in plan order")
+def a_trainer_that_skips_a_batch(consumed_one, trainer):
+    batch = trainer._ready[trainer._consumed]
+    consumed_one(trainer)
+    if batch.position == 1:
+        trainer.deliveries.pop()
+
+
+@bug(RetryQueue, "add", "has waited|for ever|run does not end")
+def a_core_that_forgets_retries(add, *what, **how):
+    pass
+
+
+@bug(results, "_try_again", "more often than allowed")
+def a_core_that_counts_no_attempts(try_again, *what, counts, **how):
+    try_again(*what, counts=False, **how)
+
+
+@bug(SampleSet, "store", "that is resident")
+def a_core_that_requests_what_is_resident(store, samples, indices, record_bytes):
+    store(samples, indices, record_bytes)
+    samples.move(indices[:1], SampleState.ABSENT)
+
+
+@bug(dispatching, "request", "that is in flight")
+def a_core_that_requests_what_is_in_flight(request, state, *what):
+    request(state, *what)
+    state.actions.append(replace(state.actions[-1], request_id=next(state.numbers)))
+
+
+@bug(CircuitBreaker, "open_until_s", "has waited|for ever|run does not end|nothing happens", seeds=range(300))
+def a_core_that_never_forgives_an_executor(open_until_s, breaker, open_max_s=0.0):
+    return 1e9 if breaker.tripped else -1.0
+
+
+@bug(State, "eligible_for", "what it cannot produce")
+def a_core_that_asks_the_unfit(eligible_for, state, dataset):
+    return state.fleet.eligible(frozenset())
+
+
+@bug(State, "wake", "nobody will look at it again")
+def a_core_that_loses_ranks(wake, state, cursor):
+    wake(state, cursor)
+    if cursor.pending:
+        state.rest(cursor)
+
+
+@bug(Core, "handle", "was charged")
+def a_core_that_forgets_who_ordered(handle, core, event, now):
+    actions = handle(core, event, now)
+    for job in core.jobs:
+        job.counters.invocations -= any(isinstance(action, Prefetch) for action in actions)
+    return actions
+
+
+@bug(Ledger, "invoked", "were billed, the core knows of")
+def a_core_that_forgets_what_a_crash_costs(invoked, ledger, dataset, *, source_requests, **units):
+    return invoked(ledger, dataset, source_requests=source_requests, **units) if source_requests else 0.0
+
+
+@bug(dispatching, "watch_spending", "beyond the cap", seeds=range(200))
+def a_core_that_spends_beyond_the_cap(watch_spending, state, now):
+    return watch_spending(state, now) and Spending.FREELY
+
+
+@bug(Stragglers, "affordable", "requests are hedges", seeds=range(200))
+def a_core_that_races_all(affordable, stragglers, share):
+    return 1000
+
+
+@bug(dispatching, "relieve", "has waited|run does not end")
+def a_core_that_drops_what_is_awaited(relieve, state, now):
+    for key, samples in list(state.sets.items()):
+        resident = samples.having(SampleState.RESIDENT)
+        if resident.size:
+            samples.move(resident, SampleState.ABSENT)
+            state.actions.append(room.Drop(key, resident))
+
+
+@pytest.mark.parametrize(("owner", "name", "broken", "pattern", "seeds"), BUGS)
+def test_a_planted_bug_is_caught(monkeypatch, owner, name, broken, pattern, seeds):
+    whole = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *what, **how: broken(whole, *what, **how))
+    assert caught(pattern, seeds=seeds)
+
+
+def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
+    monkeypatch.setattr(results, "_BLAMED_ON_EXECUTOR_MAX", 100)
+    monkeypatch.setattr(EligibleExecutors, "can_turn_elsewhere", lambda self, member: True)
     assert caught("more often than allowed")
-
-
-def test_a_core_that_requests_what_is_resident_is_caught(monkeypatch):
-    store = SampleSet.store
-
-    def forgetful(self, indices, record_bytes):
-        store(self, indices, record_bytes)
-        self.move(indices[:1], SampleState.ABSENT)
-
-    monkeypatch.setattr(SampleSet, "store", forgetful)
-    assert caught("that is resident")
-
-
-def test_a_core_that_requests_what_is_in_flight_is_caught(monkeypatch):
-    request = dispatching.request
-
-    def twice(state, *what):
-        request(state, *what)
-        state.actions.append(replace(state.actions[-1], request_id=next(state.numbers)))
-
-    monkeypatch.setattr(dispatching, "request", twice)
-    assert caught("that is in flight")
-
-
-def test_a_core_that_never_forgives_an_executor_is_caught(monkeypatch):
-    monkeypatch.setattr(
-        CircuitBreaker, "open_until_s", lambda self, open_max_s=0.0: 1e9 if self.tripped else -1.0
-    )
-    assert caught("has waited|for ever|run does not end|nothing happens", seeds=range(300))
-
-
-def test_a_core_that_asks_the_unfit_is_caught(monkeypatch):
-    monkeypatch.setattr(State, "eligible_for", lambda self, dataset: self.fleet.eligible(frozenset()))
-    assert caught("what it cannot produce")
 
 
 def cheap_and_dear() -> WorldModel:
@@ -152,92 +207,6 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
         monkeypatch.setattr(EligibleExecutors, "deferral_ends_in_s", lambda *what, **how: np.inf)
     with pytest.raises(InvariantError, match="ranks wait|has waited|for ever|starves"):
         World(cheap_and_dear()).run()
-
-
-def test_a_core_that_loses_ranks_is_caught(monkeypatch):
-    wake = State.wake
-
-    def sleepy(self, cursor):
-        wake(self, cursor)
-        if cursor.pending:
-            self.rest(cursor)
-
-    monkeypatch.setattr(State, "wake", sleepy)
-    assert caught("nobody will look at it again")
-
-
-def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
-    monkeypatch.setattr(results, "_BLAMED_ON_EXECUTOR_MAX", 100)
-    monkeypatch.setattr(EligibleExecutors, "can_turn_elsewhere", lambda self, member: True)
-    assert caught("more often than allowed")
-
-
-def test_a_plan_that_swaps_two_batches_is_caught(monkeypatch):
-    span = Plan.span
-
-    def swapping(self, epoch, start, stop, rank):
-        right = span(self, epoch, start, stop, rank)
-        if len(right) < 2 or 2 * right.offsets[1] != right.offsets[2]:
-            return right
-        length = int(right.offsets[1])
-        indices = np.concatenate(
-            (right.indices[length : 2 * length], right.indices[:length], right.indices[2 * length :])
-        )
-        return Span(indices, right.padding, right.offsets)
-
-    monkeypatch.setattr(Plan, "span", swapping)
-    assert caught("not in plan order")
-
-
-def test_a_trainer_that_skips_a_batch_is_caught(monkeypatch):
-    consumed_one = TrainerModel._consumed_one
-
-    def skipping(self):
-        batch = self._ready[self._consumed]
-        consumed_one(self)
-        if batch.position == 1:
-            self.deliveries.pop()
-
-    monkeypatch.setattr(TrainerModel, "_consumed_one", skipping)
-    assert caught("not in plan order")
-
-
-def test_a_core_that_forgets_who_ordered_is_caught(monkeypatch):
-    handle = Core.handle
-
-    def generous(self, event, now):
-        actions = handle(self, event, now)
-        for job in self.jobs:
-            job.counters.invocations -= any(isinstance(action, Prefetch) for action in actions)
-        return actions
-
-    monkeypatch.setattr(Core, "handle", generous)
-    assert caught("was charged")
-
-
-def test_a_core_that_forgets_what_a_crash_costs_is_caught(monkeypatch):
-    invoked = Ledger.invoked
-
-    def forgetful(self, dataset, *, source_requests, **units):
-        if not source_requests:
-            return 0.0
-        return invoked(self, dataset, source_requests=source_requests, **units)
-
-    monkeypatch.setattr(Ledger, "invoked", forgetful)
-    assert caught("were billed, the core knows of")
-
-
-def test_a_core_that_spends_beyond_the_cap_is_caught(monkeypatch):
-    watch = dispatching.watch_spending
-    monkeypatch.setattr(
-        dispatching, "watch_spending", lambda state, now: watch(state, now) and Spending.FREELY
-    )
-    assert caught("beyond the cap", seeds=range(200))
-
-
-def test_a_core_that_races_all_is_caught(monkeypatch):
-    monkeypatch.setattr(Stragglers, "affordable", lambda self, share: 1000)
-    assert caught("requests are hedges", seeds=range(200))
 
 
 def test_a_core_that_starves_a_job_is_caught(monkeypatch):
@@ -265,18 +234,6 @@ def test_a_core_that_starves_a_job_is_caught(monkeypatch):
     monkeypatch.setattr(State, "wake", lambda self, cursor: cursor.job.name == "slow" or wake(self, cursor))
     with pytest.raises(InvariantError, match="slow/0 starves"):
         World(model).run()
-
-
-def test_a_core_that_drops_what_is_awaited_does_not_end(monkeypatch):
-    def drops_all(state, now):
-        for key, samples in list(state.sets.items()):
-            resident = samples.having(SampleState.RESIDENT)
-            if resident.size:
-                samples.move(resident, SampleState.ABSENT)
-                state.actions.append(room.Drop(key, resident))
-
-    monkeypatch.setattr("superdl.coordinator.core.dispatching.relieve", drops_all)
-    assert caught("has waited|run does not end")
 
 
 def test_a_core_that_wakes_in_the_past_is_caught():

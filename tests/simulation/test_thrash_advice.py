@@ -10,7 +10,9 @@ SHARE = 0.7
 _STEPS = 5
 
 
-@pytest.mark.parametrize("seed", [0, 2, 13], ids="mix-{}".format)
+@pytest.mark.parametrize(
+    "seed", [13, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2))], ids="mix-{}".format
+)
 def test_the_size_named_ends_the_thrash_and_a_tenth_less_does_not(seed):
     mix = draw_mix(seed)
     advised_bytes = mix.run(int(SHARE * mix.whole_bytes)).advised_bytes

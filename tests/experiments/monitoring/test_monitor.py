@@ -8,7 +8,6 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
 from rich.console import Console
 
 from superdl.experiments.monitoring import GpuReading, UtilizationMonitor
@@ -61,23 +60,17 @@ def test_phases_follow_the_passes_and_each_sample_is_written(tmp_path):
     monitor.close()
     monitor.close()
     used = monitor.utilization()
-    assert [(phase.epoch, phase.split) for phase in used.phases] == [
-        (None, "start"),
-        (0, "train"),
-        (0, "val"),
-        (1, "train"),
-    ]
+    phases = [(None, "start"), (0, "train"), (0, "val"), (1, "train")]
+    assert [(phase.epoch, phase.split) for phase in used.phases] == phases
     assert used.samples == 6
     assert used.sampling_cpu_s > 0
     assert all("trainer" in phase.groups and phase.samples == 2 for phase in used.phases)
     rows = [row for row in rows_of(tmp_path) if row["subject"] == "trainer"]
     assert [(row["epoch"], row["split"]) for row in rows] == [
-        (None, "start"),
-        (None, "start"),
-        (0, "train"),
-        (0, "val"),
+        *phases[:1],
+        *phases[:3],
         (None, None),
-        (1, "train"),
+        phases[3],
     ]
     assert all(tuple(row) == UTILIZATION_COLUMNS for row in rows)
     assert rows[0]["cpu_cores"] is None
@@ -120,31 +113,22 @@ def sample(clock_s: float, groups: dict[str, tuple], gpu: GpuReading | None = No
     return Sample(clock_s, 1e9 + clock_s, {name: GroupReading(*row) for name, row in groups.items()}, gpu)
 
 
-def test_cpu_is_the_difference_and_memory_the_highest():
+def test_a_phase_has_the_difference_of_cpu_and_the_highest_memory_and_the_gpu_without_what_it_did_before():
     usage = phase_usage(
         3,
         "train",
         [
-            sample(10.0, {"trainer": (1, 5.0, 100, 90)}),
-            sample(11.0, {"trainer": (1, 5.5, 300, None), "workers": (2, 0.2, 50, 40)}),
-            sample(14.0, {"trainer": (1, 7.0, 200, 80), "workers": (0, 0.4, 0, None)}),
+            sample(10.0, {"trainer": (1, 5.0, 100, 90)}, GpuReading(100.0, 9, 10)),
+            sample(
+                11.0, {"trainer": (1, 5.5, 300, None), "workers": (2, 0.2, 50, 40)}, GpuReading(20.0, 5, 10)
+            ),
+            sample(
+                14.0, {"trainer": (1, 7.0, 200, 80), "workers": (0, 0.4, 0, None)}, GpuReading(None, 7, 10)
+            ),
         ],
     )
-    assert (usage.epoch, usage.split, usage.wall_s, usage.samples) == (3, "train", 4.0, 3)
-    trainer, workers = usage.groups["trainer"], usage.groups["workers"]
-    assert (trainer.cpu_s, trainer.cpu_cores) == (2.0, 0.5)
-    assert (trainer.rss_bytes_max, trainer.pss_bytes_max) == (300, 90)
-    assert (workers.processes_max, workers.cpu_s, workers.cpu_cores) == (2, 0.4, 0.1)
-    assert (usage.gpu_percent, usage.gpu_memory_bytes_max) == (None, None)
-
-
-def test_a_gpu_is_averaged_without_what_it_did_before():
-    readings = [GpuReading(100.0, 9, 10), GpuReading(20.0, 5, 10), GpuReading(None, 7, 10)]
-    usage = phase_usage(0, "val", [sample(float(at), {}, gpu) for at, gpu in enumerate(readings)])
-    assert (usage.gpu_percent, usage.gpu_memory_bytes_max) == (20.0, 7)
-
-
-def test_a_phase_of_no_time_has_no_infinite_figure():
+    trainer, workers = GroupUsage(1, 2.0, 0.5, 300, 90), GroupUsage(2, 0.4, 0.1, 50, 40)
+    assert usage == PhaseUsage(3, "train", 4.0, 3, {"trainer": trainer, "workers": workers}, 20.0, 7)
     same = sample(1.0, {"trainer": (1, 5.0, 100, 90)})
     assert phase_usage(None, "start", [same, same]).groups["trainer"].cpu_cores == 0.0
 
@@ -155,11 +139,10 @@ TRAIN = PhaseUsage(0, "train", 2.0, 3, {"trainer": TRAINER, "cache": CACHE}, Non
 
 
 def rows(*phases: PhaseUsage, width: int = 80) -> list[list[str]]:
-    file = io.StringIO()
-    console = Console(file=file, width=width)
+    console = Console(file=io.StringIO(), width=width)
     console.print(utilization_table(Utilization(1.0, 9, 0.01, phases), {(0, "train"): 2000}))
-    text = file.getvalue()
-    assert "…" not in text
+    text = console.file.getvalue()
+    assert "…" not in text, "nothing is cut"
     return [line.split() for line in text.splitlines()]
 
 
@@ -171,10 +154,6 @@ def test_a_table_leaves_out_what_was_not_there_and_what_was_not_read():
     assert ["start", "1.50", "-", "-", "-", "-", "-", "500"] in shown
     assert ["1", "val", "1.50", "-", "-", "0.50", "-", "-", "-"] in shown
     assert not any("GPU" in row for row in shown)
-
-
-@pytest.mark.parametrize("width", [80, 40])
-def test_a_gpu_has_columns_and_nothing_is_cut(width):
-    shown = rows(replace(TRAIN, gpu_percent=73.4, gpu_memory_bytes_max=81_000 * MIB), width=width)
-    if width == 80:
-        assert ["1", "train", "1.50", "-", "-", "0.50", "-", "2.00", "9,500", "73", "81,000"] in shown
+    on_gpu = replace(TRAIN, gpu_percent=73.4, gpu_memory_bytes_max=81_000 * MIB)
+    assert ["1", "train", "1.50", "-", "-", "0.50", "-", "2.00", "9,500", "73", "81,000"] in rows(on_gpu)
+    rows(on_gpu, width=40)

@@ -43,10 +43,6 @@ def stalls(**waits: float) -> dict[str, object]:
     }
 
 
-def printed_times(*times: tuple[int, int, float]) -> list[dict[str, float]]:
-    return [{"epoch": epoch, "step": step, "steps": 10, "mean_s": mean_s} for epoch, step, mean_s in times]
-
-
 def bill(*lines: tuple[str, float | None], each: float | None = 2.5) -> dict[str, object]:
     return {
         "lines": [{"name": name, "usd": usd, "by_epoch": [], "how": ""} for name, usd in lines],

@@ -38,7 +38,10 @@ PLOTS = [
     "What the parts of the run use over time",
 ]
 STALLS = "Seconds that the trainer waited"
-PASSES = ["1 train", "1 val", "2 train", "2 val"]
+PASSES = [["1 train"], ["1 val"], ["2 train"], ["2 val"]]
+COUNTS = {"pass", "cause", "images", "steps", "phase", "what", "value", "how", "the trainer waited since"} | {
+    "what helps"
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +88,7 @@ def page_of(directory: Path) -> ReadPage:
     return read_page(write_run_page(directory).read_text(encoding="utf-8"))
 
 
-def change(directory: Path, **values: object) -> None:
-    path = directory / "report.json"
+def rewrite(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
@@ -103,7 +105,11 @@ def said(page: ReadPage) -> str:
     return page.text.partition(page.headings[0])[0]
 
 
-def test_a_finished_run_has_all_sections_tables_and_plots(finished):
+def first_cells(page: ReadPage, caption: str, most: int = 1) -> list[list[str]]:
+    return [row[:most] for row in page.table(caption).rows]
+
+
+def test_a_finished_run_has_all_sections_tables_and_plots_and_loads_nothing(finished, directory):
     page = whole_page(finished)
     assert page.title == f"Run {NAME}: finished"
     assert page.loads == []
@@ -113,26 +119,28 @@ def test_a_finished_run_has_all_sections_tables_and_plots(finished):
     for caption, words in zip(figures, PLOTS, strict=True):
         assert caption.startswith(words)
     for caption in ("Passes over the data", "Time of loading and computing"):
-        assert [row[0] for row in page.table(caption).rows] == PASSES
-    assert [row[0] for row in page.table("Processors in use").rows] == ["start", *PASSES]
+        assert first_cells(page, caption) == PASSES
+    assert first_cells(page, "Processors in use") == [["start"], *PASSES]
     assert page.table("The bill").rows[-1][0] == "what has a price here"
-    assert "cores usable" in page.text
     assert page.table("Settings of loader torch").rows
-    assert "loader.batch_size=8" in page.text
-    for subject in ("It finished:", "Accuracy:", "Throughput:", "Waiting for data:", "First batch:", "Cost:"):
-        assert subject in said(page)
-    assert "2 epochs in" in said(page)
-    assert "no price is known: training machine" in said(page)
+    for words in ("cores usable", "loader.batch_size=8"):
+        assert words in page.text
+    for words in ("It finished: 2 epochs in", "Accuracy:", "Waiting for data:", "is known: training machine"):
+        assert words in said(page)
+    for table in page.tables:
+        assert all(head in COUNTS or head.endswith(")") for head in table.head), "each number has its unit"
+    (directory / "report.html").unlink()
+    again = write_run_page(directory).read_bytes()
+    assert again == (finished / "report.html").read_bytes(), "made of the files alone"
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_an_attack_is_text_wherever_it_stands(finished, directory):
     assert "script" not in whole_page(finished).tags
-    causes = {NAME: {"steps": 1, "wait_s": 5.0}}
     epochs = json.loads((directory / "report.json").read_text())["epochs"]
-    epochs[0]["train"]["stalls"] |= {"causes": causes}
+    epochs[0]["train"]["stalls"] |= {"causes": {NAME: {"steps": 1, "wait_s": 5.0}}}
     values = {"status": "failed", "reason": NAME, "notes": [NAME], "loader_settings": {NAME: NAME}}
-    change(directory, **values, epochs=epochs)
+    rewrite(directory / "report.json", **values, epochs=epochs)
     page = page_of(directory)
     assert "script" not in page.tags
     # title, heading, reason, note, cause of a stall, the name and the value of a setting, the spec's name;
@@ -140,32 +148,21 @@ def test_what_is_an_attack_is_text_wherever_it_stands(finished, directory):
     assert page.text.count(NAME) in {8, 9}
 
 
-def test_a_page_takes_names_that_are_no_text(tmp_path):
-    (tmp_path / "report.html").write_text("x" * 1_000_000)
+def test_a_page_takes_names_that_are_no_text_and_refuses_what_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match=r"neither manifest\.json nor report\.json"):
+        write_run_page(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"name": "a name of a file \udcff"}))
     assert "a name of a file \\udcff" in page_of(tmp_path).title
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["manifest.json", "report.html"]
 
 
-def test_every_column_of_numbers_has_its_unit_or_counts_things(finished):
-    counts = ("pass", "cause", "images", "steps", "phase", "what", "value", "how")
-    words = (*counts, "the trainer waited since", "what helps")
-    for table in whole_page(finished).tables:
-        for head in table.head:
-            assert head in words or head.endswith(")"), f"{table.caption}: {head}"
-
-
-def test_the_page_is_made_from_the_files_alone_and_twice_the_same(finished, directory):
-    (directory / "report.html").unlink()
-    assert write_run_page(directory).read_bytes() == (finished / "report.html").read_bytes()
-
-
 def test_a_run_that_failed_before_its_first_step_has_a_page(directory):
     for name in ("steps.jsonl", "utilization.jsonl"):
         write_rows(directory, name, [])
-    change(directory, status="failed", reason="SourceNotFoundError: x", epochs=[], utilization=None)
+    values = {"status": "failed", "reason": "SourceNotFoundError: x", "epochs": [], "utilization": None}
+    rewrite(directory / "report.json", **values)
     page = page_of(directory)
-    assert "after 0 of 2 epochs" in said(page)
+    assert "It failed after 0 of 2 epochs" in said(page)
     assert "SourceNotFoundError: x" in said(page)
     assert page.headings == ["What it cost", "Loader", "Spec, machine and versions"]
     assert page.figures == []
@@ -174,47 +171,36 @@ def test_a_run_that_failed_before_its_first_step_has_a_page(directory):
 def test_an_interrupted_run_without_a_whole_epoch_has_its_steps(directory):
     steps = [row for row in rows_of(directory, "steps.jsonl") if (row["epoch"], row["split"]) == (0, "train")]
     write_rows(directory, "steps.jsonl", steps[:2])
-    change(directory, status="interrupted", reason="KeyboardInterrupt", epochs=[])
+    rewrite(directory / "report.json", status="interrupted", reason="KeyboardInterrupt", epochs=[])
     page = page_of(directory)
     assert "It was interrupted after 0 of 2 epochs" in said(page)
-    (row,) = page.table("Passes over the data").rows
-    assert row[:3] == ["1 train, in part", "16", "2"]
+    assert first_cells(page, "Passes over the data", 3) == [["1 train, in part", "16", "2"]]
     assert page.figures[2].startswith("What the steps")
 
 
-def test_a_killed_run_has_a_page_without_a_report(finished, directory):
-    whole_stalls = [row[:3] for row in whole_page(finished).table("Stalls by cause").rows]
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("ranks", "whose"), [(1, ""), (4, ", of rank 0")])
+def test_a_killed_run_has_a_page_without_a_report(finished, directory, ranks, whose):
+    whole_stalls = first_cells(whole_page(finished), "Stalls by cause", 3)
     (directory / "report.json").unlink()
-    manifest = json.loads((directory / "manifest.json").read_text())
-    (directory / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
-    assert manifest["ranks"] == 1
+    rewrite(directory / "manifest.json", status="running", ranks=ranks)
     with (directory / "steps.jsonl").open("a") as file:
         file.write('{"epoch": 1, "st')  # the kill came while it was written
     page = page_of(directory)
     assert page.title.endswith("running")
     assert "It left no report: its manifest says running, so it goes on, or was killed; what" in said(page)
-    assert "steps.jsonl has 1 line(s) that are no rows" in page.text
-    assert "cores usable" in page.text
-    assert "not known, since there is no report" in said(page)
     assert "of 1 of 2 epochs and what came after" in said(page)
-    assert [row[:3] for row in page.table("Passes over the data").rows] == [
-        ["1 train", "24", "3"],
-        ["1 val", "8", "1"],
-        ["2 train", "24", "3"],
-        ["2 val, in part", "8", "1"],
+    assert "not known, since there is no report" in said(page)
+    assert "steps.jsonl has 1 line(s) that are no rows" in page.text
+    assert first_cells(page, "Passes over the data", 3) == [
+        [f"1 train{whose}", "24", "3"],
+        [f"1 val{whose}", "8", "1"],
+        [f"2 train{whose}", "24", "3"],
+        [f"2 val, in part{whose}", "8", "1"],
     ]
-    assert [row[:3] for row in page.table("Stalls by cause").rows] == whole_stalls[:-1]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_killed_run_of_several_ranks_has_passes_of_rank_0(directory):
-    (directory / "report.json").unlink()
-    manifest = json.loads((directory / "manifest.json").read_text())
-    (directory / "manifest.json").write_text(json.dumps(manifest | {"status": "running", "ranks": 4}))
-    page = page_of(directory)
-    names = [row[0] for row in page.table("Passes over the data").rows]
-    assert names[:2] == ["1 train, of rank 0", "1 val, of rank 0"]
-    assert "Of 4 ranks this is rank 0" in page.text
+    stalls = [[row[0].removesuffix(whose), *row[1:]] for row in first_cells(page, "Stalls by cause", 3)]
+    assert stalls == whole_stalls[:-1]
+    assert ("Of 4 ranks this is rank 0" in page.text) == (ranks == 4)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -223,21 +209,14 @@ def test_files_that_cannot_be_read_are_told(directory):
     (directory / "utilization.jsonl").write_text("[]\n")
     write_rows(directory, "steps.jsonl", [*rows_of(directory, "steps.jsonl"), {"epoch": 0}])
     page = page_of(directory)
-    assert "steps.jsonl has 1 line(s) that are no rows of this version" in page.text
     assert "report.json cannot be read" in page.text
+    for name in ("steps", "utilization"):
+        assert f"{name}.jsonl has 1 line(s) that are no rows of this version" in page.text
     assert "It left no report: its manifest says finished; what follows is added up" in said(page)
-    assert "killed" not in said(page)
-    assert "utilization.jsonl has 1 line(s) that are no rows" in page.text
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"neither manifest\.json nor report\.json"):
-        write_run_page(tmp_path)
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_without_matplotlib_the_page_has_its_tables_and_says_what_plots_need(directory):
     page = page_of(directory)
-    assert page.headings == SECTIONS
-    assert page.figures == []
+    assert (page.headings, page.figures) == (SECTIONS, [])
     assert page.text.count("pip install 'superdl[train]', then superdl report DIRECTORY") == 1

@@ -10,7 +10,7 @@ import pytest
 
 from superdl.experiments.reporting.run_plots import run_plots, thinned
 from superdl.experiments.reporting.run_tables import run_tables
-from tests.experiments.reporting.runs import a_run, columns, one_pass, printed_times, stalls, usage
+from tests.experiments.reporting.runs import a_run, columns, one_pass, stalls, usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,15 +89,6 @@ def test_learning_is_shown_over_epochs_done_and_a_diverged_loss_leaves_a_gap(dra
     speeds = drawn(run)["speeds"]
     assert [axes.get_title(loc="left") for axes in speeds] == ["Training", "Validation"]
     assert lines_of(speeds[0]) == {"Training": [[1.0, 100.0]]}
-
-
-def test_step_times_that_were_printed_are_drawn(drawn):
-    run = a_run(one_pass(), step_times=printed_times((0, 10, 2.5), (0, 20, 0.37), (1, 10, 0.88)))
-    (axes,) = drawn(run)["step_times"]
-    assert lines_of(axes) == {"epoch 1": [[10.0, 2500.0], [20.0, 370.0]], "epoch 2": [[10.0, 880.0]]}
-    many = a_run(one_pass(), step_times=printed_times(*((epoch, 10, 1.0) for epoch in range(9))))
-    (axes,) = drawn(many)["step_times"]
-    assert list(lines_of(axes)) == ["epoch 1", "epoch 2", "epoch 3", "epoch 7", "epoch 8", "epoch 9"]
 
 
 def test_what_files_do_not_tell_has_no_table_and_no_plot(drawn):

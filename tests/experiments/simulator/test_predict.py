@@ -33,15 +33,10 @@ def timeless(prediction: Prediction) -> Prediction:
     return replace(prediction, simulated_in_s=0.0)
 
 
-def test_the_same_spec_gives_the_same_prediction():
-    assert timeless(predict(SPEC)) == timeless(predict(SPEC))
-    assert timeless(predict(replace(SPEC, seed=1))) != timeless(predict(SPEC))
-
-
-def test_a_prediction_with_checks_is_the_same():
-    checked, unchecked = predict(SPEC, checked=True), predict(SPEC)
-    assert checked.samples_produced == unchecked.samples_produced
-    assert checked.jobs == unchecked.jobs
+def test_the_same_spec_gives_the_same_prediction_checked_or_not():
+    prediction = timeless(predict(SPEC))
+    assert timeless(predict(SPEC, checked=True)) == prediction
+    assert timeless(predict(replace(SPEC, seed=1))) != prediction
 
 
 def test_a_dataset_that_fits_is_decoded_once():
@@ -51,10 +46,8 @@ def test_a_dataset_that_fits_is_decoded_once():
     assert prediction.epochs == pytest.approx(3.0)
     assert prediction.cold_starts > 0
     assert 0 < prediction.functions_mean <= prediction.functions_peak <= 8
-    first, second, third = prediction.jobs[0].passes
-    assert first.first_batch_s > 1.0, "functions start cold"
-    assert second.hits == third.hits == 2000
-    assert first.wall_s > second.wall_s
+    assert prediction.first_batch_s > 1.0, "functions start cold"
+    assert prediction.hit_rate > 2 / 3
     assert prediction.simulated
 
 
@@ -94,32 +87,13 @@ def test_a_run_ends_when_its_minutes_are_over():
     prediction = predict(replace(SPEC, minutes=0.05))
     assert prediction.virtual_s == 3.0
     assert 0 < prediction.samples_read < 6000
-    assert prediction.jobs[0].passes[-1].wall_s <= 3.0
 
 
-def test_a_group_of_jobs_shares_what_is_decoded():
+def test_a_group_of_jobs_shares_what_is_decoded_and_ranks_read_disjoint_parts():
     group = JobSpec(count=4, batch_size=50, step_s=0.1, start_every_s=0.5, workers=2)
     prediction = predict(replace(SPEC, jobs=(group,)))
     assert [job.name for job in prediction.jobs] == ["train-0", "train-1", "train-2", "train-3"]
-    assert prediction.samples_produced == 2000
-    assert prediction.samples_read == 8000
-
-
-def test_validation_follows_training():
-    jobs = (
-        JobSpec(batch_size=50, step_s=0.1, epochs=2, workers=2),
-        JobSpec(name="val", dataset="val", batch_size=50, step_s=0.05, epochs=2, follows="train"),
-    )
-    datasets = (*SPEC.datasets, DatasetSpec(name="val", samples=200, image=64))
-    prediction = predict(replace(SPEC, jobs=jobs, datasets=datasets), checked=True)
-    train, val = prediction.jobs
-    assert [one.epoch for one in val.passes] == [0, 1]
-    together_s = sum(one.wall_s for one in (*train.passes, *val.passes))
-    assert together_s == pytest.approx(prediction.virtual_s, abs=0.05)
-
-
-def test_ranks_read_disjoint_parts():
+    assert (prediction.samples_produced, prediction.samples_read) == (2000, 8000)
     ranks = JobSpec(replicas=2, batch_size=25, step_s=0.1, workers=2)
     prediction = predict(replace(SPEC, jobs=(ranks,)), checked=True)
-    assert prediction.samples_read == 2000
-    assert prediction.jobs[0].epochs == 1.0
+    assert (prediction.samples_read, prediction.jobs[0].epochs) == (2000, 1.0)

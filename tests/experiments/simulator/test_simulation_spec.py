@@ -30,7 +30,6 @@ def test_specs_that_come_along_are_good(name):
         ("jobs: [{batch_size: 0}]", "jobs[0].batch_size must be at least 1, not 0"),
         ("jobs: [{batchsize: 2}]", "did you mean jobs[0].batch_size?"),
         ("jobs: [{dataset: other}]", "jobs[0].dataset names no dataset: other; there are data"),
-        ("jobs: [{follows: train}]", "must name jobs that follow none"),
         ("jobs: [{name: a}, {name: a}]", "jobs named a occur twice"),
         ("datasets: [{name: data, random: 1}]", "datasets[0].random must be true or false, not 1"),
         ("datasets: [{samples: 9}]\njobs: [{drop_last: true}]", "drop_last leaves no batch"),
@@ -43,10 +42,6 @@ def test_specs_that_come_along_are_good(name):
         ("sweep: {cache_gb: 4}", "sweep.cache_gb must be a list of numbers"),
         ("sweep: {cache: [4]}", "cache must be a mapping of keys to values"),
         ("sweep: {functions.speed: [4]}", "unknown key functions.speed"),
-        (
-            "jobs: [{name: a, count: 2}, {name: b, follows: a}]",
-            "jobs[1] follows a and must have its count and replicas",
-        ),
         ("[", "cannot read the spec"),
     ],
 )
