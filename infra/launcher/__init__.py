@@ -2,12 +2,20 @@
 
 ``python -m infra.launcher`` does one host's part, ``.local`` starts all hosts of a run on this machine, and
 ``.submit`` makes a SageMaker job of it; docs/clusters.md describes all three. It is not in the wheel. This
-face has how a run ends, which all parts share: the exit code that every host gives, and the reason.
+face has what all parts share: what a host's part is made of, and how a run ends.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from infra.launcher.settings import Cluster, LaunchSettings
+    from infra.launcher.trust import Trust
 
 __all__ = [
     "EXIT_HOST_LOST",
@@ -18,6 +26,7 @@ __all__ = [
     "EXIT_SIGNAL",
     "EXIT_WRONG_SETTINGS",
     "ExitStatus",
+    "Launch",
     "RunFailedError",
 ]
 
@@ -45,3 +54,26 @@ class RunFailedError(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.status = ExitStatus(code, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One host's part of a run.
+
+    Attributes:
+        cluster: who is here.
+        settings: how the run is launched.
+        trust: how the hosts know one another.
+        environment: of what starts here.
+        command: the training script and its arguments.
+        directory: a private one.
+        address: this host's.
+    """
+
+    cluster: Cluster
+    settings: LaunchSettings
+    trust: Trust
+    environment: Mapping[str, str]
+    command: Sequence[str]
+    directory: Path
+    address: str

@@ -12,15 +12,16 @@ import logging
 import sys
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from infra.launcher import EXIT_NOT_READY, EXIT_SERVICE_FAILED, EXIT_SIGNAL, RunFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
-__all__ = ["Program", "Service", "race"]
+__all__ = ["Program", "Service", "forever", "race"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -28,19 +29,19 @@ _T = TypeVar("_T")
 _GUARD = Path(__file__).with_name("guard.py")
 _LAST_LINES = 5
 _LAST_CHARACTERS = 1000
-_CHUNK = 64 * 1024
 _GUARD_WAIT_S = 10.0  # the guard kills at once
 _OUTPUT_WAIT_S = 2.0
+_PROBE_S = 3.0
 _PROBE_PAUSE_S = 0.05
 _LONG_LIFE_S = 60.0  # a program that dies after so long was not started in vain
-_RESTARTS = 3
 _RESTART_PAUSE_S = 0.2
 
 
+@dataclass(eq=False)
 class Program:
     """One program and all that comes of it.
 
-    Args:
+    Attributes:
         name: what it is, for people: ``the cache``.
         command: the program and its arguments.
         environment: all of its variables.
@@ -48,16 +49,13 @@ class Program:
             message of its failure; else it writes where the launcher does.
     """
 
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = True
-    ) -> None:
-        self.name = name
-        self.command = list(command)
-        self.environment = dict(environment)
-        self._quiet = quiet
-        self._process: asyncio.subprocess.Process | None = None
-        self._output: asyncio.Task[None] | None = None
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    quiet: bool = True
+    _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _output: asyncio.Task[None] | None = field(default=None, init=False)
+    _last: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES), init=False)
 
     async def start(self) -> None:
         """Start it; a program that is not there ends at once with code 127."""
@@ -65,9 +63,9 @@ class Program:
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", str(_GUARD), *self.command),
             stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE if self._quiet else None,
-            stderr=asyncio.subprocess.STDOUT if self._quiet else None,
-            env=self.environment,
+            stdout=asyncio.subprocess.PIPE if self.quiet else None,
+            stderr=asyncio.subprocess.STDOUT if self.quiet else None,
+            env=dict(self.environment),
             process_group=0,
         )
         if self._process.stdout is not None:
@@ -76,8 +74,7 @@ class Program:
     async def ended(self) -> int:
         """Its exit code, once it has ended: 128 and more where a signal ended it."""
         if self._process is None:
-            msg = f"{self.name} was not started"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"{self.name} was not started")
         code = await self._process.wait()
         if self._output is not None:
             await asyncio.wait({self._output}, timeout=_OUTPUT_WAIT_S)  # a stranger may hold the pipe
@@ -95,58 +92,51 @@ class Program:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
+        if await self._ended_within(wait_s):
+            return
+        _log.warning("%s has not ended within %g s and is killed", self.name, wait_s)
+        process.stdin.write(b"kill")
+        if not await self._ended_within(_GUARD_WAIT_S):
+            process.kill()
+            await self.ended()
+
+    async def _ended_within(self, wait_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self.ended()
-                return
-        _log.warning("%s has not ended within %g s and is killed", self.name, wait_s)
-        process.stdin.write(b"kill")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GUARD_WAIT_S):
-                await self.ended()
-                return
-        process.kill()
-        await self.ended()
+                return True
+        return False
 
     async def _relay(self, output: asyncio.StreamReader) -> None:
-        rest = b""
-        while chunk := await output.read(_CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _CHUNK:  # of a line without an end
-                lines, rest = [*lines, rest], b""
-            self._pass_on(lines)
-        self._pass_on([rest])
+        while True:
+            try:
+                line = await output.readuntil(b"\n")
+            except asyncio.LimitOverrunError as overrun:  # a line without an end is passed on in pieces
+                line = await output.readexactly(overrun.consumed)
+            except asyncio.IncompleteReadError as end:
+                line = end.partial
+                if not line:
+                    return
+            if text := line.decode(errors="replace").rstrip():
+                self._last.append(text)
+                sys.stderr.write(f"[{self.name}] {text}\n")
+                sys.stderr.flush()
 
-    def _pass_on(self, lines: Sequence[bytes]) -> None:
-        for text in filter(None, (line.decode(errors="replace").rstrip() for line in lines)):
-            self._last.append(text)
-            sys.stderr.write(f"[{self.name}] {text}\n")
-        sys.stderr.flush()
 
-
-class Service:
+@dataclass(eq=False)
+class Service(Program):
     """A program that runs as long as the run does: it is found ready, and starts again when it dies.
 
-    Args:
-        program: what runs.
-        ready: returns once it serves; called again and again while it raises ``OSError``.
-        wait_s: how long that may take.
+    Attributes:
+        listens: the address and port where it serves; it is ready at once without.
+        wait_s: how long it may take to serve.
         restarts: how many quick deaths the run bears.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        ready: Callable[[], Awaitable[None]],
-        *,
-        wait_s: float,
-        restarts: int = _RESTARTS,
-    ) -> None:
-        self.program = program
-        self._ready = ready
-        self._wait_s = wait_s
-        self._restarts = restarts
-        self._started_s = 0.0
+    listens: tuple[str, int] | None = None
+    wait_s: float = 60.0
+    restarts: int = 3
+    _started_s: float = field(default=0.0, init=False)
 
     async def start(self) -> None:
         """Start it, and wait until it serves.
@@ -155,24 +145,26 @@ class Service:
             RunFailedError: it ends before, or does not serve in time.
         """
         self._started_s = time.monotonic()
-        await self.program.start()
+        await super().start()
         try:
-            async with asyncio.timeout(self._wait_s):
-                code = await race(self.program.ended(), self._serving())
+            async with asyncio.timeout(self.wait_s):
+                code = await race(self.ended(), self._serving())
         except TimeoutError:
-            msg = f"{self.program.name} was started and did not answer within {self._wait_s:g} s"
-            raise RunFailedError(EXIT_NOT_READY, msg) from None
+            raise RunFailedError(
+                EXIT_NOT_READY, f"{self.name} was started and did not answer within {self.wait_s:g} s"
+            ) from None
         if code is not None:
-            msg = f"{self.program.how_it_ended(code)} (before it was ready)"
-            raise RunFailedError(EXIT_SERVICE_FAILED, msg)
-        _log.info("%s is ready", self.program.name)
+            raise RunFailedError(EXIT_SERVICE_FAILED, f"{self.how_it_ended(code)} (before it was ready)")
+        _log.info("%s is ready", self.name)
 
     async def _serving(self) -> None:
-        while True:
-            try:
-                return await self._ready()
-            except OSError:  # not yet; start() bounds how long that may last
-                await asyncio.sleep(_PROBE_PAUSE_S)
+        while self.listens is not None:
+            with contextlib.suppress(OSError):  # not yet; start() bounds how long that may last
+                async with asyncio.timeout(_PROBE_S):
+                    _, writer = await asyncio.open_connection(*self.listens)
+                writer.close()
+                return
+            await asyncio.sleep(_PROBE_PAUSE_S)
 
     async def keep(self) -> NoReturn:
         """Start it again whenever it dies, until it has died too often.
@@ -182,10 +174,10 @@ class Service:
         """
         deaths = 0
         while True:
-            code = await self.program.ended()
+            code = await self.ended()
             deaths = 1 if time.monotonic() - self._started_s > _LONG_LIFE_S else deaths + 1
-            how = self.program.how_it_ended(code)
-            if deaths > self._restarts:
+            how = self.how_it_ended(code)
+            if deaths > self.restarts:
                 how_often = f", {deaths} times in a short time" if deaths > 1 else ""
                 raise RunFailedError(EXIT_SERVICE_FAILED, f"{how}{how_often}")
             _log.warning("%s; it is started again", how)
@@ -207,3 +199,9 @@ async def race(*ways: Awaitable[_T]) -> _T:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return first.result()
+
+
+async def forever() -> NoReturn:
+    """Wait until somebody cancels it."""
+    await asyncio.Event().wait()
+    raise AssertionError

@@ -9,7 +9,6 @@ is always 1. So no launcher imports torch.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -18,13 +17,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from superdl.super_wire.encryption import is_loopback
-from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infra.launcher.cluster import Cluster
-    from infra.launcher.options import LaunchSettings
+    from infra.launcher import Launch
 
 __all__ = ["interface_of", "ranks_here", "training_command", "visible_gpus"]
 
@@ -32,19 +29,9 @@ _DEVICES = Path("/dev")
 _SIGNALS_FROM = 128
 
 
-def ranks_here(settings: LaunchSettings, environment: Mapping[str, str], devices: Path = _DEVICES) -> int:
-    """How many ranks a training host has: the setting, else one for each GPU, else one.
-
-    Raises:
-        ConfigError: ``SM_NUM_GPUS`` is no number.
-    """
-    text = environment.get("SM_NUM_GPUS", "")
-    if settings.ranks_per_host:
-        return settings.ranks_per_host
-    if text and not text.isdecimal():
-        msg = f"SM_NUM_GPUS is a number; not {text[:80]!r}"
-        raise ConfigError(msg)
-    return max(1, int(text) if text else len(visible_gpus(environment, devices)))
+def ranks_here(launch: Launch) -> int:
+    """How many ranks a training host has: the setting, else one for each GPU, else one."""
+    return launch.settings.ranks_per_host or max(1, len(visible_gpus(launch.environment)))
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = _DEVICES) -> list[str]:
@@ -52,7 +39,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = _DEVICES) -> li
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in {"", "-1"}]
-    found = sum(bool(re.fullmatch(r"nvidia[0-9]+", entry.name)) for entry in os.scandir(devices))
+    found = sum(bool(re.fullmatch(r"nvidia[0-9]+", entry.name)) for entry in devices.iterdir())
     return [str(number) for number in range(found)]
 
 
@@ -66,36 +53,20 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def training_command(
-    cluster: Cluster,
-    settings: LaunchSettings,
-    environment: Mapping[str, str],
-    command: Sequence[str],
-    *,
-    address: str,
-    coordinator: str,
-    run_id: str,
-) -> tuple[list[str], dict[str, str]]:
+def training_command(launch: Launch, coordinator: str, run_id: str) -> tuple[list[str], dict[str, str]]:
     """What this host runs to train, and with which environment.
 
-    Args:
-        cluster: who is here.
-        settings: how the run is launched.
-        environment: the launcher's.
-        command: the script and its arguments.
-        address: this host's.
-        coordinator: where the samplers find it.
-        run_id: the same on every host, so that all ranks find one job.
+    ``run_id`` is the same on every host, so that all ranks find one job at the coordinator.
     """
-    ranks = str(ranks_here(settings, environment))
-    nodes, rank = str(len(cluster.training_hosts)), str(cluster.node_rank)
-    first, port = cluster.training_hosts[0], str(settings.master_port)
-    own = {**environment, "SUPER_COORDINATOR": coordinator}
+    settings, hosts, command = launch.settings, launch.cluster.training_hosts, launch.command
+    ranks, nodes = str(ranks_here(launch)), str(len(hosts))
+    rank, first, port = str(hosts.index(launch.cluster.current)), hosts[0], str(settings.master_port)
+    own = {**launch.environment, "SUPER_COORDINATOR": coordinator}
     own.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{max(1, int(settings.stop_wait_s) - 5)}")
-    interface = cluster.interface or interface_of(address)  # torch's guess is what the host's name leads to
+    interface = interface_of(launch.address)  # torch would guess by the host's name
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if interface else ():
         own.setdefault(name, interface)
-    if not settings.torchrun:
+    if settings.no_torchrun:
         own |= {"MASTER_ADDR": first, "MASTER_PORT": port}
         return list(command), own | {"NNODES": nodes, "NODE_RANK": rank, "NPROC_PER_NODE": ranks}
     options = {
@@ -106,7 +77,7 @@ def training_command(
         "--master-addr": first,
         "--master-port": port,
         "--rdzv-id": run_id,
-        "--local-addr": address,
+        "--local-addr": launch.address,
     }
     words = [word for option in options.items() for word in option]
     # After -- torchrun takes none of the script's options for its own, nor for beginnings of its own.

@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from infra.launcher import local, submit
-from infra.launcher.options import parse, settings_of
+from infra.launcher.settings import parse
 from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.spec import load_spec
 from superdl.main import _parser as superdl_parser
@@ -69,7 +69,7 @@ def _specs(words: Sequence[str]) -> Iterator[str]:
 
 
 def _launcher(words: Sequence[str], *, own: bool) -> Iterator[str]:
-    settings_of(parse(_without_own(words) if own else words))
+    parse(_without_own(words) if own else words)
     yield from _module(words[words.index("--") + 1 :])
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[3]
-END_WAIT_S = 60.0
+END_WAIT_S = 120.0
 _POLL_S = 0.02
 _MARK = "SUPER_TEST_RUN"
 
@@ -61,10 +61,10 @@ class Hosts:
         """
         told = [f"--{name}-port={port}" for name, port in self.ports.items()]
         if flags:
-            told += [f"--data-hosts={','.join(self.data_hosts)}"]
+            told += [f"--data-hosts={','.join(self.data_hosts)}", "--config-dir=/nonexistent"]
             told += [f"--training-hosts={','.join(self.training_hosts)}"]
         for host in only or self.data_hosts + self.training_hosts:
-            own = [f"--host={host}", f"--failure-file={self.failure_file(host)}", "--config-dir=/nonexistent"]
+            own = [f"--failure-file={self.failure_file(host)}"] + [f"--host={host}"] * flags
             with self.log(host).open("wb") as log:
                 self.processes[host] = subprocess.Popen(
                     [

@@ -16,6 +16,7 @@ from infra.launcher import EXIT_HOST_LOST, EXIT_LEADER_LOST, EXIT_WRONG_SETTINGS
 from tests.fixtures.certificates import _Authority
 from tests.infra.launcher.test_training_run import LOCAL, begin, check_every_image_once, needs_ray
 
+pytestmark = pytest.mark.slow
 IP = shutil.which("ip") or ""
 SERVER_WITH_TLS = shutil.which("valkey-server") or shutil.which("redis-server")
 ADDRESSES = LEADER, TRAINER_0, TRAINER_1 = "10.83.0.1", "10.83.0.2", "10.83.0.3"
@@ -77,35 +78,20 @@ def switch(hosts):
     made.close()
 
 
-@pytest.mark.slow
+@needs_ray
 def test_hosts_with_addresses_of_their_own_train_together(hosts, switch, images):
-    roots = {"SUPER_FILE_ROOTS": str(images)}
-    begin(hosts, images, "--epochs", "2", options=(*LOCAL, "--insecure"), environment=roots)
+    roots = {"SUPER_FILE_ROOTS": str(images), "SUPER_RAY_SHARED_FILES": "1"}
+    options = ("--cache-bytes=128mb", "--data-cpus=1", "--trainer-cpus=1", "--insecure")
+    begin(hosts, images, "--epochs", "2", options=options, environment=roots)
     assert set(hosts.codes().values()) == {0}, hosts.all_said()
     check_every_image_once(hosts, images)
     for host in ADDRESSES:
         assert "INSECURE: without a token" in hosts.said(host)
-    hosts.until_nothing_is_left()
-
-
-@pytest.mark.slow
-@needs_ray
-def test_functions_run_on_rays_nodes_of_all_hosts(hosts, switch, images):
-    begin(
-        hosts,
-        images,
-        *("--epochs", "2"),
-        options=("--cache-bytes=128mb", "--data-cpus=1", "--trainer-cpus=1", "--insecure"),
-        environment={"SUPER_FILE_ROOTS": str(images), "SUPER_RAY_SHARED_FILES": "1"},
-    )
-    assert set(hosts.codes().values()) == {0}, hosts.all_said()
-    check_every_image_once(hosts, images)
     for host in hosts.training_hosts:
         assert "Ray's node is ready" in hosts.said(host)
     hosts.until_nothing_is_left()
 
 
-@pytest.mark.slow
 @needs_ray
 @pytest.mark.skipif(
     not SERVER_WITH_TLS, reason="no server with TLS is here: pip's have none, and none is on PATH"
@@ -140,7 +126,6 @@ def test_with_tls_token_and_password_everywhere_nothing_is_insecure(hosts, switc
     hosts.until_nothing_is_left()
 
 
-@pytest.mark.slow
 def test_beyond_loopback_nothing_starts_without_a_guard(hosts, switch):
     hosts.start("true", options=LOCAL)
     assert set(hosts.codes().values()) == {EXIT_WRONG_SETTINGS}
@@ -148,7 +133,6 @@ def test_beyond_loopback_nothing_starts_without_a_guard(hosts, switch):
     assert "a token (SUPER_TOKEN or SUPER_TOKEN_FILE" in hosts.reason(TRAINER_0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cut", [LEADER, TRAINER_1])
 def test_a_host_whose_cable_is_pulled_is_lost(hosts, switch, cut):
     bare = ("--insecure", "--no-torchrun", "--coordinator=127.0.0.1:1", "--silence-s=3")

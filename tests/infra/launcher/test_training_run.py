@@ -66,22 +66,17 @@ def cache_of(hosts):
     )
 
 
-def test_two_hosts_train_on_every_image_once(hosts, images):
+@pytest.mark.parametrize("data_hosts", [(LEADER,), ()])
+def test_two_hosts_train_on_every_image_once(hosts, images, data_hosts):
+    hosts.data_hosts = data_hosts
     begin(hosts, images, "--epochs", str(EPOCHS))
     assert set(hosts.codes().values()) == {0}, hosts.all_said()
     told = check_every_image_once(hosts, images)
     assert [rank["RANK"] for rank in told] == ["0", "1"]
     assert {rank["WORLD_SIZE"] for rank in told} == {"2"}
-    assert {rank["SUPER_COORDINATOR"] for rank in told} == {f"{LEADER}:{hosts.ports['coordinator']}"}
+    leader = [*data_hosts, TRAINER_0][0]
+    assert {rank["SUPER_COORDINATOR"] for rank in told} == {f"{leader}:{hosts.ports['coordinator']}"}
     assert len({rank["TORCHELASTIC_RUN_ID"] for rank in told} - {"none"}) == 1
-    assert hosts.left() == []
-
-
-def test_without_data_hosts_the_first_that_trains_brings_everything(hosts, images):
-    hosts.data_hosts = ()
-    begin(hosts, images, "--epochs", str(EPOCHS))
-    assert set(hosts.codes().values()) == {0}, hosts.all_said()
-    check_every_image_once(hosts, images)
     assert hosts.left() == []
 
 
@@ -169,20 +164,6 @@ def test_functions_run_on_data_hosts_and_on_trainers_spare_cpus(hosts, images):
     check_every_image_once(hosts, images)
     for host in (DATA, *hosts.training_hosts):
         assert "Ray's node" in hosts.said(host)
-    hosts.until_nothing_is_left()
-
-
-@needs_ray
-def test_a_data_host_that_is_lost_costs_no_image(hosts, images):
-    hosts.data_hosts = (LEADER, DATA)
-    begin(hosts, images, "--epochs", "8", options=(*RAY, "--lost-data-hosts=1"), environment=FILES)
-    hosts.until((hosts.directory / "begun-0").exists, "the first batch of rank 0")
-    hosts.signal(DATA, signal.SIGKILL)
-    codes = hosts.codes()
-    assert codes.pop(DATA) == -signal.SIGKILL
-    assert set(codes.values()) == {0}, hosts.all_said()
-    assert "the run goes on without a data host" in hosts.said(LEADER)
-    check_every_image_once(hosts, images, epochs=8)
     hosts.until_nothing_is_left()
 
 
