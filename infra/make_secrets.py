@@ -33,17 +33,17 @@ from infra import NO_REGION, TAG, session_in, stack_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Pair", "days_left", "main", "make_secrets", "new_authority", "sign"]
+__all__ = ["Pair", "days_left", "main", "new_authority", "sign"]
 
 _AUTHORITY_DAYS = 3650
+_VALID_DAYS = 397
+_RENEW_DAYS = 30
 _BACKDATED = dt.timedelta(minutes=5)  # clocks differ
+_TOKEN_BYTES = 32
 _USES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
-_VALID_DAYS = 397
-_RENEW_DAYS = 30
-_TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +56,29 @@ class Pair:
 
 def new_authority(name: str) -> Pair:
     """An authority that may sign servers and clients, and no other authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
     limits = x509.BasicConstraints(ca=True, path_length=0)
-    subject = _named(name)
-    return _signed(subject, key, subject, key, _AUTHORITY_DAYS, limits, _usage("key_cert_sign", "crl_sign"))
+    return _signed(name, None, _AUTHORITY_DAYS, limits, _usage("key_cert_sign", "crl_sign"))
 
 
 def sign(authority: Pair, name: str, *, days: int, hosts: tuple[str, ...] = ()) -> Pair:
     """A certificate of the authority's: a server's if it has hosts, else a client's."""
-    signer = serialization.load_pem_private_key(authority.key.encode(), password=None)
-    if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        msg = "the authority's key is not of an elliptic curve: it was not made here"
-        raise TypeError(msg)
-    limits = x509.BasicConstraints(ca=False, path_length=None)
     side = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     more: list[x509.ExtensionType] = [x509.ExtendedKeyUsage([side])]
     if hosts:
         more.append(x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts]))
-    key, issuer = ec.generate_private_key(ec.SECP256R1()), _loaded(authority.cert).subject
-    return _signed(_named(name), key, issuer, signer, days, limits, _usage("digital_signature"), *more)
+    limits = x509.BasicConstraints(ca=False, path_length=None)
+    return _signed(name, authority, days, limits, _usage("digital_signature"), *more)
 
 
-def _signed(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    signer: ec.EllipticCurvePrivateKey,
-    days: int,
-    *extensions: x509.ExtensionType,
-) -> Pair:
-    """A certificate of these extensions with its key."""
+def _signed(name: str, authority: Pair | None, days: int, *extensions: x509.ExtensionType) -> Pair:
+    """A certificate of these extensions with its key; without an authority it signs itself."""
+    key = signer = ec.generate_private_key(ec.SECP256R1())
+    subject = issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    if authority is not None:
+        found = serialization.load_pem_private_key(authority.key.encode(), password=None)
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise TypeError("the authority's key is not of an elliptic curve: it was not made here")
+        signer, issuer = found, _loaded(authority.cert).subject
     now, public = dt.datetime.now(dt.UTC), key.public_key()
     builder = (
         x509.CertificateBuilder()
@@ -108,31 +101,6 @@ def _signed(
     return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem).decode(), secret.decode())
 
 
-def days_left(cert: str) -> float:
-    """Days until a certificate runs out; below 0 if it has."""
-    return (_loaded(cert).not_valid_after_utc - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
-
-
-def names_of(cert: str) -> tuple[str, ...]:
-    """The host names that a certificate is for."""
-    found = _loaded(cert).extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    return tuple(found.value.get_values_for_type(x509.DNSName))
-
-
-def signed_by(cert: str, authorities: str) -> bool:
-    """Whether one of these authorities, PEM texts one after the other, signed the certificate."""
-    issuers = x509.load_pem_x509_certificates(authorities.encode())
-    return any(_is_signed(_loaded(cert), issuer) for issuer in issuers)
-
-
-def _is_signed(cert: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        cert.verify_directly_issued_by(issuer)
-    except (InvalidSignature, ValueError, TypeError):  # another key, another name, another kind of key
-        return False
-    return True
-
-
 def _usage(*uses: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{use: use in uses for use in _USES})
 
@@ -141,8 +109,23 @@ def _loaded(cert: str) -> x509.Certificate:
     return x509.load_pem_x509_certificate(cert.encode())
 
 
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+def days_left(cert: str) -> float:
+    """Days until a certificate runs out; below 0 if it has."""
+    return (_loaded(cert).not_valid_after_utc - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
+
+
+def _is_good(cert: str, authority: str, host: str) -> bool:
+    """Whether a certificate lasts, is the authority's and, for a server, is for the host."""
+    loaded = _loaded(cert)
+    try:
+        loaded.verify_directly_issued_by(_loaded(authority))
+    except (InvalidSignature, ValueError, TypeError):  # another key, another name, another kind of key
+        return False
+    names = []
+    if host:
+        found = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = found.value.get_values_for_type(x509.DNSName)
+    return days_left(cert) >= _RENEW_DAYS and (not host or host in names)
 
 
 class Vault:
@@ -150,11 +133,11 @@ class Vault:
 
     def __init__(self, client: Any, stack: str) -> None:
         self._client = client
-        self._stack = stack
+        self.stack = stack
 
     def read(self, name: str) -> dict[str, str]:
         """What a secret says; nothing if there is none. One that waits for its deletion is restored."""
-        full = f"{self._stack}/{name}"
+        full = f"{self.stack}/{name}"
         try:
             if self._client.describe_secret(SecretId=full).get("DeletedDate"):
                 self._client.restore_secret(SecretId=full)
@@ -166,105 +149,59 @@ class Vault:
 
     def write(self, name: str, content: Mapping[str, str], description: str) -> None:
         """Make a secret, or give it a new version."""
-        full, text = f"{self._stack}/{name}", json.dumps(content)
+        full, text = f"{self.stack}/{name}", json.dumps(content)
         try:
             self._client.put_secret_value(SecretId=full, SecretString=text)
             _say(f"renewed {full}")
         except self._client.exceptions.ResourceNotFoundException:
-            tags = [{"Key": TAG, "Value": self._stack}]
+            tags = [{"Key": TAG, "Value": self.stack}]
             self._client.create_secret(Name=full, Description=description, SecretString=text, Tags=tags)
             _say(f"made {full}")
 
     def arn(self, name: str) -> str:
         """The ARN of a secret."""
-        found: str = self._client.describe_secret(SecretId=f"{self._stack}/{name}")["ARN"]
-        return found
+        return str(self._client.describe_secret(SecretId=f"{self.stack}/{name}")["ARN"])
 
 
-@dataclass(frozen=True, slots=True)
-class Authority:
-    """Who signs, and all who are trusted: itself, and those before it until they are retired."""
-
-    pair: Pair
-    trusted: str
-
-
-def make_secrets(vault: Vault, stack: str, arguments: argparse.Namespace) -> dict[str, str]:
+def _make(vault: Vault, arguments: argparse.Namespace) -> dict[str, str]:
     """Make what is missing or asked for; give the stack's parameters."""
-    authority = _authority(vault, stack, new=arguments.new_authority, retire=arguments.retire_authority)
-    renew, host = arguments.renew, f"coordinator.{stack}.internal"
-    hosts = (host, "localhost")
-    _certificate(vault, authority, "coordinator", host, renew=renew, trusts="client_ca", hosts=hosts)
+    authority, renew = _authority(vault), arguments.renew
+    _certificate(vault, authority, "coordinator", f"coordinator.{vault.stack}.internal", renew=renew)
     is_mutual = arguments.mutual_tls or bool(vault.read("client"))
     if is_mutual:
-        _certificate(vault, authority, "client", "SUPER trainer", renew=renew, trusts="ca")
+        _certificate(vault, authority, "client", "", renew=renew)
     _token(vault, rotate=arguments.rotate_token, retire=arguments.retire_token)
-    return {
-        "CoordinatorSecretArn": vault.arn("coordinator"),
-        "TokenSecretArn": vault.arn("token"),
-        "CaSecretArn": vault.arn("ca"),
-        "ClientSecretArn": vault.arn("client") if is_mutual else "",
-    }
+    named = {"CoordinatorSecretArn": "coordinator", "TokenSecretArn": "token", "CaSecretArn": "ca"}
+    named |= {"ClientSecretArn": "client"} if is_mutual else {}
+    return {parameter: vault.arn(name) for parameter, name in named.items()}
 
 
-def _authority(vault: Vault, stack: str, *, new: bool, retire: bool) -> Authority:
+def _authority(vault: Vault) -> Pair:
     kept = vault.read("authority")
-    wanted = dict(kept)
-    if new or not kept:
-        made = new_authority(f"SUPER {stack}")
-        wanted = {"cert": made.cert, "key": made.key}
-        if kept:
-            wanted["former"] = kept["cert"] + kept.get("former", "")
-    elif retire:
-        wanted.pop("former", None)
-    if wanted != kept:
-        vault.write("authority", wanted, "SUPER: the private authority. Keep it to who renews certificates")
-    if days_left(wanted["cert"]) < _VALID_DAYS:
+    authority = Pair(kept["cert"], kept["key"]) if kept else new_authority(f"SUPER {vault.stack}")
+    if not kept:
+        content = {"cert": authority.cert, "key": authority.key}
+        vault.write("authority", content, "SUPER: the private authority. Keep it to who renews certificates")
+    if days_left(authority.cert) < _VALID_DAYS:
         _say(
-            f"the authority runs out in {days_left(wanted['cert']):.0f} days: run this with --new-authority, "
-            "and see 'Rotate' in docs/deploy.md for the steps after it"
+            f"the authority runs out in {days_left(authority.cert):.0f} days: delete the secret "
+            f"{vault.stack}/authority for good, run this again and restart coordinator and trainers together"
         )
-    trusted = wanted["cert"] + wanted.get("former", "")
-    if vault.read("ca").get("cert") != trusted:
-        vault.write("ca", {"cert": trusted}, "SUPER: the authority's certificate, which is no secret")
-    return Authority(Pair(wanted["cert"], wanted["key"]), trusted)
+    if vault.read("ca") != {"cert": authority.cert}:
+        vault.write("ca", {"cert": authority.cert}, "SUPER: the authority's certificate, which is no secret")
+    return authority
 
 
-def _certificate(
-    vault: Vault,
-    authority: Authority,
-    secret: str,
-    name: str,
-    *,
-    renew: bool,
-    trusts: str,
-    hosts: tuple[str, ...] = (),
-) -> None:
-    """Keep a certificate in a secret, or make it: one that a former authority signed may stay.
-
-    Args:
-        vault: where secrets are.
-        authority: who signs.
-        secret: the secret's name.
-        name: the certificate's.
-        renew: make it in any case.
-        trusts: the field of the secret that has the trusted authorities.
-        hosts: of a server; the certificate must be for the first.
-    """
+def _certificate(vault: Vault, authority: Pair, secret: str, host: str, *, renew: bool) -> None:
+    """Keep the certificate in a secret, a server's with its host or a client's, or make another."""
     kept = vault.read(secret)
-    is_good = (
-        kept
-        and not renew
-        and days_left(kept["cert"]) >= _RENEW_DAYS
-        and signed_by(kept["cert"], authority.trusted)
-        and (not hosts or hosts[0] in names_of(kept["cert"]))
-    )
-    made = None if is_good else sign(authority.pair, name, days=_VALID_DAYS, hosts=hosts)
-    pair = made or Pair(kept["cert"], kept["key"])
-    content = {"cert": pair.cert, "key": pair.key, trusts: authority.trusted}
-    if content != kept:
-        whose = "coordinator's" if hosts else "trainers'"
-        vault.write(secret, content, f"SUPER: the {whose} certificate and key")
+    if kept and not renew and _is_good(kept["cert"], authority.cert, host):
+        return
+    hosts = (host, "localhost") if host else ()
+    made = sign(authority, host or "SUPER trainer", days=_VALID_DAYS, hosts=hosts)
+    content = {"cert": made.cert, "key": made.key, "client_ca" if host else "ca": authority.cert}
+    whose = "coordinator's" if host else "trainers'"
+    vault.write(secret, content, f"SUPER: the {whose} certificate and key")
 
 
 def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
@@ -290,33 +227,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--region", help="its region (else the environment's)")
     parser.add_argument("--mutual-tls", action="store_true", help="make a certificate for trainers, too")
     parser.add_argument("--renew", action="store_true", help="make new certificates now")
-    authorities = parser.add_mutually_exclusive_group()
-    authorities.add_argument(
-        "--new-authority",
-        action="store_true",
-        help="make a new authority; the one before is trusted beside it, and its certificates stay",
-    )
-    authorities.add_argument(
-        "--retire-authority",
-        action="store_true",
-        help="trust the newest authority alone; make certificates of others again",
-    )
-    tokens = parser.add_mutually_exclusive_group()
-    tokens.add_argument(
-        "--rotate-token", action="store_true", help="make a new token; those before are accepted beside it"
-    )
-    tokens.add_argument("--retire-token", action="store_true", help="accept the newest token alone")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--rotate-token", action="store_true", help="make a token; those before are accepted beside it")
+    add("--retire-token", action="store_true", help="accept the newest token alone")
     arguments = parser.parse_args(argv)
     try:
         client = session_in(arguments.region).client("secretsmanager")
-        parameters = make_secrets(Vault(client, arguments.stack), arguments.stack, arguments)
+        parameters = _make(Vault(client, arguments.stack), arguments)
     except NoRegionError:
         _say(NO_REGION)
         return 1
     except (BotoCoreError, ClientError) as error:
         _say(f"Secrets Manager: {error}")
         return 1
-    print(" ".join(f"{name}={value}" for name, value in parameters.items() if value))
+    print(" ".join(f"{name}={value}" for name, value in parameters.items()))
     return 0
 
 
