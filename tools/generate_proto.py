@@ -1,10 +1,8 @@
 """Generates the gRPC stubs of ``super_wire/coordinator.proto``, or checks that the generator makes the same.
 
-It runs in ``.venv-proto``, which holds only grpcio-tools in the version of ``proto-requirements.txt``: old on
-purpose, for the stubs refuse a protobuf or grpcio older than their generator. ``proto.sha256`` records the
-digests of the definition and its stubs, so that a changed definition or a hand-edited stub is found where
-that old generator has no wheel, too (Python 3.14 and later). Making the environment is left to ``make proto``
-and ``make check-proto``.
+It runs in ``.venv-proto``, which holds the grpcio-tools of ``proto-requirements.txt``: old on purpose, for
+stubs refuse a protobuf or grpcio older than their generator. ``proto.sha256`` records digests, so that a
+change is found where that old generator has no wheel, too (Python 3.14 and later).
 
 Exit codes: 0 fine, 1 the check found a difference, 2 the generator is missing or failed.
 """
@@ -13,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,25 +40,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the stubs differ")
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree to work on (default: this one)")
     arguments = parser.parse_args(argv)
+    root, faults = arguments.root, []
     try:
-        faults = check(arguments.root) if arguments.check else generate(arguments.root)
+        if arguments.check:
+            faults = check(root)
+        else:
+            compile_proto(root, root)
+            (root / DIGESTS).write_text(digest_lines(root), encoding="ascii")
+            print("\n".join((*STUBS, DIGESTS)))
     except GeneratorError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for fault in faults:
-        print(f"error: {fault}", file=sys.stderr)
-    if faults:
-        print("Run `make proto` and commit what it changes.", file=sys.stderr)
+        print(f"error: {fault}: run `make proto` and commit what it changes", file=sys.stderr)
     return 1 if faults else 0
-
-
-def generate(root: Path) -> list[str]:
-    """Write the stubs and their digests into ``root``; there are never faults to report."""
-    require_generator()
-    compile_proto(root, root)
-    (root / DIGESTS).write_text(digest_lines(root), encoding="ascii")
-    print("\n".join((*STUBS, DIGESTS)))
-    return []
 
 
 def check(root: Path) -> list[str]:
@@ -67,14 +61,14 @@ def check(root: Path) -> list[str]:
     missing = [f"{name} is missing" for name in (PROTO, *STUBS, DIGESTS) if not (root / name).is_file()]
     if missing:
         return missing
+    differing: list[str] = []
     if sys.version_info[:2] > LAST_PYTHON_WITH_WHEELS and installed_version() is None:
         print(f"grpcio-tools {pinned_version()} has no wheel for this Python: only the digests are compared.")
-        return check_digests(root)
-    require_generator()
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = Path(folder)
-        compile_proto(root, fresh)
-        differing = [name for name in STUBS if (fresh / name).read_bytes() != (root / name).read_bytes()]
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            fresh = Path(folder)
+            compile_proto(root, fresh)
+            differing = [name for name in STUBS if (fresh / name).read_bytes() != (root / name).read_bytes()]
     return [f"{name} is not what grpcio-tools {pinned_version()} makes of {PROTO}" for name in differing] or (
         check_digests(root)
     )
@@ -94,20 +88,10 @@ def digest_lines(root: Path) -> str:
 
 
 def compile_proto(root: Path, target: Path) -> None:
-    """Write the stubs below ``target``; protoc runs in ``root``, so that imports start at superdl."""
-    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *outputs, PROTO]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode != 0:
-        raise GeneratorError(f"protoc refuses {PROTO}:\n{done.stderr.strip()}")
-
-
-def require_generator() -> None:
-    """Refuse to work with any other generator than the pinned one.
+    """Write the stubs below ``target``; protoc runs in ``root``, so that imports start at superdl.
 
     Raises:
-        GeneratorError: If grpcio-tools is missing here or has another version.
-
+        GeneratorError: grpcio-tools is missing here, has another version than the pinned one, or refuses.
     """
     last_python = ".".join(map(str, LAST_PYTHON_WITH_WHEELS))
     if installed_version() != pinned_version():
@@ -116,6 +100,11 @@ def require_generator() -> None:
             f"{sys.executable} (Python {sys.version.split()[0]}) has {installed_version() or 'none'}; "
             "run `make clean` and then `make proto PYTHON=python3.13`, or an older one"
         )
+    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *outputs, PROTO]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode != 0:
+        raise GeneratorError(f"protoc refuses {PROTO}:\n{done.stderr.strip()}")
 
 
 def installed_version() -> str | None:
@@ -128,9 +117,8 @@ def installed_version() -> str | None:
 
 def pinned_version() -> str:
     """Version of grpcio-tools that the stubs are made with."""
-    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
-    requirement = next(line for line in lines if line.startswith("grpcio-tools=="))
-    return requirement.removeprefix("grpcio-tools==").partition(";")[0].strip()
+    found = re.search(r"^grpcio-tools==([\w.]+)", REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
 
 
 if __name__ == "__main__":

@@ -3,13 +3,8 @@ prints sizes and digests; with ``--unpacked`` it lays the same files out in a fo
 function.
 
 pip brings the wheels that ``infra/function/requirements.txt`` pins, for a Python and a machine that need not
-be ours, and checks each against its hash. The package holds them, our two packages, and a name and version.
-Left out of the wheels, since no import reaches it (a test imports all that the handler does from a bundle):
-their tests (8 MB of numpy), type stubs, headers and static libraries, scripts, and pip's own records. Left
-out of ours: the gRPC stubs. boto3 is Lambda's own. Nothing that can be imported is stripped or compiled.
-
-The zip's bytes depend on the files' names and contents alone: not on directories' order, times, users, modes
-or the place of the build. What remains is zlib, whose version is printed with the digests.
+be ours, and checks each against its hash. What no import reaches is left out of wheels: tests, type stubs,
+headers, scripts. boto3 is Lambda's own. The zip's bytes depend on the files' names and contents, and on zlib.
 
 Exit codes: 0 built, 1 it cannot be built; the reason is on stderr.
 """
@@ -40,7 +35,6 @@ __all__ = [
     "Platform",
     "build",
     "bundle_files",
-    "check_sizes",
     "download",
     "main",
     "own_files",
@@ -59,15 +53,11 @@ MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}
 
 _GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34)  # those that wheels are built for, up to Lambda's own
 _TIME_LIMIT_S = 300.0
-MAX_ZIPPED_BYTES = 30_000_000
-MAX_UNZIPPED_BYTES = 250_000_000  # Lambda's bound on a zip
 
 # Installed below superdl, whose own __init__.py imports nothing until it is asked for a name.
 _OURS = ("superdl/__init__.py", "superdl/lambda_prefetch", "superdl/super_wire")
-_NOT_OURS = frozenset({"superdl/super_wire/coordinator_pb2.py", "superdl/super_wire/coordinator_pb2_grpc.py"})
 _NEEDLESS_SUFFIXES = frozenset({".pyc", ".pyi", ".pxd", ".h", ".a", ".c", ".lib"})
 _INSTALLERS_RECORDS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "entry_points.txt"})
-_IN_LAMBDAS_RUNTIME = frozenset({"boto3", "botocore", "s3transfer", "awslambdaric"})
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format can say
 _UNIX = 3
 _MODE = 0o100644 << 16  # an ordinary file that all may read; libraries need no more to be loaded
@@ -140,21 +130,6 @@ def bundle_files(wheels: Iterable[Path], *, modules: Iterable[Path] = ()) -> dic
     return files
 
 
-def check_sizes(files: dict[str, bytes], zipped_bytes: int) -> None:
-    """Raise :class:`BundleError` if the package is larger than we allow, or than Lambda does."""
-    unzipped_bytes = sum(map(len, files.values()))
-    for what, size, most in (
-        ("zipped", zipped_bytes, MAX_ZIPPED_BYTES),
-        ("unzipped", unzipped_bytes, MAX_UNZIPPED_BYTES),
-    ):
-        if size >= most:
-            largest = sorted(files, key=lambda name: -len(files[name]))[:5]
-            raise BundleError(
-                f"the package has {size / 1e6:.1f} MB {what}, the limit is {most / 1e6:.0f} MB; "
-                f"the largest files are {', '.join(largest)}"
-            )
-
-
 def project_version() -> str:
     """SUPER's version, as pyproject.toml says it."""
     version: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
@@ -173,24 +148,13 @@ def own_files() -> dict[str, bytes]:
     for ours in _OURS:
         place = ROOT / ours
         for path in [place] if place.is_file() else place.rglob("*.py"):
-            name = path.relative_to(ROOT).as_posix()
-            if name not in _NOT_OURS:
-                files[name] = path.read_bytes()
+            if "pb2" not in path.name:  # the gRPC stubs
+                files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     return files
 
 
 def wheel_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """What is needed of a wheel, by its place in ``sys.path``.
-
-    Raises:
-        BundleError: Lambda's runtime has this distribution, and another one would hide it.
-    """
-    distribution = wheel.name.partition("-")[0].lower()
-    if distribution in _IN_LAMBDAS_RUNTIME:
-        raise BundleError(
-            f"{distribution} must not be in the package: Lambda's runtime has it; take it out of the "
-            "requirements"
-        )
+    """What is needed of a wheel, by its place in ``sys.path``."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             placed = _placed(name)
@@ -203,15 +167,13 @@ def _placed(name: str) -> str | None:
     path = PurePosixPath(name)
     top = path.parts[0]
     if top.endswith(".data"):  # parts of the wheel that belong elsewhere than its root
-        kind = path.parts[1]
-        if kind not in {"purelib", "platlib"}:
+        if path.parts[1] not in {"purelib", "platlib"}:
             return None
         path = PurePosixPath(*path.parts[2:])
     if top.endswith(".dist-info"):
         return None if path.name in _INSTALLERS_RECORDS else str(path)
-    if path.suffix in _NEEDLESS_SUFFIXES or "tests" in path.parts[:-1]:
-        return None
-    return str(path)
+    needless = path.suffix in _NEEDLESS_SUFFIXES or "tests" in path.parts[:-1]
+    return None if needless else str(path)
 
 
 def _module_files(module: Path) -> Iterator[tuple[str, bytes]]:
@@ -246,25 +208,9 @@ def build(path: Path, target: Platform, modules: Sequence[Path] = ()) -> str:
     """Build the package for a target at ``path`` and return its SHA-256.
 
     Raises:
-        BundleError: it cannot be built, or is too large.
+        BundleError: it cannot be built.
     """
-    files = _files(target, modules)
-    digest = write_archive(path, files)
-    check_sizes(files, path.stat().st_size)
-    return digest
-
-
-def unpack(folder: Path, modules: Sequence[Path] = ()) -> None:
-    """Lay the package's files out in ``folder``, for the Python and the machine that run this.
-
-    Raises:
-        BundleError: the wheels cannot be had.
-    """
-    target = Platform(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
-    for name, content in _files(target, modules).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    return write_archive(path, _files(target, modules))
 
 
 def _files(target: Platform, modules: Sequence[Path]) -> dict[str, bytes]:
@@ -292,7 +238,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         if arguments.unpacked:
-            unpack(arguments.unpacked, arguments.module)
+            here = Platform(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
+            for name, content in _files(here, arguments.module).items():
+                path = arguments.unpacked / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
             return 0
         for arch in arguments.arch or MACHINES:
             path = arguments.out / f"super-prefetch-{arch}.zip"
@@ -301,8 +251,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    compressed = f"compressed by zlib {zlib.ZLIB_RUNTIME_VERSION}"
-    print(f"SUPER {project_version()} for Lambda's python{LAMBDA_PYTHON}, {compressed}")
+    print(
+        f"SUPER {project_version()} for python{LAMBDA_PYTHON}, compressed by zlib {zlib.ZLIB_RUNTIME_VERSION}"
+    )
     return 0
 
 

@@ -1,16 +1,14 @@
 """Pins what runs on Lambda and in containers: exact versions with the hashes of their wheels, one file each.
 
-``make lock`` runs it. Which packages and which versions of them may be is pyproject.toml's to say; here pip
-resolves them for the oldest Python of the targets, then finds the same versions' wheels for each of them. It
-writes hashes and no addresses. Environment markers are judged by the Python that runs this, so the oldest
-one supported makes files that fit all.
+``make lock`` runs it. pyproject.toml says which packages and versions may be. pip resolves them for the
+oldest Python of the targets, then finds the same versions' wheels for each target. Environment markers are
+judged by the Python that runs this, so the oldest one supported makes files that fit all.
 
 Exit codes: 0 written, 1 pip could not resolve; its words are on stderr.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -18,35 +16,26 @@ import sys
 import tempfile
 import tomllib
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from tools.lambda_zip import LAMBDA_PYTHON, MACHINES, BundleError, Platform
 
-__all__ = ["LOCKS", "Lock", "main"]
+__all__ = ["LOCKS", "main", "ranges"]
 
 ROOT = Path(__file__).resolve().parent.parent
 _TIME_LIMIT_S = 300.0
 _PYTHONS = ("3.11", "3.12", LAMBDA_PYTHON)
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """One requirements file: the packages that it is for, without those that they need, and what it is."""
-
-    packages: tuple[str, ...]
-    purpose: str
 
 
 _FUNCTION = ("aws-lambda-powertools", "numpy", "pillow", "xxhash")
 LOCKS = {
-    "infra/function/requirements.txt": Lock(_FUNCTION, "what the function's package holds beside SUPER"),
-    "infra/function/runtime-requirements.txt": Lock(
-        ("awslambdaric", "boto3"), "what Lambda's own runtime has, and an image must bring"
+    "infra/function/requirements.txt": (_FUNCTION, "what the function's package holds beside SUPER"),
+    "infra/function/runtime-requirements.txt": (
+        ("awslambdaric", "boto3"),
+        "what Lambda's own runtime has, and an image must bring",
     ),
-    "infra/docker/coordinator-requirements.txt": Lock(
+    "infra/docker/coordinator-requirements.txt": (
         # redis needs async-timeout below Python 3.11.3, which Debian 12 has; superdl stats prints by rich.
         (
             *_FUNCTION,
@@ -54,19 +43,17 @@ LOCKS = {
         ),
         "the coordinator, and functions in its local pool",
     ),
-    "infra/docker/parquet-requirements.txt": Lock(("pyarrow",), "key lists in Parquet"),
-    "infra/docker/build-requirements.txt": Lock(("hatchling",), "what builds SUPER's own wheel in an image"),
+    "infra/docker/parquet-requirements.txt": (("pyarrow",), "key lists in Parquet"),
+    "infra/docker/build-requirements.txt": (("hatchling",), "what builds SUPER's own wheel in an image"),
 }
+"""Each requirements file: the packages that it is for, without those that they need, and what it is."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write all files, or those that are named; return the exit code."""
-    parser = argparse.ArgumentParser(description="Pin the requirements of function and containers.")
-    parser.add_argument("files", nargs="*", default=list(LOCKS), help="default: all")
-    arguments = parser.parse_args(argv)
+def main() -> int:
+    """Write all files; return the exit code."""
     try:
-        for name in arguments.files:
-            (ROOT / name).write_text(_locked(LOCKS[name]), encoding="ascii")
+        for name, (packages, purpose) in LOCKS.items():
+            (ROOT / name).write_text(_locked(packages, purpose), encoding="ascii")
             print(name)
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -74,23 +61,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _locked(lock: Lock) -> str:
+def _locked(packages: tuple[str, ...], purpose: str) -> str:
     """The text of a requirements file."""
     wanted = ranges()
     targets = [Platform(python, machine) for python, machine in product(_PYTHONS, MACHINES.values())]
-    pins = {
-        name: version
-        for name, (version, _) in _resolve(
-            [wanted.get(name, name) for name in lock.packages], targets[0]
-        ).items()
-    }
+    found = _resolve([wanted.get(name, name) for name in packages], targets[0])
+    pins = {name: version for name, (version, _) in found.items()}
     hashes: defaultdict[str, set[str]] = defaultdict(set)
     for target in targets:
         exact = [f"{name}=={version}" for name, version in pins.items()]
         for name, (_, digest) in _resolve(exact, target, dependencies=False).items():
             hashes[name].add(digest)
     pythons = f"Python {_PYTHONS[0]} to {_PYTHONS[-1]}"
-    lines = [f"# Made by `make lock`: {lock.purpose}.", f"# For {pythons} on Linux, arm64 and x86_64."]
+    lines = [f"# Made by `make lock`: {purpose}.", f"# For {pythons} on Linux, arm64 and x86_64."]
     for name in sorted(pins):
         digests = [f"--hash=sha256:{digest}" for digest in sorted(hashes[name])]
         lines.append(" \\\n    ".join([f"{name}=={pins[name]}", *digests]))
@@ -101,13 +84,10 @@ def ranges() -> dict[str, str]:
     """What pyproject.toml requires of each package, by its name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    found = {}
-    for requirement in [*extras["dev"], *extras["parquet"], *project["dependencies"]]:
-        text = requirement.partition(";")[0].strip()
-        match = _NAME.match(text)
-        if match is not None:
-            found[match[0]] = text
-    return found
+    texts = [
+        text.partition(";")[0].strip() for text in extras["dev"] + extras["parquet"] + project["dependencies"]
+    ]
+    return {re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0]: text for text in texts}
 
 
 def _resolve(

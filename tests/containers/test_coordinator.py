@@ -144,20 +144,3 @@ def test_sigterm_drains_and_the_probe_tells_that_it_is_gone(coordinator: Contain
     assert coordinator.stop() == 0
     assert "draining" in coordinator.logs()
     assert subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 1
-
-
-def test_the_limit_of_shared_memory_is_not_memfds(container_host: ContainerHost, image: str) -> None:
-    """What DataLoader workers hand over lies in memfds (super_dataset.blocks), which the size of /dev/shm,
-    64 MB in Docker unless told otherwise, does not bound; torch's own tensors lie in /dev/shm.
-    """
-    program = """
-import errno, os
-def fill(descriptor):
-    try:
-        os.posix_fallocate(descriptor, 0, 4 << 20)
-    except OSError as error:
-        return errno.errorcode[error.errno]
-    return "fits"
-print(fill(os.memfd_create("block")), fill(os.open("/dev/shm/x", os.O_CREAT | os.O_RDWR)))
-"""
-    assert container_host.run(image, program, options=("--shm-size", "1m")) == "fits ENOSPC"
