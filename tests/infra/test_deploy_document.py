@@ -35,15 +35,12 @@ def test_the_table_of_costs_adds_up():
         assert month == pytest.approx(hour * HOURS, abs=0.05)
 
 
-def test_the_price_of_an_hour_is_the_price_tables():
-    prices = tomllib.loads((ROOT / "coordinator/executors/prices.toml").read_text(encoding="utf-8"))
+def test_prices_are_the_price_tables():
+    table = tomllib.loads((ROOT / "coordinator/executors/prices.toml").read_text(encoding="utf-8"))
     pieces = rows()
     cache = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("cache"))
     coordinator = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("coordinator"))
-    assert cache + coordinator == pytest.approx(prices["lambda"]["hour"])
-
-
-def test_prices_in_use_are_the_price_tables():
+    assert cache + coordinator == pytest.approx(table["lambda"]["hour"])
     prices = load_prices()
     trainer, address = prices.machine("g4dn.xlarge").hour, prices.address.hour
     assert f"| trainer `g4dn.xlarge` | {trainer:g} per hour, {address:g} per hour for its address" in TEXT
@@ -56,7 +53,7 @@ def test_prices_in_use_are_the_price_tables():
     assert prices.verified == ("endpoint.gb",), "docs/deploy.md says what was looked up"
 
 
-def test_what_is_counted_is_what_there_is():
+def test_what_is_counted_and_named_is_what_there_is():
     interfaces = [
         item
         for item in of_kind("AWS::EC2::VPCEndpoint")
@@ -72,14 +69,8 @@ def test_what_is_counted_is_what_there_is():
     )
     assert f"| {len(alarms)} alarms on {metrics} metrics" in TEXT
     assert f"{len(of_kind('AWS::SecretsManager::Secret'))} of the cache)" in TEXT
-
-
-def test_every_parameter_is_explained():
     missing = [name for name in TEMPLATE["Parameters"] if f"`{name}`" not in TEXT]
     assert not missing
-
-
-def test_outputs_that_are_asked_for_are_there():
     asked = set(re.findall(r"\$\(output (\w+)\)", TEXT)) | {"DashboardUrl", "CoordinatorService"}
     assert asked <= TEMPLATE["Outputs"].keys()
 

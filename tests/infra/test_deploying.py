@@ -64,14 +64,11 @@ def test_it_has_the_outputs_that_doctor_reads(stack, tmp_path):
     assert (outputs["Region"], outputs["Bucket"], outputs["Prefix"]) == ("us-east-1", "images", "train/")
 
 
-def test_a_network_without_a_nat_gateway_reaches_what_it_needs(stack):
+def test_a_network_without_a_nat_gateway_lets_in_only_who_must(stack):
     assert not stack.of_type("AWS::EC2::NatGateway")
     assert endpoints(stack) == ["ecr.api", "ecr.dkr", "lambda", "logs", "s3", "secretsmanager"]
     zones = {subnet["AvailabilityZone"] for subnet in stack.of_type("AWS::EC2::Subnet").values()}
     assert zones == {"us-east-1a"}, "between zones transfer costs money"
-
-
-def test_only_trainers_functions_and_the_coordinator_come_in(stack):
     trainers, functions, coordinator = (
         f"<{name}SecurityGroup.GroupId>" for name in ("Trainer", "Function", "Coordinator")
     )
@@ -81,7 +78,7 @@ def test_only_trainers_functions_and_the_coordinator_come_in(stack):
     assert rules(stack, "Trainer") == rules(stack, "Function") == set()
 
 
-def test_the_function_may_read_its_prefix_and_its_secret(stack):
+def test_function_and_coordinator_may_what_they_must(stack):
     statements = statements_of(stack, "PrefetchRole")
     assert statements["ReadSamples"]["Resource"] == "arn:aws:s3:::images/train/*"
     assert statements["ReadSamples"]["Action"] == "s3:GetObject"
@@ -90,9 +87,6 @@ def test_the_function_may_read_its_prefix_and_its_secret(stack):
     assert set(statements) == {
         *("ReadSamples", "CachePassword", "Log", "NetworkInterfaces", "NetworkInterfacesAreLambdasOwn")
     }
-
-
-def test_the_coordinator_may_list_and_invoke(stack):
     statements = statements_of(stack, "CoordinatorRole")
     assert statements["ListSamples"]["Resource"] == "arn:aws:s3:::images"
     assert statements["ListSamples"]["Condition"] == {"StringLike": {"s3:prefix": "train/*"}}
@@ -141,14 +135,8 @@ def test_one_coordinator_runs_confined_and_never_two(stack):
     assert secrets["SUPER_TLS_KEY"] == PARAMETERS["CoordinatorSecretArn"] + ":key::"
     assert secrets["SUPER_TOKEN"] == PARAMETERS["TokenSecretArn"] + ":accepted::"
     assert "SUPER_TLS_CLIENT_CA" not in secrets
-
-
-def test_events_are_neither_repeated_nor_kept(stack):
     (events,) = stack.of_type("AWS::Lambda::EventInvokeConfig").values()
     assert (events["MaximumRetryAttempts"], events["MaximumEventAgeInSeconds"]) == (0, 60)
-
-
-def test_a_public_address_saves_endpoints():
     stack = WorkedOut(Egress="public-ip")
     assert endpoints(stack) == ["s3", "secretsmanager"]
     address = stack.resources["Coordinator"]["NetworkConfiguration"]["AwsvpcConfiguration"]
