@@ -33,7 +33,6 @@ async def leading(trust=OURS, terms="alike"):
         yield leader, port
     finally:
         await leader.end(ExitStatus(0), 0.0)
-        await asyncio.sleep(0.05)  # in which connections close whose TLS came to nothing
 
 
 async def come(port, host="127.0.0.2", trust=OURS, terms="alike", silence_s=30.0):
@@ -47,9 +46,12 @@ def refusal(leader, member, host="127.0.0.2", terms="alike", *, before=()):
 
     async def run():
         async with leading(leader) as (_, port):
-            for earlier in before:
-                await come(port, earlier, leader)
-            await come(port, host, member, terms)
+            there = [await come(port, earlier, leader) for earlier in before]
+            try:
+                await come(port, host, member, terms)
+            finally:
+                for channel in there:
+                    await channel.close()
 
     with pytest.raises(RunFailedError) as failed:
         asyncio.run(run())
