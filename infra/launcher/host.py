@@ -21,8 +21,7 @@ from infra.launcher import (
     ExitStatus,
     RunFailedError,
 )
-from infra.launcher.channel import Channel, ChannelLostError, connect
-from infra.launcher.leader import Leader, status_of
+from infra.launcher.channel import Channel, ChannelLostError, Leader, connect, status_of
 from infra.launcher.processes import Program, forever, race
 from infra.launcher.services import LeaderServices, function_cpus, ray_service
 from infra.launcher.training import training_command
@@ -72,25 +71,23 @@ class Host:
     # The member, which every host is.
 
     async def _take_part(self) -> ExitStatus:
-        async with contextlib.AsyncExitStack() as started:
-            try:
-                channel = await race(self._connect(), self._stopped())
-                started.push_async_callback(channel.close)  # last: it says that the rest has ended
-                return await self._until_the_end(channel, started)
-            except RunFailedError as error:
-                return error.status
-
-    async def _connect(self) -> Channel:
-        settings = self._launch.settings
-        return await connect(
-            self._launch.cluster.leader,
+        launch, settings = self._launch, self._launch.settings
+        connecting = connect(
+            launch.cluster.leader,
             settings.control_port,
-            own=self._launch.cluster.current,
-            trust=self._launch.trust,
+            own=launch.cluster.current,
+            trust=launch.trust,
             terms=self._terms,
             silence_s=settings.silence_s,
             wait_s=settings.start_wait_s,
         )
+        async with contextlib.AsyncExitStack() as started:
+            try:
+                channel = await race(connecting, self._stopped())
+                started.push_async_callback(channel.close)  # last: it says that the rest has ended
+                return await self._until_the_end(channel, started)
+            except RunFailedError as error:
+                return error.status
 
     async def _until_the_end(self, channel: Channel, started: contextlib.AsyncExitStack) -> ExitStatus:
         hearing = asyncio.get_running_loop().create_task(self._hear(channel))
@@ -190,24 +187,20 @@ class Host:
         go: Mapping[str, str],
         member: asyncio.Task[ExitStatus],
     ) -> ExitStatus:
+        """Bring the run to where training begins, keep what it needs alive, and wait for its end."""
+        settings = self._launch.settings
+
+        async def start_training() -> NoReturn:
+            await leader.all_here(settings.start_wait_s)
+            _log.info("all is ready: %s", go["coordinator"])
+            leader.tell(go=go)
+            await forever()
+
         try:
-            await leader.open(self._launch.address, self._launch.settings.control_port)
-            starting = self._start_run(leader, services, go)
+            await leader.open(self._launch.address, settings.control_port)
             # Its own member may end before it has a channel on which to say so.
-            return await race(leader.outcome(), starting, asyncio.shield(member))
+            return await race(leader.outcome(), services.run(start_training), asyncio.shield(member))
         except RunFailedError as error:
             return error.status
         except ConfigError as error:
             return ExitStatus(EXIT_WRONG_SETTINGS, str(error))
-
-    async def _start_run(self, leader: Leader, services: LeaderServices, go: Mapping[str, str]) -> NoReturn:
-        """Bring the run to where training begins, and keep what it needs alive."""
-        await services.start()
-        await race(services.keep(), self._start_training(leader, go))
-        raise AssertionError
-
-    async def _start_training(self, leader: Leader, go: Mapping[str, str]) -> NoReturn:
-        await leader.all_here(self._launch.settings.start_wait_s)
-        _log.info("all is ready: %s", go["coordinator"])
-        leader.tell(go=go)
-        await forever()

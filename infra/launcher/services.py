@@ -13,7 +13,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from infra.launcher.processes import Service, forever, race
+from infra.launcher.processes import Service, race
 from infra.launcher.settings import SPARE
 from infra.launcher.training import ranks_here
 from infra.launcher.trust import ray_environment
@@ -24,7 +24,7 @@ from superdl.super_wire.errors import ConfigError, EmbeddedError
 from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from infra.launcher import Launch
 
@@ -51,13 +51,19 @@ class LeaderServices:
         self.ray = with_port(launch.address, settings.ray_port) if settings.own_ray else ""
         self.coordinator = settings.coordinator or with_port(leader, settings.coordinator_port)
 
-    async def start(self) -> None:
-        """Start cache, Ray's head and coordinator, those that do not run already elsewhere.
+    async def run(self, then: Callable[[], Awaitable[NoReturn]]) -> NoReturn:
+        """Start all, do what comes then, and keep all alive meanwhile, however often they start again.
 
         Raises:
-            RunFailedError: one does not start.
+            RunFailedError: one does not start, or died for good.
             ConfigError: one cannot start with these settings.
         """
+        await self._start_all()
+        await race(then(), *(service.keep() for service in self._running))
+        raise AssertionError
+
+    async def _start_all(self) -> None:
+        """Start cache, Ray's head and coordinator, those that do not run already elsewhere."""
         launch, settings = self._launch, self._launch.settings
         if settings.coordinator:
             return
@@ -96,15 +102,6 @@ class LeaderServices:
         self._running.append(service)  # before, so that one that is half started is ended too
         await service.start()
 
-    async def keep(self) -> NoReturn:
-        """Wait while the services live, however often they start again.
-
-        Raises:
-            RunFailedError: one died for good.
-        """
-        await race(forever(), *(service.keep() for service in self._running))
-        raise AssertionError
-
     async def end(self) -> None:
         """End all, the last first."""
         for service in reversed(self._running):
@@ -135,10 +132,10 @@ def cache_command(launch: Launch) -> list[str]:
     Raises:
         ConfigError: there is no server to start, or a setting cannot be used.
     """
-    environment, settings, port = launch.environment, launch.settings, launch.settings.cache_port
+    environment, port = launch.environment, launch.settings.cache_port
     cert, key = (environment.get(name, "") for name in ("SUPER_TLS_CERT", "SUPER_TLS_KEY"))
     told = environment.get("SUPER_CACHE_BYTES") or "0"
-    wanted = settings.cache_bytes or parse_bytes(told, "SUPER_CACHE_BYTES")
+    wanted = launch.settings.cache_bytes or parse_bytes(told, "SUPER_CACHE_BYTES")
     own = max(available_memory_bytes() // _CACHE_SHARE, _LEAST_CACHE_BYTES)
     tls = [f"tls-port {port}", f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no"]
     lines = [

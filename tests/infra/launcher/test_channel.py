@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.launcher import EXIT_HOST_LOST, EXIT_NOT_READY, EXIT_REFUSED, ExitStatus, RunFailedError
-from infra.launcher.channel import MAX_LINE, Channel, ChannelLostError, RefusedError, admit, connect
-from infra.launcher.leader import Leader
+from infra.launcher.channel import Channel, ChannelLostError, Leader, RefusedError, admit, connect
 from infra.launcher.settings import Cluster
 from infra.launcher.trust import Trust
 from tests.fixtures.valkey import free_port
 
+LINE = 64 * 1024  # the longest that is heard
 OURS = Trust(token="a-token-of-this-test")
 THEIRS = Trust(token="another-one-instead")
 HOSTS = Cluster(("127.0.0.1",), ("127.0.0.2", "127.0.0.3"), "127.0.0.1")
@@ -46,9 +46,12 @@ def refusal(leader, member, host="127.0.0.2", terms="alike", *, before=()):
 
     async def run():
         async with leading(leader) as (_, port):
-            for earlier in before:
-                await come(port, earlier, leader)
-            await come(port, host, member, terms)
+            there = [await come(port, earlier, leader) for earlier in before]
+            try:
+                await come(port, host, member, terms)
+            finally:
+                for channel in there:
+                    await channel.close()
 
     with pytest.raises(RunFailedError) as failed:
         asyncio.run(run())
@@ -147,7 +150,7 @@ def test_whatever_a_stranger_says_is_refused(said):
             return False
 
     async def run():
-        reader = asyncio.StreamReader(limit=MAX_LINE)
+        reader = asyncio.StreamReader(limit=LINE)
         reader.feed_data(said)
         reader.feed_eof()
         with pytest.raises((RefusedError, ChannelLostError)):
@@ -157,7 +160,7 @@ def test_whatever_a_stranger_says_is_refused(said):
 
 
 @pytest.mark.parametrize(
-    "words", [b"[" * 60_000, b'{"host":"x","nonce":"n","proof":"\\ud800"}', b"x" * (2 * MAX_LINE)]
+    "words", [b"[" * 60_000, b'{"host":"x","nonce":"n","proof":"\\ud800"}', b"x" * (2 * LINE)]
 )
 def test_what_a_stranger_says_leaves_no_connection_open(words):
     async def run():
