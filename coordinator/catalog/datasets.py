@@ -25,7 +25,7 @@ from superdl.super_wire.ids import ID_BYTES, digest128
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from numpy.typing import NDArray
 
@@ -207,9 +207,9 @@ class DatasetRegistry:
         """A job reads a listed dataset: remember it until :meth:`close_unknown`."""
         self.opened.setdefault(dataset.content, dataset)
 
-    def close_unknown(self, is_known: Callable[[bytes], bool]) -> None:
+    def close_unknown(self, known: Container[bytes]) -> None:
         """Let go of open datasets whose content is known no more."""
-        self.opened = {content: one for content, one in self.opened.items() if is_known(content)}
+        self.opened = {content: one for content, one in self.opened.items() if content in known}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
         """The dataset that was registered with this id, if it is remembered."""

@@ -84,11 +84,6 @@ class LocalExecutor(Executor):
         self._failures = 0
         self._last_failure = ""
 
-    @classmethod
-    def of(cls, settings: LocalSettings, context: ExecutorContext) -> LocalExecutor:
-        """See :class:`superdl.coordinator.executors.base.Executor`."""
-        return cls(settings.workers, function=context.function, environment=context.environment)
-
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""

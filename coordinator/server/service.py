@@ -299,7 +299,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def _check_batch_fits(self, dataset: Dataset, plan: Plan) -> None:
         samples = min(plan.batch_size, plan.size)
-        budget, batch_bytes = self._core.budget_bytes, samples * dataset.record_bytes
+        budget, batch_bytes = self._core.state.budget_bytes, samples * dataset.record_bytes
         if dataset.recipe.output_shape and batch_bytes > budget:
             raise ConfigError(
                 f"a batch of {samples} samples has {batch_bytes:,} bytes and does not fit into the "
@@ -318,7 +318,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         for name in self._reports.jobs:
             if self._core.job(name) is None:
                 await self._reports.leave(name)
-        self._datasets.close_unknown(self._core.knows)
+        self._datasets.close_unknown(self._core.state.datasets)
 
 
 def _check_job_id(name: str) -> None:

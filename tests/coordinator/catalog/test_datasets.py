@@ -124,9 +124,9 @@ def test_open_datasets_are_kept_by_content_until_nobody_knows_them(source):
         for dataset in (first, second):
             datasets.open(dataset)
         assert datasets[first.content] is first
-        datasets.close_unknown(lambda content: content == first.content)
+        datasets.close_unknown({first.content})
         assert list(datasets.opened.values()) == [first]
-        datasets.close_unknown(lambda content: False)
+        datasets.close_unknown(())
         assert not datasets.opened
 
     run(work)
