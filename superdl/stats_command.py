@@ -123,8 +123,12 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             f"{_mib(job['read_bytes'])} out of it"
         )
     _print_cache(answer["cache"], console)
-    for executor in answer["executors"]:  # one alone is told with the cache already, but for its trouble
-        if len(answer["executors"]) > 1 or executor["trouble"]:
+    _print_executors(answer["executors"], console)
+
+
+def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
+    for executor in executors:  # one alone is told with the cache already, but for its trouble
+        if len(executors) > 1 or executor["trouble"]:
             trouble = f"; in trouble: {executor['trouble']}" if executor["trouble"] else ""
             console.print(
                 f"  {executor['name']}: {executor['in_flight']:,} in flight, {executor['concurrency']:,} of "
