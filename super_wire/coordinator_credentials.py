@@ -79,7 +79,11 @@ class CoordinatorCredentials(ClientTls):
     """
 
     peer: ClassVar[str] = "the coordinator"
-    prefix: ClassVar[str] = "SUPER_COORDINATOR"
+    variables: ClassVar[Mapping[str, str]] = {
+        "ca_file": "SUPER_COORDINATOR_CA_FILE",
+        "cert_file": "SUPER_COORDINATOR_CERT_FILE",
+        "key_file": "SUPER_COORDINATOR_KEY_FILE",
+    }
 
     token: str = field(default="", repr=False)
     token_file: str = ""

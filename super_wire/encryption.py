@@ -54,7 +54,7 @@ class ClientTls:
     """
 
     peer: ClassVar[str]
-    prefix: ClassVar[str]
+    variables: ClassVar[Mapping[str, str]]
 
     ca_file: str = ""
     cert_file: str = ""
@@ -63,19 +63,15 @@ class ClientTls:
 
     @classmethod
     def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
-        """The fields above, out of the variables ``<prefix>_CA_FILE`` and so on, and ``SUPER_INSECURE``.
+        """The fields above, out of their variables and ``SUPER_INSECURE``.
 
         Raises:
             ConfigError: a certificate without a key, or a key without a certificate.
         """
-        files = {
-            name: environment.get(f"{cls.prefix}_{name.upper()}", "")
-            for name in ("ca_file", "cert_file", "key_file")
-        }
+        files = {name: environment.get(variable, "") for name, variable in cls.variables.items()}
         if bool(files["cert_file"]) != bool(files["key_file"]):
-            raise ConfigError(
-                f"{cls.prefix}_CERT_FILE and {cls.prefix}_KEY_FILE belong together: set both, or neither"
-            )
+            pair = f"{cls.variables['cert_file']} and {cls.variables['key_file']}"
+            raise ConfigError(f"{pair} belong together: set both, or neither")
         return {**files, "insecure": insecure_in(environment)}
 
     def tls_context(self) -> ssl.SSLContext:
@@ -93,7 +89,7 @@ class ClientTls:
         except (OSError, ssl.SSLError) as error:
             named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
             raise ConfigError(
-                f"the certificates for {self.peer} ({named}; {self.prefix}_CA_FILE, _CERT_FILE and _KEY_FILE "
-                f"name them) cannot be used: {error}"
+                f"the certificates for {self.peer} ({named}; {', '.join(self.variables.values())} name them) "
+                f"cannot be used: {error}"
             ) from error
         return context

@@ -109,7 +109,11 @@ class Credentials(ClientTls):
     """What one side is let in with; empty where the cache asks for nothing."""
 
     peer: ClassVar[str] = "the cache"
-    prefix: ClassVar[str] = "SUPER_CACHE"
+    variables: ClassVar[Mapping[str, str]] = {
+        "ca_file": "SUPER_CACHE_CA_FILE",
+        "cert_file": "SUPER_CACHE_CERT_FILE",
+        "key_file": "SUPER_CACHE_KEY_FILE",
+    }
 
     username: str = ""
     password: str = field(default="", repr=False)
