@@ -47,8 +47,7 @@ ROOMS = {
     "coordinator/core": Room(
         may=frozenset({"numpy", "super_wire"}), stdlib=PURE_STDLIB, builtins_not=IO_BUILTINS
     ),
-    "coordinator": Room(may=frozenset({"super_wire", "numpy", "redis"}) | AWS | GRPC),
-    "coordinator/executors/price_table.py": Room(may=frozenset({"super_wire", "pydantic"})),
+    "coordinator": Room(may=frozenset({"super_wire", "numpy", "pydantic", "redis"}) | AWS | GRPC),
     "lambda_prefetch": Room(
         may=frozenset({"super_wire", "numpy", "PIL", "redis", "aws_lambda_powertools"}) | AWS
     ),
