@@ -1,8 +1,6 @@
-"""The coordinator's side of the cache: what it asks, deletes and buries there, and the lock it holds.
+"""What the coordinator asks, writes and deletes in the cache, and the lock it holds there.
 
-Records are written by functions and read by readers; streams are followed in
-:mod:`superdl.coordinator.cache.read_reports` and :mod:`superdl.coordinator.cache.outcomes`. Commands raise
-:class:`~superdl.super_wire.errors.CacheError` where a server refuses and
+Commands raise :class:`~superdl.super_wire.errors.CacheError` where a server refuses and
 :class:`~superdl.super_wire.errors.CacheUnreachableError` where nobody answers. How many servers there are,
 and which one a command is for, is :mod:`superdl.coordinator.cache.nodes`'s.
 """
@@ -169,8 +167,7 @@ class Cache:
         """Let the lock go, if it is ours."""
         if not self._has_held_lock:
             return
-        ours = self._instance + self._owner
-        await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, ours)
+        await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
 
     @_as_asked
     async def agree_on_golden(self, digest: str) -> tuple[str, bool]:
@@ -179,10 +176,7 @@ class Cache:
         It never expires: a cache without one is new or was emptied.
         """
         agreed = await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY)
-        is_new = agreed is None and bool(
-            await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX")
-        )
-        if is_new:
+        if agreed is None and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
         if not _DIGEST.fullmatch(_bytes(agreed or b"")):
             raise ValueError(f"{agreed!r} is no digest")
@@ -227,8 +221,7 @@ class Cache:
             for key in some:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
             asked = [key for key in some for _ in range(2)]
-            replies = [_or_absent(reply) for reply in await self._nodes.each(asked, commands)]
-            self._nodes.check(replies)
+            replies = self._nodes.checked([*map(_or_absent, await self._nodes.each(asked, commands))])
             raw = b"".join(
                 reply if len(reply) == HEADER_BYTES else bytes(HEADER_BYTES) for reply in replies[::2]
             )
@@ -296,7 +289,7 @@ class Cache:
             ("SET", key, pack_tombstone(tombstone, sample_id), "PX", expires_in_ms, "NX")
             for key, sample_id, tombstone in zip(keys, split_ids(ids), tombstones, strict=True)
         ]
-        self._nodes.check(await self._nodes.each(keys, commands))
+        self._nodes.checked(await self._nodes.each(keys, commands))
 
     @_as_asked
     async def read_streams(
@@ -321,20 +314,8 @@ class Cache:
             ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
             ("PEXPIRE", stream, int(expires_in_s * 1000)),
         ]
-        replies = await self._nodes.each([stream] * len(commands), commands)
-        self._nodes.check(replies)
+        replies = self._nodes.checked(await self._nodes.each([stream] * len(commands), commands))
         return _entry_id(replies[1])
-
-    @_as_asked
-    async def make_stream(self, stream: bytes, expires_in_s: float) -> None:
-        """Make a stream that expires; what it holds already stays."""
-        commands: list[Command] = [
-            ("XADD", stream, "*", b"x", b""),
-            ("PEXPIRE", stream, int(expires_in_s * 1000)),
-        ]
-        replies = await self._nodes.each([stream, stream], commands)
-        self._nodes.check(replies)
-        await self.delete_entries(stream, [replies[0]])
 
     @_as_asked
     async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> list[bool]:
@@ -343,30 +324,16 @@ class Cache:
         for start in range(0, len(streams), _PIPELINE_KEYS):
             some, expires_in_ms = streams[start : start + _PIPELINE_KEYS], int(expires_in_s * 1000)
             commands: list[Command] = [("PEXPIRE", stream, expires_in_ms) for stream in some]
-            replies = await self._nodes.each(some, commands)
-            self._nodes.check(replies)
-            found += map(bool, replies)
+            found += map(bool, self._nodes.checked(await self._nodes.each(some, commands)))
         return found
 
     async def delete_entries(self, stream: bytes, numbers: Sequence[bytes]) -> None:
         """Delete entries of a stream, which stays; what is not there is no error."""
         await self._nodes.one(stream, "XDEL", stream, *numbers)
 
-    async def ring(self, stream: bytes) -> None:
-        """Append an empty entry to a stream, so that whoever waits on it looks up."""
-        append: Command = ("XADD", stream, "MAXLEN", 1, "*", b"x", b"")
-        try:
-            await self._nodes.one(stream, *append)
-        except CacheUnreachableError:
-            raise
-        except CacheError:  # somebody gave it the largest id that there is
-            await self.delete(stream)
-            await self._nodes.one(stream, *append)
-
-    async def delete(self, *names: bytes) -> None:
-        """Delete streams."""
-        if names:
-            await self._nodes.unlink(names)
+    async def delete(self, stream: bytes) -> None:
+        """Delete a stream."""
+        await self._nodes.unlink([stream])
 
     async def close(self) -> None:
         """Close all connections."""

@@ -2,8 +2,7 @@
 
 Whether an address is a cluster's the server itself tells (``INFO cluster``), at the first command. A single
 server is sent everything, at no further cost. In a cluster the commands of one call go to all nodes at once;
-redirections are followed, a bounded number of times. What the commands are is
-:mod:`superdl.coordinator.cache.cache`'s.
+redirections are followed, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -79,9 +78,7 @@ class CacheNodes:
     async def each(self, keys: Sequence[bytes], commands: Sequence[Command]) -> list[Any]:
         """The replies to commands, in order; what a server says against one stands in its place.
 
-        Args:
-            keys: of each command, the one that says which node it is for.
-            commands: as redis-py takes them.
+        ``keys`` say which node each command is for; commands are as redis-py takes them.
 
         Raises:
             CacheUnreachableError: a node does not answer, or not for now; nothing is known of any command.
@@ -103,29 +100,20 @@ class CacheNodes:
         )
 
     async def one(self, key: bytes, *command: Any) -> Any:
-        """The reply to one command.
-
-        Raises:
-            CacheError: as :meth:`each`, or the server refuses the command.
-        """
+        """The reply to one command; errors as of :meth:`each`, or the server refuses the command."""
         if not await self._is_cluster():
             with self.errors():
                 client: Any = self._clients[self._first]
                 return await client.execute_command(*command)
-        (reply,) = await self.each([key], [command])
-        self.check([reply])
+        (reply,) = self.checked(await self.each([key], [command]))
         return reply
 
     async def unlink(self, keys: Sequence[bytes]) -> None:
-        """Delete keys: by one command where one server has them all, else by one each.
-
-        Raises:
-            CacheError: as :meth:`one`.
-        """
-        if not await self._is_cluster():
+        """Delete keys, by one command where one server has them all, else by one each."""
+        if await self._is_cluster():
+            self.checked(await self.each(keys, [("UNLINK", key) for key in keys]))
+        else:
             await self.one(keys[0], "UNLINK", *keys)
-            return
-        self.check(await self.each(keys, [("UNLINK", key) for key in keys]))
 
     async def masters(self, *, afresh: bool = False) -> list[Master]:
         """Who holds records, in a lasting order; ``afresh``: as the cluster says now."""
@@ -137,21 +125,17 @@ class CacheNodes:
         return sorted(Master(node, counts[place]) for place, node in enumerate(self._slots.nodes))
 
     async def at(self, node: Node, *command: Any) -> Any:
-        """The reply of one node to a command that has no key.
-
-        Raises:
-            CacheError: it does not answer, or refuses.
-        """
-        (reply,) = await self._pipeline(_Destination(node), [command])
-        self.check([reply])
+        """The reply of one node to a command that has no key; ``CacheError`` as of :meth:`one`."""
+        (reply,) = self.checked(await self._pipeline(_Destination(node), [command]))
         return reply
 
-    def check(self, replies: Sequence[Any]) -> None:
-        """Raise :class:`CacheError` if one of the replies is what a server says against a command."""
+    def checked(self, replies: Sequence[Any]) -> Sequence[Any]:
+        """Replies of which none is what a server says against a command; else a :class:`CacheError`."""
         for reply in replies:
             if isinstance(reply, Exception):
                 with self.errors():
                     raise reply
+        return replies
 
     async def close(self) -> None:
         """Close all connections."""
@@ -207,8 +191,7 @@ class CacheNodes:
             password=given.password or None,
             socket_connect_timeout=_TIMEOUT_S,
             socket_timeout=_TIMEOUT_S,
-            # Once, for a connection that broke while it was idle; whoever wants more patience has his own.
-            retry=Retry(NoBackoff(), 1),
+            retry=Retry(NoBackoff(), 1),  # once, for a connection that broke while it was idle
             protocol=2,
         )
 
@@ -262,7 +245,7 @@ class CacheNodes:
                     left[index] = _Destination(Node(reply.host or to.node.host, reply.port), not moved)
                 elif isinstance(reply, _REFUSED_FOR_NOW):
                     self._out_of_date = True
-                    self.check([reply])
+                    self.checked([reply])
         return replies, left
 
     async def _pipeline(self, to: _Destination, commands: Sequence[Command]) -> list[Any]:
@@ -275,11 +258,8 @@ class CacheNodes:
                         pipeline.execute_command("ASKING")
                     pipeline.execute_command(*command)
                 replies: list[Any] = await pipeline.execute(raise_on_error=False)
-        except CacheUnreachableError:
-            self._out_of_date = self._slots is not None
-            self._silent.add(to.node)
-            raise
-        except asyncio.CancelledError:  # somebody's patience was spent, perhaps with this node
+        except (CacheUnreachableError, asyncio.CancelledError) as error:  # somebody may have lost patience
+            self._out_of_date |= self._slots is not None and isinstance(error, CacheUnreachableError)
             self._silent.add(to.node)
             raise
         return replies[1::2] if to.asking else replies

@@ -1,10 +1,9 @@
 """Following the stream in the cache to which functions append their outcomes, where no call brings them.
 
 Each run of a coordinator has a stream of its own, with a name that nobody can guess. One XREAD waits on it,
-however many invocations fly; what was read is deleted, so that the stream holds what is unread and no more.
-An outcome may come twice, late or never: what nobody waits for is dropped, and who waits does so for a
-bounded time. Entries come from the network: one that cannot be read is logged and skipped. A stream that was
-lost, with a cache that was emptied, fails all who wait, since their outcomes may have been in it.
+however many invocations fly; what was read is deleted. An outcome may come twice, late or never: what nobody
+waits for is dropped, and who waits does so for a bounded time. Entries come from the network: one that cannot
+be read is logged and skipped.
 """
 
 from __future__ import annotations
@@ -42,9 +41,6 @@ _START = b"0-0"
 class OutcomeReader:
     """Brings outcomes to those who wait for them; used from one event loop.
 
-    Args:
-        cache: where the stream is.
-
     Attributes:
         stream: its name, which goes with each request.
         unreadable: entries that were no outcome.
@@ -61,12 +57,8 @@ class OutcomeReader:
         self.unawaited = 0
 
     async def begin(self) -> None:
-        """Make the stream, with an expiry.
-
-        Raises:
-            CacheError: the cache does not answer or refuses.
-        """
-        await self._cache.make_stream(self._key, _KEEP_S)
+        """Make the stream, with an expiry; ``CacheError`` if the cache does not answer or refuses."""
+        await self._cache.empty_stream(self._key, _KEEP_S)
 
     @contextlib.contextmanager
     def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
@@ -84,11 +76,7 @@ class OutcomeReader:
             future.cancel()
 
     async def keep(self) -> None:
-        """Keep the stream from expiring, and see that it is still there.
-
-        Raises:
-            CacheError: the cache does not answer or refuses.
-        """
+        """Keep the stream from expiring, and see that it is still there; errors as of :meth:`begin`."""
         (is_there,) = await self._cache.keep_streams([self._key], _KEEP_S)
         if not is_there:
             await self.begin()  # first, so that what is asked for from now on finds it
@@ -105,31 +93,25 @@ class OutcomeReader:
                 future.set_exception(CacheError("the cache lost the stream of outcomes"))
 
     async def read_once(self) -> None:
-        """Wait up to a second for outcomes, and hand them out.
-
-        Raises:
-            CacheError: the cache does not answer or refuses.
-        """
+        """Wait up to a second for outcomes, and hand them out; errors as of :meth:`begin`."""
         found = await self._cache.read_streams({self._key: self._position}, block_ms=_BLOCK_MS, count=_COUNT)
         for _, entries in found:
-            if not entries:
-                continue
-            self._position = entries[-1][0]
-            for _, entry in entries:
-                self._take(entry)
-            await self._cache.delete_entries(self._key, [number for number, _ in entries])
-            await asyncio.sleep(_PAUSE_S)
+            if entries:
+                self._position = entries[-1][0]
+                for _, entry in entries:
+                    self._take(entry)
+                await self._cache.delete_entries(self._key, [number for number, _ in entries])
+                await asyncio.sleep(_PAUSE_S)
 
     def _take(self, entry: dict[bytes, bytes]) -> None:
         try:
             answer = read_outcome(entry)
         except ConfigError as error:
-            if set(entry) != {b"x"}:  # by which a stream is made
-                self.unreadable += 1
-                _log.warning("an outcome in the cache is skipped: %s", error)
+            self.unreadable += 1
+            _log.warning("an outcome in the cache is skipped: %s", error)
             return
         future = self._waiting.pop(answer.request_id, None)
         if future is None or future.done():
             self.unawaited += 1
-            return
-        future.set_result(answer)
+        else:
+            future.set_result(answer)

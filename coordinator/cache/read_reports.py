@@ -1,11 +1,11 @@
 """Reading the jobs' report streams: each entry becomes an event of the core.
 
-One XREAD waits on all streams at once; a stream of our own among them is rung when a job is added, so that
-nobody waits for a timeout. A read costs as much for one entry as for many, and more with every stream, so a
-pause follows each, in which entries gather. Entries come from whoever has a reader's credentials: one that
-cannot be read is counted and skipped. An entry's id far ahead of the cache's clock would be the last that we
-read of its stream, and the largest id would let no other follow: such a stream is deleted and begun again.
-Streams expire unless they are kept, so that jobs of a coordinator that never comes back leave nothing.
+One XREAD waits on all streams at once, for a fifth of a second, so that a job that was just opened is soon
+heard. A read costs as much for one entry as for many, and more with every stream, so a pause follows each, in
+which entries gather. Entries come from whoever has a reader's credentials: one that cannot be read is counted
+and skipped. An entry's id far ahead of the cache's clock would be the last that we read of its stream, and
+the largest id would let no other follow: such a stream is deleted and begun again. Streams expire unless they
+are kept, so that jobs of a coordinator that never comes back leave nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ __all__ = ["ReportReader"]
 
 _log = logging.getLogger(__name__)
 
-_BELL = REPORT_PREFIX + b"%bell"
-_BLOCK_MS = 1000
+_BLOCK_MS = 200
 _COUNT = 512
 _KEEP_S = 3600.0
 _KEEP_EVERY_S = 60.0
@@ -78,29 +77,25 @@ class ReportReader:
     def __init__(self, cache: Cache, emit: Callable[[list[BatchRead]], None]) -> None:
         self._cache = cache
         self._emit = emit
-        self._bell = _START
-        self._followed: dict[bytes, _Followed] = {}
+        self._followed: dict[str, _Followed] = {}
         self._kept_s = -_KEEP_EVERY_S
-        self._pause_until_s = 0.0
         self.unreadable = 0
         """How many entries could not be read."""
-
-    async def follow(self, job: str) -> None:
-        """Read a job's stream from now on; what was reported to an earlier coordinator is past."""
-        stream = report_stream(job)
-        if stream not in self._followed:
-            begun = _Followed.begun(await self._cache.empty_stream(stream, _KEEP_S))
-            self._followed.setdefault(stream, begun)  # another rank may have come first
-            await self._cache.ring(_BELL)
 
     @property
     def jobs(self) -> list[str]:
         """Those whose streams are read."""
-        return [stream.removeprefix(REPORT_PREFIX).decode() for stream in self._followed]
+        return list(self._followed)
+
+    async def follow(self, job: str) -> None:
+        """Read a job's stream from now on; what was reported to an earlier coordinator is past."""
+        if job not in self._followed:
+            begun = _Followed.begun(await self._cache.empty_stream(report_stream(job), _KEEP_S))
+            self._followed.setdefault(job, begun)  # another rank may have come first
 
     async def leave(self, job: str) -> None:
         """Stop reading a job's stream and delete it."""
-        if self._followed.pop(report_stream(job), None) is not None:
+        if self._followed.pop(job, None) is not None:
             await self._cache.delete(report_stream(job))
 
     async def keep(self, now_s: float) -> None:
@@ -110,36 +105,34 @@ class ReportReader:
             now_s: on any monotonic clock.
         """
         if now_s >= self._kept_s + _KEEP_EVERY_S:
-            await self._cache.keep_streams([_BELL, *self._followed], _KEEP_S)
+            await self._cache.keep_streams([*map(report_stream, self._followed)], _KEEP_S)
             self._kept_s = now_s
 
     def rewind(self) -> None:
         """The cache was emptied: whatever the streams hold now is new, even if its clock was set back."""
-        self._bell = _START
-        self._followed = {stream: _Followed() for stream in self._followed}
+        self._followed = {job: _Followed() for job in self._followed}
 
     async def read_once(self) -> None:
-        """Wait for entries, up to a second, and emit them; soon after the last time, wait a little before."""
+        """Wait for entries a while, emit them, and give the next a moment to gather."""
         events: list[BatchRead] = []
-        await asyncio.sleep(self._pause_until_s - time.monotonic())
-        positions = {_BELL: self._bell} | {name: one.position for name, one in self._followed.items()}
-        found = await self._cache.read_streams(positions, block_ms=_BLOCK_MS, count=_COUNT)
-        self._pause_until_s = time.monotonic() + _PAUSE_S + _PAUSE_PER_STREAM_S * len(positions)
-        for stream, entries in found:
-            if stream == _BELL and entries:
-                last = entries[-1][0]
-                self._bell = last if _number(last)[0] <= _FAR_MS else _START
-            followed = self._followed.get(stream)
+        positions = {report_stream(job): one.position for job, one in self._followed.items()}
+        if not positions:
+            await asyncio.sleep(_BLOCK_MS / 1000)
+            return
+        for stream, entries in await self._cache.read_streams(positions, block_ms=_BLOCK_MS, count=_COUNT):
+            job = stream.removeprefix(REPORT_PREFIX).decode()
+            followed = self._followed.get(job)
             if followed is None or not entries or followed.position != positions[stream]:
                 continue
             numbers = [number for number, _ in entries]
             if followed.believes(numbers):
                 followed.position = numbers[-1]
-                events += self._read(stream.removeprefix(REPORT_PREFIX).decode(), entries)
+                events += self._read(job, entries)
             else:
-                await self._begin_again(stream, numbers[-1])
+                await self._begin_again(job, numbers[-1])
         if events:
             self._emit(events)
+        await asyncio.sleep(_PAUSE_S + _PAUSE_PER_STREAM_S * len(positions))
 
     def _read(self, job: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[BatchRead]:
         events = []
@@ -152,19 +145,19 @@ class ReportReader:
                 _log.warning("a read report of job %s is skipped: %s", job, error, extra=about)
         return events
 
-    async def _begin_again(self, stream: bytes, number: bytes) -> None:
+    async def _begin_again(self, job: str, number: bytes) -> None:
         _log.warning(
             "the read reports of job %s have the id %s, which no reader of ours gave: the stream is begun "
             "again. A reader's credentials may have been used to forge it, or the cache's clock has jumped",
-            stream.removeprefix(REPORT_PREFIX).decode(),
+            job,
             number.decode(),
             extra={"cause": "forged report"},
         )
-        begun = _Followed.begun(await self._cache.empty_stream(stream, _KEEP_S))
-        if stream in self._followed:
-            self._followed[stream] = begun
+        begun = _Followed.begun(await self._cache.empty_stream(report_stream(job), _KEEP_S))
+        if job in self._followed:
+            self._followed[job] = begun
         else:  # it was left meanwhile
-            await self._cache.delete(stream)
+            await self._cache.delete(report_stream(job))
 
 
 def _now_ms() -> int:
@@ -177,10 +170,15 @@ def _number(number: bytes) -> tuple[int, int]:
 
 
 def _event(job: str, report: ReadReport) -> BatchRead:
-    largest = max(
-        report.epoch, report.position, report.samples, report.read_us, report.wait_us, report.size_bytes
+    numbers = (
+        report.epoch,
+        report.position,
+        report.samples,
+        report.read_us,
+        report.wait_us,
+        report.size_bytes,
     )
-    if largest > _NUMBER_MAX or report.hits > report.samples:
+    if max(numbers) > _NUMBER_MAX or report.hits > report.samples:
         raise ValueError(
             f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]
         )

@@ -56,7 +56,7 @@ class RecentIds:
     """
 
     def __init__(self) -> None:
-        self._tags: NDArray[np.int64] | None = None
+        self._tags: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._ids: NDArray[np.uint8] = np.empty((0, ID_BYTES), dtype=np.uint8)
 
     def ids(
@@ -65,7 +65,7 @@ class RecentIds:
         """The ids of ``indices`` in ``epoch``, concatenated; ``derive`` gives those that are not here."""
         if not 0 <= epoch < _EPOCHS:
             return derive(indices)
-        if self._tags is None:
+        if not self._tags.size:
             self._tags = np.full(_SLOTS, _NONE, dtype=np.int64)
             self._ids = np.empty((_SLOTS, ID_BYTES), dtype=np.uint8)
         slots = indices & np.int64(_SLOTS - 1)
@@ -97,7 +97,7 @@ class Listing:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """Whether there is a catalog or an error."""
         return self.catalog is not None or self.error is not None
 
 
@@ -119,11 +119,7 @@ class Dataset:
 
     @property
     def catalog(self) -> Catalog:
-        """The listed samples.
-
-        Raises:
-            SuperError: the listing has failed, or has not ended yet.
-        """
+        """The listed samples; ``SuperError`` if the listing has failed, or has not ended yet."""
         if self.listing.error is not None:
             raise self.listing.error
         if self.listing.catalog is None:
@@ -179,7 +175,8 @@ class DatasetRegistry:
         self._clock = clock
         self._lister = lister
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
-        self._opened: dict[bytes, Dataset] = {}  # by content
+        self.opened: dict[bytes, Dataset] = {}
+        """Those that jobs read or read of late, by their content."""
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
         self._threads = ThreadPoolExecutor(_LISTINGS_AT_ONCE, thread_name_prefix="super-listing")
@@ -187,8 +184,7 @@ class DatasetRegistry:
     def register(self, source: str, recipe: Recipe, key_list: str, run_id: str) -> Dataset:
         """The dataset of these facts; its listing is begun if no fitting one is there.
 
-        Raises:
-            CoordinatorError: too many other listings have not ended yet.
+        ``CoordinatorError`` if too many other listings have not ended yet.
         """
         dataset_id = digest128(source.encode(), key_list.encode(), recipe.json.encode(), run_id.encode())
         known = self.get(dataset_id)
@@ -201,24 +197,19 @@ class DatasetRegistry:
 
     def __iter__(self) -> Iterator[Dataset]:
         """All that are registered, those too that are still being listed, and all that are open."""
-        return iter([*self._datasets.values(), *self._opened.values()])
+        return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
         """The open dataset of a content digest."""
-        return self._opened[content]
-
-    @property
-    def opened(self) -> list[Dataset]:
-        """Those that were opened, one of each content."""
-        return list(self._opened.values())
+        return self.opened[content]
 
     def open(self, dataset: Dataset) -> None:
         """A job reads a listed dataset: remember it until :meth:`close_unknown`."""
-        self._opened.setdefault(dataset.content, dataset)
+        self.opened.setdefault(dataset.content, dataset)
 
     def close_unknown(self, is_known: Callable[[bytes], bool]) -> None:
         """Let go of open datasets whose content is known no more."""
-        self._opened = {content: one for content, one in self._opened.items() if is_known(content)}
+        self.opened = {content: one for content, one in self.opened.items() if is_known(content)}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
         """The dataset that was registered with this id, if it is remembered."""
@@ -229,10 +220,7 @@ class DatasetRegistry:
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
         """Wait until the listing has ended or found more than ``listed``, at most ``wait_s``; once it has
-        ended, until the ids are derived as well.
-
-        Raises:
-            SuperError: what ended the listing.
+        ended, until the ids are derived as well. What ended the listing is raised as a ``SuperError``.
         """
         listing = dataset.listing
         async with listing.changed:
@@ -262,8 +250,7 @@ class DatasetRegistry:
         under_way = sum(not one.ended for one in self._listings)
         if under_way >= _LISTINGS_MAX:
             raise CoordinatorError(
-                f"this coordinator is listing {under_way} sources already: register this one when some of "
-                "them have ended"
+                f"this coordinator is listing {under_way} sources already: ask again later"
             )
         listing = Listing(source, key_list, runs={run_id})
         listing.task = asyncio.create_task(self._list(listing), name=f"list {source}")

@@ -98,8 +98,7 @@ def split_s3_url(url: str) -> tuple[str, str]:
     name, _, key = url[len("s3://") :].partition("/")
     if "@" in name:
         raise SourceError(
-            "an s3:// URL carries no credentials (a name and '@'): give them to the coordinator by "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            "an s3:// URL carries no credentials: give the coordinator AWS_ACCESS_KEY_ID and so on"
         )
     if not _BUCKET_NAME.fullmatch(name):
         raise SourceError(
@@ -120,7 +119,7 @@ def local_path(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Bounds of one coordinator.
+    """What listings may take.
 
     ``roots`` are the absolute real paths of the directories that ``file://`` sources and key lists must lie
     in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have. ``own_functions``
@@ -145,23 +144,17 @@ class Allowed:
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """See that a path may be read.
+        """See that a path may be read, absolute and with all links resolved; ``what`` the client called it.
 
-        Args:
-            real: absolute, with all symbolic links resolved.
-            what: the source or key list, as the client named it.
-
-        Raises:
-            SourceForbiddenError: it may not; neither whether it exists is told, nor what may be read.
+        ``SourceForbiddenError`` if not; neither whether it exists is told, nor what may be read.
         """
         if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
-        if self.roots:
-            why = "it lies in none of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
-        else:
-            why = (
-                "others can reach it, so its operator must allow directories by file_roots (SUPER_FILE_ROOTS)"
-            )
+        why = (
+            "it lies in none of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
+            if self.roots
+            else "others can reach it, so its operator must name directories by file_roots (SUPER_FILE_ROOTS)"
+        )
         raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
@@ -183,11 +176,7 @@ def _is_within(real: str, root: str) -> bool:
 
 
 def parse_roots(text: str) -> tuple[str, ...]:
-    """The directories in a text that separates them as PATH does, as real paths.
-
-    Raises:
-        ConfigError: one of them is relative.
-    """
+    """The directories in a text that separates them as PATH does, as real paths; none may be relative."""
     roots = [root for root in text.split(os.pathsep) if root]
     for root in roots:
         if not root.startswith("/"):

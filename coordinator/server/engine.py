@@ -74,6 +74,7 @@ _ANSWER_GRACE_S = 10.0
 _ANSWER_MARGIN_S = 2.0  # of its time a function keeps so much back for answering
 _RETRY_S = 0.5
 _NUMBER_MAX = 2**40
+_DIGITS_MAX = 10
 _TICK_LEAST_S = 0.001
 _SENDS_PER_TURN = 16
 _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
@@ -91,8 +92,8 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
 class Engine:
     """The core and its hands; make it on the event loop that it is to run on.
 
-    ``failed`` gets the exception of whatever must not fail, a bug: the account is then wrong, so the
-    coordinator should end and be started anew.
+    ``failed`` gets the exception of whatever must not fail, a bug: the account is then wrong, and the
+    coordinator should start again.
 
     Args:
         settings: the core's.
@@ -145,7 +146,7 @@ class Engine:
         self.post_all((event,))
 
     def post_all(self, events: Iterable[Event]) -> None:
-        """Hand over events that came together."""
+        """The same for events that came together."""
         if self._closed:
             return
         now = time.monotonic()
@@ -186,21 +187,22 @@ class Engine:
             self.failed.set_exception(error)
 
     def _begin(self, action: Action) -> None:
-        if isinstance(action, Prefetch):
-            if not self._to_send:
-                asyncio.get_running_loop().call_soon(self._send_some)
-            self._to_send.append((action, self._dropping))
-        elif isinstance(action, Audit):
-            self._start(self._audit(action))
-        elif isinstance(action, Drop):
-            ids = self._ids(action.samples, action.indices)
-            self._dropping = self._start(self._drop(ids, self._dropping))
-        elif isinstance(action, WriteTombstones):
-            self._start(self._bury(action))
-        elif isinstance(action, ReadBack):
-            self._start(self._read_back(action))
-        elif isinstance(action, Warn):
-            _log.warning("%s", action.message)
+        match action:
+            case Prefetch():
+                if not self._to_send:
+                    asyncio.get_running_loop().call_soon(self._send_some)
+                self._to_send.append((action, self._dropping))
+            case Audit():
+                self._start(self._audit(action))
+            case Drop():
+                ids = self._ids(action.samples, action.indices)
+                self._dropping = self._start(self._drop(ids, self._dropping))
+            case WriteTombstones():
+                self._start(self._bury(action))
+            case ReadBack():
+                self._start(self._read_back(action))
+            case Warn():
+                _log.warning("%s", action.message)
 
     def _send_some(self) -> None:
         """Begin a few requests, and leave the others to later turns: a reply that waits for its turn comes
@@ -248,33 +250,21 @@ class Engine:
             _log.warning(
                 "request %s to %s failed: %s: %s", request.request_id, executor.name, kind.value, error
             )
-            ran_s, refused = (
-                (error.ran_s, error.refused) if isinstance(error, ExecutorError) else (0.0, False)
-            )
-            gb_s = ran_s * self._memory_gb
+            gb_s = getattr(error, "ran_s", 0.0) * self._memory_gb
+            refused = getattr(error, "refused", False)
             self.post(RequestFailed(action.request_id, kind, str(error), gb_s=gb_s, refused=refused))
         else:
             self.post(done)
 
     def _done(self, action: Prefetch, result: PrefetchResult, *, is_remote: bool) -> RequestDone:
         """An answer as an event; answers come from a network."""
-        samples = action.indices.size
-        try:
-            messages = {int(offset): str(message) for offset, message in result.messages.items()}
-        except ValueError as error:
-            raise _useless(f"the function's messages are not numbered by sample: {error}", result) from error
-        if len(result.outcomes) != samples:
-            raise _useless(f"the function answered for {len(result.outcomes)} of {samples} samples", result)
-        columns = (
-            result.record_bytes,
-            result.source_bytes,
-            result.fetch_us,
-            result.decode_us,
-            result.push_us,
-            (result.duration_us, result.billed_us, result.memory_mb),
-        )
-        if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in columns):
-            raise _useless(f"the function answered with a number that is not from 0 to {_NUMBER_MAX}", result)
+        fault = _fault_of_answer(result, action.indices.size)
+        if fault:
+            error = FunctionRaisedError(fault)
+            took_us = result.billed_us or result.duration_us
+            error.ran_s = took_us / 1e6 if 0 <= took_us <= _NUMBER_MAX else 0.0  # it is billed all the same
+            raise error
+        memory_gb = result.memory_mb / 1024 or self._memory_gb
         return RequestDone(
             request_id=action.request_id,
             outcomes=np.array([_OUTCOME_NUMBERS[outcome] for outcome in result.outcomes], dtype=np.uint8),
@@ -283,11 +273,9 @@ class Engine:
             fetch_us=sum(result.fetch_us),
             decode_us=sum(result.decode_us),
             push_us=sum(result.push_us),
-            messages=messages,
+            messages={int(offset): str(message) for offset, message in result.messages.items()},
             duration_us=result.duration_us,
-            gb_s=(result.billed_us or result.duration_us)
-            / 1e6
-            * (result.memory_mb / 1024 or self._memory_gb),
+            gb_s=(result.billed_us or result.duration_us) / 1e6 * memory_gb,
             source_requests=sum(size > 0 for size in result.source_bytes) if is_remote else 0,
             cold_start=result.cold_start,
         )
@@ -346,6 +334,21 @@ class Engine:
             _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
 
 
+def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
+    """What makes an answer useless; empty if nothing does."""
+    if len(result.outcomes) != samples:
+        return f"the function answered for {len(result.outcomes)} of {samples} samples"
+    if not all(offset.isdecimal() and len(offset) < _DIGITS_MAX for offset in result.messages):
+        return "the function's messages are not numbered by sample"
+    numbers = (
+        *(result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us),
+        (result.duration_us, result.billed_us, result.memory_mb),
+    )
+    if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in numbers):
+        return f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
+    return ""
+
+
 def _fault_of(record: bytes, sample_id: bytes) -> str:
     """What is wrong with a record just written; a tombstone by now, or another version, is no fault."""
     try:
@@ -355,11 +358,3 @@ def _fault_of(record: bytes, sample_id: bytes) -> str:
     except RecordError as error:
         return str(error)
     return ""
-
-
-def _useless(msg: str, result: PrefetchResult) -> FunctionRaisedError:
-    """What to raise for an answer that cannot be used, but is billed."""
-    error = FunctionRaisedError(msg)
-    took_us = result.billed_us or result.duration_us
-    error.ran_s = took_us / 1e6 if 0 <= took_us <= _NUMBER_MAX else 0.0
-    return error

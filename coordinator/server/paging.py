@@ -6,8 +6,7 @@ A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys co
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -31,8 +30,7 @@ _OCCURRENCES_MAX = 16
 _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class Occurrence:
+class Occurrence(NamedTuple):
     """Where a batch stands in a plan."""
 
     job: str
@@ -42,9 +40,7 @@ class Occurrence:
 
 
 class PlannedBatches:
-    """Which batches have been planned lately, by batch id: the newest ``capacity`` of them, and of each the
-    newest occurrences.
-    """
+    """Which batches have been planned lately, by batch id, and of each the newest occurrences."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity
@@ -78,19 +74,21 @@ def page_of(
     with_keys: bool,
 ) -> pb.Page:
     """Up to ``count`` batches of one rank from ``start`` on: at least one, unless the epoch ends there."""
-    fitting = max(1, _PAGE_BYTES // _least_bytes(dataset, job.plan.batch_size))
+    catalog = dataset.catalog
+    # What a full batch takes without keys is known before any id is derived.
+    fitting = max(1, _PAGE_BYTES // (job.plan.batch_size * (ID_BYTES + catalog.label_bytes) + _BATCH_BYTES))
     stop = min(start + min(count, fitting), job.plan.batches_per_epoch)
     span = job.plan.span(epoch, start, stop, rank)
     offsets: list[int] = span.offsets.tolist()
     ids = dataset.ids(span.indices, epoch)
-    labels, label_bytes = dataset.catalog.labels_at(span.indices).tobytes(), dataset.catalog.label_bytes
+    labels, label_bytes = catalog.labels_at(span.indices).tobytes(), catalog.label_bytes
     states = core.states(job.samples_of(epoch), span.indices)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     page, size = pb.Page(), 0
     for number, batch in enumerate(batch_ids(ids, offsets)):
         first, end = offsets[number], offsets[number + 1]
         padding = span.padding[first:end]
-        keys = dataset.catalog.keys.take(span.indices[first:end]) if with_keys else []
+        keys = catalog.keys.take(span.indices[first:end]) if with_keys else []
         key_bytes = len(b"".join(keys)) + _KEY_BYTES * len(keys)
         padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
         batch_bytes = (end - first) * (ID_BYTES + label_bytes) + len(padding_bytes) + _BATCH_BYTES
@@ -118,8 +116,3 @@ def _counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[int]:
     np.cumsum(flags, out=before[1:])
     counts: list[int] = np.diff(before[offsets]).tolist()
     return counts
-
-
-def _least_bytes(dataset: Dataset, batch_size: int) -> int:
-    """What a full batch takes of a page without keys: known before any id is derived."""
-    return batch_size * (ID_BYTES + dataset.catalog.label_bytes) + _BATCH_BYTES

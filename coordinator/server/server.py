@@ -157,7 +157,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
 
     async def follow_executors() -> None:
         """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
-        known = [one for one in datasets.opened if engine.core.knows(one.content)]
+        known = [one for content, one in datasets.opened.items() if engine.core.knows(content)]
         eligibility.tell_changes(known, engine.post)
         manager.tell_changes(engine.post)
 
@@ -234,9 +234,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     try:
         loop.add_reader(_STDIN, readable)
     except OSError as error:
-        raise ConfigError(
-            f"exit_with_stdin needs a pipe or a terminal as standard input, which this one is not: {error}"
-        ) from error
+        raise ConfigError(f"exit_with_stdin needs a pipe or a terminal as standard input: {error}") from error
 
 
 async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:

@@ -72,14 +72,11 @@ class TrustSettings:
             check_listen_address(self.health_listen, "health_listen")
             if leaves_this_machine(self.health_listen):
                 raise ConfigError(
-                    f"health_listen={self.health_listen} is beyond loopback; it answers without TLS and "
-                    "token, so it is on 127.0.0.1 or a unix socket. From elsewhere, ask the health service "
-                    "at listen"
+                    f"health_listen={self.health_listen} is beyond loopback, and it answers without TLS and "
+                    "token. From elsewhere, ask the health service at listen"
                 )
             if self.health_listen == self.listen:
-                raise ConfigError(
-                    f"health_listen and listen are both {self.listen}: health_listen is another address"
-                )
+                raise ConfigError(f"health_listen and listen are both {self.listen}: name another address")
         if self.lacks and not self.insecure:
             raise ConfigError(
                 f"listen={self.listen}: beyond loopback a coordinator needs TLS and a token, and this one "
@@ -143,10 +140,9 @@ def check_listen_address(listen: str, name: str = "listen") -> None:
         return
     if not path.startswith("/") or path.endswith("/"):
         raise ConfigError(f"{name}={listen}: a unix socket is named by its absolute path; not {path!r}")
-    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+    if (size := len(os.fsencode(path))) > _SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"{name}={listen}: a unix socket's path has at most {_SOCKET_PATH_BYTES} bytes, this one "
-            f"{len(os.fsencode(path))}: use a shorter directory"
+            f"{name}={listen}: a socket's path has at most {_SOCKET_PATH_BYTES} bytes, this one {size}"
         )
 
 

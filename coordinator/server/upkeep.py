@@ -228,7 +228,7 @@ class Upkeep:
             await self._sweep.step(self._clock())
 
     def _is_short_of_room(self) -> bool:
-        """Whether jobs want more than is free: of late samples were dropped, or asked for with hardly any room."""
+        """Whether jobs want more than is free: samples were dropped, or asked for with hardly any room."""
         core = self._core
         asked = sum(member.requests for member in core.fleet.executors)
         producing = bool(core.requests_in_flight) or asked > self._asked

@@ -119,7 +119,7 @@ def test_where_others_reach_the_coordinator_nothing_is_read_unless_it_is_named(p
     source = str(places / "data" / "pets")
     reachable = allowed_to_listings(Settings(listen="0.0.0.0:50051", **tls))
     with pytest.raises(
-        SourceForbiddenError, match="others can reach it, so its operator must allow directories by"
+        SourceForbiddenError, match="others can reach it, so its operator must name directories by"
     ):
         list_source(source, allowed=reachable)
     with pytest.raises(SourceForbiddenError, match="others can reach it"):
