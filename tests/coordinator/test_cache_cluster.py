@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.coordinator.cache.nodes import CacheNodes
 from superdl.super_wire.cache import SLOTS, Credentials, key_slot
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
@@ -78,6 +77,11 @@ def of_node(cluster, node, count):
     return [next(found) for _ in range(count)]
 
 
+def append(cluster, stream):
+    with cluster.node_of(stream).client() as client:
+        client.xadd(stream, {"x": ""})
+
+
 def sizes(cluster):
     found = []
     for node in cluster.nodes:
@@ -115,11 +119,12 @@ def test_lock_digest_and_streams_are_the_clusters(cluster):
         streams = [report_stream(f"job-{n}") for n in range(20)]
         positions = {stream: await cache.empty_stream(stream, 60.0) for stream in streams}
         waiting = asyncio.create_task(cache.read_streams(positions, block_ms=5000, count=10))
-        await cache.ring(streams[3])
+        append(cluster, streams[3])
         ((stream, entries),) = await waiting
         assert (stream, entries[0][1]) == (streams[3], {b"x": b""})
         await cache.keep_streams(streams, 60.0)
-        await cache.delete(*streams)
+        for stream in streams:
+            await cache.delete(stream)
         await cache.release_lock()
 
     on(cluster, use)
@@ -184,7 +189,7 @@ def test_streams_on_their_way_are_waited_for(cluster):
             await cache.read_streams(positions, block_ms=1, count=1)
         cluster.move_keys(slot, (source + 1) % 3)
         cluster.end_move(slot, (source + 1) % 3)
-        await cache.ring(report_stream("b"))
+        append(cluster, report_stream("b"))
         ((stream, _),) = await cache.read_streams(positions, block_ms=1, count=1)
         assert stream == report_stream("b")
 
@@ -217,28 +222,6 @@ def test_a_node_that_is_down_fails_what_needs_it_alone_and_comes_back(cluster, d
     on(cluster, use)
 
 
-def test_every_command_names_a_cluster_that_is_gone(cluster):
-    async def use(cache):
-        await cache.info()
-        for node in cluster.nodes:
-            node.kill()
-        for command in (
-            cache.info,
-            cache.hold_lock,
-            lambda: cache.agree_on_golden("aa"),
-            lambda: cache.audit(an_id(0)),
-            lambda: cache.drop(an_id(0)),
-            lambda: cache.scan_records(0, count=1),
-            lambda: cache.read_streams({b"s": b"0-0"}, block_ms=1, count=1),
-            lambda: cache.ring(b"s"),
-            lambda: cache.delete(b"s"),
-        ):
-            with pytest.raises(CacheUnreachableError, match=r"the cache at rediss?://127.0.0.1:[0-9]+ does"):
-                await command()
-
-    on(cluster, use)
-
-
 def test_a_user_needs_few_permissions(cluster, certificates):
     rights = [f"+{command}" for command in COMMANDS.split()]
     for node in cluster.nodes:
@@ -255,7 +238,6 @@ def test_a_user_needs_few_permissions(cluster, certificates):
         await cache.scan_records(0, count=10)
         await cache.drop(ids(range(50)))
         last = await cache.empty_stream(report_stream("j"), 60.0)
-        await cache.ring(report_stream("j"))
         await cache.read_streams({report_stream("j"): last}, block_ms=1, count=1)
         await cache.keep_streams([report_stream("j")], 60.0)
         await cache.delete(report_stream("j"))
@@ -284,12 +266,6 @@ def test_a_node_beyond_loopback_needs_tls():
             on(server, lambda cache: cache.info())
     finally:
         server.close()
-
-
-def test_host_names_are_checked_whatever_redis_py_does_by_itself(certificates):
-    nodes = CacheNodes("rediss://127.0.0.1:1", Credentials(ca_file=certificates.ca_file))
-    (client,) = nodes._clients.values()
-    assert client.connection_pool.connection_kwargs["ssl_check_hostname"] is True
 
 
 @pytest.fixture
