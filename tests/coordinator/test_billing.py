@@ -30,27 +30,23 @@ def test_gigabyte_seconds_are_those_that_are_billed(run, source, told, gb_s):
     run(work)
 
 
-def test_what_ran_and_failed_is_billed_too(run, source):
+def made(kind, **facts):
+    error = kind("once")
+    for name, value in facts.items():
+        setattr(error, name, value)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "gb_s", "unbilled"),
+    [
+        (made(FunctionRaisedError, ran_s=2.0), 2.0 * MEMORY_GB, 0),
+        (made(ConnectionLostError, ran_s=3.0), 3.0 * MEMORY_GB, 0),  # it may have run before
+        (made(PayloadTooLargeError, refused=True), 0.0, 1),  # before it was sent
+    ],
+)
+def test_what_ran_and_failed_is_billed_and_what_was_never_sent_is_not(run, source, error, gb_s, unbilled):
     async def work(coordinator):
-        async def fail_first(request):
-            coordinator.executor.before = None
-            error = FunctionRaisedError("once")
-            error.ran_s = 2.0
-            raise error
-
-        coordinator.executor.before = fail_first
-        await coordinator.open(await coordinator.register(source))
-        counters = coordinator.engine.core.job("job").counters
-        await coordinator.until(lambda: counters.samples_produced == 10)
-        assert counters.gb_s == pytest.approx(2.0 * MEMORY_GB)
-
-    run(work, backoff_s=0.001, backoff_max_s=0.002)
-
-
-def failing_once(error):
-    """A coordinator's work: one request fails so, the others come to what they should; gives the counters."""
-
-    async def work(coordinator, source):
         async def fail_first(_):
             coordinator.executor.before = None
             raise error
@@ -59,32 +55,9 @@ def failing_once(error):
         await coordinator.open(await coordinator.register(source))
         counters = coordinator.engine.core.job("job").counters
         await coordinator.until(lambda: counters.samples_produced == 10)
-        return counters, len(coordinator.executor.requests)
-
-    return work
-
-
-def test_what_may_have_run_before_the_connection_broke_is_billed(run, source):
-    error = ConnectionLostError("broken")
-    error.ran_s = 3.0
-
-    async def work(coordinator):
-        counters, requests = await failing_once(error)(coordinator, source)
-        assert counters.gb_s == pytest.approx(3.0 * MEMORY_GB)
-        assert counters.invocations == requests
+        assert counters.gb_s == pytest.approx(gb_s)
+        assert counters.invocations == len(coordinator.executor.requests) - unbilled
         assert counters.samples_failed == 0
-
-    run(work, attempts=1, backoff_s=0.001, backoff_max_s=0.002)
-
-
-def test_what_was_refused_before_it_was_sent_is_not_billed(run, source):
-    error = PayloadTooLargeError("7 MB")
-    error.refused = True
-
-    async def work(coordinator):
-        counters, requests = await failing_once(error)(coordinator, source)
-        assert counters.invocations == requests - 1
-        assert counters.gb_s == 0
 
     run(work, backoff_s=0.001, backoff_max_s=0.002)
 

@@ -61,7 +61,7 @@ def serving(serving_loop, use, tokens=None):
 
 @pytest.mark.parametrize(
     "path",
-    [CLOSE_JOB, "/super.v1.Coordinator/RegisterDataset", "/no.such/Method", "/grpc.health.v1.Health/Watch"],
+    [CLOSE_JOB, "/no.such/Method", "/grpc.health.v1.Health/Watch"],
 )
 def test_strangers_are_refused_without_waiting_for_their_messages(serving_loop, path):
     def use(port, _):
@@ -106,20 +106,6 @@ def test_a_call_that_ends_without_its_message_is_told(serving_loop):
                 said_nothing(iter(()), timeout=10)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert answer(port)
-
-    serving(serving_loop, use)
-
-
-def test_a_caller_that_leaves_before_its_message_is_forgotten(serving_loop):
-    def use(port, _):
-        for _ in range(3):
-            with HalfCalls(port) as leaving:
-                leaving.begin(CLOSE_JOB, 1)
-        with HalfCalls(port) as strangers, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            strangers.begin("/grpc.health.v1.Health/Check", 1)
-            strangers.until_ended(1)
-            ask = CoordinatorStub(channel).CloseJob
-            assert ask(pb.CloseJobRequest(), timeout=10, wait_for_ready=True).closed
 
     serving(serving_loop, use)
 

@@ -87,19 +87,6 @@ def test_every_report_comes_once_and_in_order(valkey):
         assert positions == list(range(odd, 700, 2))
 
 
-def test_what_was_reported_to_an_earlier_coordinator_is_past(valkey):
-    async def work():
-        send(valkey, position=1)
-        async with reading(valkey) as (reader, events):
-            await reader.follow("job")
-            await reader.follow("job")  # another rank of it
-            send(valkey, position=2)
-            await read_until(reader, lambda: events)
-            return events
-
-    assert [event.position for event in asyncio.run(work())] == [2]
-
-
 def test_a_stream_that_nobody_keeps_expires(valkey):
     """Also where readers made it anew, after the cache was emptied."""
 

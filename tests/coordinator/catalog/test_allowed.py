@@ -74,15 +74,11 @@ def test_a_source_with_a_link_out_of_all_roots_is_refused_and_names_it(places, a
         assert str(path) in str(caught.value)
     assert "SUPER_FILE_ROOTS" in str(caught.value)
     assert len(list_source(str(pets), str(places / "data" / "labels.csv"), allowed=allowed)) == 1
-
-
-def test_links_lead_from_root_to_root(places):
-    pets = places / "data" / "pets"
-    (pets / "secrets").symlink_to(places / "data-private" / "pets" / "cat")
-    roots = parse_roots(f"{places / 'data'}:{places / 'data-private'}")
-    catalog = list_source(str(pets), allowed=Allowed(roots))
+    (pets / "guess").unlink()
+    both = Allowed(parse_roots(f"{places / 'data'}:{places / 'data-private'}"))
+    catalog = list_source(str(pets), allowed=both)
     assert catalog.classes == ("cat", "dog", "secrets")
-    assert f"1 symbolic links lead out of it and are followed, to {places}" in catalog.warnings[0]
+    assert f"2 symbolic links lead out of it and are followed, to {places}" in catalog.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -137,10 +133,6 @@ def test_roots_are_absolute_and_may_be_several(tmp_path):
         ConfigError, match="file_roots are absolute directories, separated by ':'; not 'data'"
     ):
         Settings(file_roots="/tmp:data")
-
-
-def test_the_root_of_all_allows_all():
-    Allowed(roots=("/",)).check_path("/anything", "it")
 
 
 @pytest.mark.parametrize("key_list", [False, True])

@@ -165,24 +165,9 @@ def test_labels_may_be_arrays_and_have_fields(labels, text):
     assert catalog.fingerprint == same.fingerprint
 
 
-def test_the_shape_of_labels_is_part_of_the_fingerprint():
-    flat, nested = np.arange(8).reshape(2, 4), np.arange(8).reshape(2, 2, 2)
-    assert (
-        catalog_of(["a", "b"], labels=flat).fingerprint != catalog_of(["a", "b"], labels=nested).fingerprint
-    )
-
-
 def test_class_names_that_fit_no_message_are_refused():
     with pytest.raises(SourceError, match="2 class names"):
         catalog_of(["a", "b"], classes=("x" * MAX_CLASS_NAMES_BYTES, "y"))
-
-
-def test_labels_cannot_be_changed():
-    labels = np.arange(2)
-    catalog = catalog_of(["a", "b"], labels=labels)
-    labels[:] = 7
-    catalog.labels_at(np.array([0]))[:] = 8
-    assert catalog.labels.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -83,74 +83,53 @@ class SlowLister:
         return list_source(source, key_list, progress, cancelled)
 
 
-def test_a_listed_dataset_has_samples_labels_and_ids(source):
-    async def work(datasets):
-        return await listed(datasets, source)
-
-    dataset = run(work)
-    assert dataset.ready
-    assert list(dataset.catalog.classes) == ["cat", "dog"]
-    assert dataset.listing.listed == len(dataset.catalog) == 6
-    found = dataset.ids(np.array([4, 0, 4]), epoch=7)
+@pytest.mark.parametrize(("recipe", "randomness"), [(PLAIN, None), (RANDOM, (3, 7))], ids=["plain", "random"])
+def test_a_listed_dataset_has_samples_labels_and_ids(source, recipe, randomness):
+    dataset = run(lambda datasets: listed(datasets, source, recipe=recipe))
     catalog = dataset.catalog
+    assert dataset.ready
+    assert list(catalog.classes) == ["cat", "dog"]
+    assert dataset.listing.listed == len(catalog) == 6
     expected = [
-        sample_id(catalog.bucket, key.decode(), version.decode(), PLAIN.digest)
-        for key, version in zip(
-            catalog.keys.take(np.arange(6)), catalog.versions.take(np.arange(6)), strict=True
-        )
+        sample_id(catalog.bucket, key.decode(), version.decode(), recipe.digest, randomness)
+        for key, version in zip(catalog.keys, catalog.versions, strict=True)
     ]
-    assert found == expected[4] + expected[0] + expected[4]
-    assert dataset.ids(np.array([0]), epoch=8) == expected[0]
+    assert dataset.ids(np.array([4, 0, 4]), epoch=7) == expected[4] + expected[0] + expected[4]
+    assert (dataset.ids(np.array([0]), epoch=8) == expected[0]) is not recipe.random
 
 
-def test_a_random_recipe_has_other_ids_in_every_epoch(source):
-    async def work(datasets):
-        return await listed(datasets, source, recipe=RANDOM)
-
-    dataset = run(work)
-    assert dataset.ready
-    assert dataset.ids(np.array([1]), epoch=0) != dataset.ids(np.array([1]), epoch=1)
-    catalog = dataset.catalog
-    (key,), (version,) = catalog.keys.take(np.array([1])), catalog.versions.take(np.array([1]))
-    assert dataset.ids(np.array([1]), epoch=5) == sample_id(
-        catalog.bucket, key.decode(), version.decode(), RANDOM.digest, (3, 5)
-    )
-
-
-def test_registering_again_gives_the_same_dataset(source):
-    async def work(datasets):
-        first = await listed(datasets, source)
-        assert await listed(datasets, source) is first
-        assert datasets.get(first.dataset_id) is first
-        assert datasets.get(b"\0" * 16) is None
-
-    run(work)
-
-
-def test_ranks_of_a_run_share_one_listing_and_recipes_do_too(source):
+def test_ranks_of_a_run_share_one_listing_recipes_do_too_and_ids_are_derived_once(source):
     lister = SlowLister()
     lister.opened.set()
 
     async def work(datasets):
         first = await listed(datasets, source)
+        assert await listed(datasets, source) is first
+        assert datasets.get(first.dataset_id) is first
+        assert datasets.get(b"\0" * 16) is None
         other = await listed(datasets, source, recipe=OTHER)
-        assert other is not first
         assert other.listing is first.listing
         assert other.content != first.content
+        runs = await asyncio.gather(*(listed(datasets, source, f"run {number}") for number in range(8)))
+        assert len({dataset.dataset_id for dataset in runs}) == 8
+        assert {id(dataset.all_ids) for dataset in runs} == {id(first.all_ids)}
         assert len(lister.calls) == 1
 
     run(work, lister=lister)
 
 
-def test_a_run_keeps_its_listing_however_old(source):
-    async def work():
-        clock = Clock()
-        async with registry(300.0, clock) as datasets:
-            first = await listed(datasets, source, "run")
-            clock.now_s += 10_000
-            assert (await listed(datasets, source, "run", OTHER)).listing is first.listing
+def test_open_datasets_are_kept_by_content_until_nobody_knows_them(source):
+    async def work(datasets):
+        first, second = await listed(datasets, source, "one"), await listed(datasets, source, "two")
+        for dataset in (first, second):
+            datasets.open(dataset)
+        assert datasets[first.content] is first
+        datasets.close_unknown(lambda content: content == first.content)
+        assert list(datasets.opened.values()) == [first]
+        datasets.close_unknown(lambda content: False)
+        assert not datasets.opened
 
-    asyncio.run(work())
+    run(work)
 
 
 @pytest.mark.parametrize(("age_s", "is_shared"), [(299.0, True), (300.0, True), (301.0, False)])
@@ -161,6 +140,7 @@ def test_a_new_run_lists_again_what_is_too_old(source, age_s, is_shared):
             first = await listed(datasets, source, "one")
             (source / "cat" / "new.jpg").write_bytes(b"new")
             clock.now_s += age_s
+            assert (await listed(datasets, source, "one", OTHER)).listing is first.listing
             second = await listed(datasets, source, "two")
             third = await listed(datasets, source, "three")
             return first, second, third
@@ -168,50 +148,10 @@ def test_a_new_run_lists_again_what_is_too_old(source, age_s, is_shared):
     first, second, third = asyncio.run(work())
     assert (second.listing is first.listing) is is_shared
     assert third.listing is second.listing
+    if not is_shared:  # equal content is in memory once
+        assert third.catalog is second.catalog
     assert len(second.catalog) == (6 if is_shared else 7)
     assert len(first.catalog) == 6
-
-
-def test_runs_with_equal_content_share_catalog_and_ids(source):
-    async def work():
-        clock = Clock()
-        async with registry(300.0, clock) as datasets:
-            first = await listed(datasets, source, "one")
-            clock.now_s += 301.0
-            second = await listed(datasets, source, "two")
-            return first, second
-
-    first, second = asyncio.run(work())
-    assert second.listing is not first.listing
-    assert second.catalog is first.catalog
-    assert second.content == first.content
-    assert second.all_ids is first.all_ids
-
-
-def test_ids_are_derived_once_for_all_who_wait(source):
-    async def work(datasets):
-        return await asyncio.gather(*(listed(datasets, source, f"run {rank}") for rank in range(8)))
-
-    ranks = run(work)
-    assert len({dataset.dataset_id for dataset in ranks}) == 8
-    assert len({id(dataset.all_ids) for dataset in ranks}) == 1
-
-
-def test_a_caller_who_hangs_up_takes_nobody_with_him(source):
-    lister = SlowLister()
-
-    async def work(datasets):
-        impatient = asyncio.create_task(listed(datasets, source, "one"))
-        patient = asyncio.create_task(listed(datasets, source, "two"))
-        while not lister.calls:  # noqa: ASYNC110  # yields to the loop, does not wait
-            await asyncio.sleep(0)
-        impatient.cancel()
-        lister.opened.set()
-        assert (await patient).ready
-        with pytest.raises(asyncio.CancelledError):
-            await impatient
-
-    run(work, lister=lister)
 
 
 def test_progress_answers_a_long_poll(source):
@@ -302,14 +242,3 @@ def test_a_listing_that_nobody_wants_any_more_is_ended(source):
             await datasets.wait(first, listed=2**62, wait_s=ENOUGH_S)
 
     run(work, capacity=1, lister=SlowLister())
-
-
-def test_the_length_of_a_record_follows_from_the_recipe(source):
-    async def work(datasets):
-        fixed = datasets.register(f"file://{source}", PLAIN, "", "run")
-        free = datasets.register(f"file://{source}", Recipe.image(resize=8), "", "run")
-        return fixed.record_bytes, free.record_bytes
-
-    fixed, free = run(work)
-    assert fixed == 64 + 8 * 8 * 3
-    assert free > 100_000

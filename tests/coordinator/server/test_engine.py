@@ -25,23 +25,12 @@ from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import split_ids
 from superdl.super_wire.keys import cache_key
-from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone
 from superdl.super_wire.request import Outcome
-from tests.coordinator.running import RECIPE, SIDE, ScriptedExecutor, record_of
+from tests.coordinator.running import RECIPE, ScriptedExecutor, record_of
 
 KEYS = [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in range(5)]
 FAST = {"backoff_s": 0.001, "backoff_max_s": 0.002}
-
-
-@pytest.fixture
-def source(tmp_path):
-    """Ten files in two classes: the scripted functions do not look into them."""
-    for key in KEYS:
-        path = tmp_path / key
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"x")
-    return tmp_path
 
 
 def missed(offsets, position=0):
@@ -101,21 +90,6 @@ def test_a_request_says_all_that_a_function_must_know(run, valkey, source):
             assert all(version.startswith("1-") for version in request.versions)
 
     run(work, request_ttl_s=40.0)
-
-
-def test_a_random_recipe_is_asked_for_epoch_by_epoch(run, source):
-    recipe = Recipe([{"op": "random_resized_crop", "size": SIDE}])
-
-    async def work(coordinator):
-        await coordinator.open(await coordinator.register(source, recipe=recipe))
-        await coordinator.until(lambda: produced(coordinator) >= 20)
-        by_epoch = {}
-        for request in coordinator.executor.requests:
-            by_epoch.setdefault(request.epoch, set()).update(request.ids)
-        assert len(by_epoch[0]) == len(by_epoch[1]) == 10
-        assert not by_epoch[0] & by_epoch[1]
-
-    run(work)
 
 
 @pytest.mark.parametrize(
@@ -222,36 +196,6 @@ def test_what_a_reader_misses_is_looked_for_and_produced_again(run, valkey, sour
         await coordinator.until(lambda: produced(coordinator) == 11)
         assert coordinator.executor.keys_asked[10:] == ["cat/1.jpg"]
         assert in_cache(valkey, ids[1]) == [record_of("cat/1.jpg", ids[1])]
-
-    run(work)
-
-
-def test_an_audit_waits_for_a_cache_that_is_away(run, valkey, source):
-    async def work(coordinator):
-        await coordinator.open(await coordinator.register(source))
-        await coordinator.until(lambda: produced(coordinator) == 10)
-        valkey.kill()
-        coordinator.engine.post(missed([2]))
-        core = coordinator.engine.core
-        assert core.samples_in(SampleState.CHECKING) == 1
-        with pytest.raises(Exception, match="does not answer"):
-            await coordinator.cache.info()
-        assert core.samples_in(SampleState.CHECKING) == 1
-        valkey.start()
-        await coordinator.until(lambda: produced(coordinator) == 11)
-        assert coordinator.executor.keys_asked[10:] == ["cat/2.jpg"]
-
-    run(work)
-
-
-def test_what_an_emptied_cache_held_is_produced_again(run, valkey, source):
-    async def work(coordinator):
-        await coordinator.open(await coordinator.register(source))
-        await coordinator.until(lambda: produced(coordinator) == 10)
-        valkey.restart_empty()
-        coordinator.engine.post(CacheReset())
-        await coordinator.until(lambda: produced(coordinator) == 20)
-        assert None not in in_cache(valkey, await ids_of(coordinator))
 
     run(work)
 

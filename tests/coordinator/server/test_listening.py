@@ -51,26 +51,18 @@ def directory():
     server.close()
 
 
-def listening_on(serving_loop, address, use=None):
-    """Listen on ``address``, and call ``use`` (blocking) meanwhile."""
+def listening_on(serving_loop, address):
+    """Listen on ``address`` until a client has connected."""
 
     async def work():
         server, _ = await listen(address, CoordinatorServicer())
         try:
             async with grpc.aio.insecure_channel(address) as channel:
                 await channel.channel_ready()
-            if use is not None:
-                use()
         finally:
             await server.stop(0)
 
     serving_loop.run(work())
-
-
-def test_a_socket_is_made_and_removed(serving_loop, directory):
-    path = directory / "c.sock"
-    listening_on(serving_loop, f"unix:{path}", path.stat)
-    assert not path.exists()
 
 
 def test_a_port_is_listened_on_alone(serving_loop):
@@ -92,29 +84,24 @@ def test_the_socket_of_a_killed_predecessor_is_replaced(serving_loop, directory)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     listening_on(serving_loop, f"unix:{path}")
+    assert not path.exists()
 
 
-def test_a_socket_at_which_somebody_answers_is_left_alone(serving_loop, directory):
-    path = directory / "c.sock"
+def test_what_is_in_the_way_and_lives_is_left_alone(serving_loop, directory):
+    path, precious = directory / "c.sock", directory / "precious.txt"
+    precious.write_text("mine")
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(str(path))
         living.listen()
-        with pytest.raises(ConfigError, match="somebody answers there"):
-            listening_on(serving_loop, f"unix:{path}")
+        for there, reason in (
+            (path, "somebody answers there"),
+            (precious, "which is no socket"),
+            (directory / "no" / "c.sock", f"cannot listen on unix:{directory}/no/c.sock"),
+        ):
+            with pytest.raises(ConfigError, match=reason):
+                listening_on(serving_loop, f"unix:{there}")
         assert path.is_socket()
-
-
-def test_a_file_that_is_no_socket_is_left_alone(serving_loop, directory):
-    path = directory / "precious.txt"
-    path.write_text("mine")
-    with pytest.raises(ConfigError, match="which is no socket"):
-        listening_on(serving_loop, f"unix:{path}")
-    assert path.read_text() == "mine"
-
-
-def test_a_folder_that_does_not_exist_is_told(serving_loop, directory):
-    with pytest.raises(ConfigError, match=f"cannot listen on unix:{directory}/no/c.sock"):
-        listening_on(serving_loop, f"unix:{directory}/no/c.sock")
+    assert precious.read_text() == "mine"
 
 
 @pytest.fixture

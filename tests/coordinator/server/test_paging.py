@@ -90,22 +90,6 @@ def test_equal_samples_in_another_order_are_another_batch():
     assert batch_id(backward) != batch_id(forward)
 
 
-def test_a_batch_that_comes_again_has_the_same_id():
-    planned = Planned()
-    assert planned.page(epoch=0).batches[0].batch_id == planned.page(epoch=1).batches[0].batch_id
-
-
-def test_a_random_recipe_has_new_batches_each_epoch():
-    planned = Planned(recipe=RANDOM)
-    assert planned.page(epoch=0).batches[0].batch_id != planned.page(epoch=1).batches[0].batch_id
-
-
-def test_the_end_of_an_epoch_is_an_empty_page():
-    planned = Planned()
-    assert [batch.position for batch in planned.page(start=1).batches] == [1, 2]
-    assert not planned.page(start=3).batches
-
-
 def test_padding_is_flagged_by_a_byte_for_each_sample():
     planned = Planned(10, 4, replicas=2)
     pages = [planned.page(rank=rank).batches for rank in range(2)]
@@ -146,14 +130,6 @@ def test_a_batch_larger_than_a_page_comes_alone_and_without_keys():
     assert not batch.keys
 
 
-def test_keys_are_left_out_where_they_alone_do_not_fit():
-    planned = Planned(4000, 2000, key_bytes=1000)
-    (batch,) = planned.page(count=1, with_keys=True).batches
-    assert len(batch.sample_ids) == 2000 * ID_BYTES
-    assert not batch.keys
-    assert planned.page(count=1, with_keys=False).batches[0].sample_ids == batch.sample_ids
-
-
 def test_status_counts_what_is_resident_and_what_failed():
     planned = Planned(8, 4)
     actions = planned.core.handle(ExecutorResized(4), 0.0)
@@ -172,25 +148,15 @@ def place(epoch, job="job"):
     return Occurrence(job, rank=0, epoch=epoch, position=1)
 
 
-def test_planned_batches_are_found_with_their_occurrences_newest_last():
-    planned = PlannedBatches()
+def test_planned_batches_are_found_with_their_occurrences_newest_last_and_are_bounded():
+    planned = PlannedBatches(capacity=3)
     for epoch in (0, 1, 0):
         planned.add(b"a", place(epoch))
     assert planned.find(b"a") == [place(1), place(0)]
-    assert planned.find(b"b") == []
-
-
-def test_of_planned_batches_the_newest_are_remembered():
-    planned = PlannedBatches(capacity=3)
-    for name in (b"a", b"b", b"c", b"a", b"d"):
-        planned.add(name, place(0))
-    assert [bool(planned.find(name)) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-
-
-def test_the_occurrences_of_a_batch_are_bounded():
-    planned = PlannedBatches()
     for epoch in range(1000):
         planned.add(b"a", place(epoch))
-    found = planned.find(b"a")
-    assert len(found) <= 16
-    assert found[-1] == place(999)
+    assert len(planned.find(b"a")) <= 16
+    assert planned.find(b"a")[-1] == place(999)
+    for name in (b"b", b"c", b"a", b"d"):
+        planned.add(name, place(0))
+    assert [bool(planned.find(name)) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]

@@ -96,16 +96,6 @@ def test_a_page_gives_batches_with_ids_labels_and_keys(run, source):
     run(work)
 
 
-def test_what_is_planned_becomes_resident_and_the_page_says_so(run, source):
-    async def work(coordinator):
-        await coordinator.open(await coordinator.register(source))
-        await coordinator.until(lambda: coordinator.engine.core.job("job").counters.samples_produced == 10)
-        page = await coordinator.page()
-        assert [batch.resident for batch in page.batches] == [4, 4, 2]
-
-    run(work)
-
-
 def test_the_status_of_batches_sample_by_sample(run, source):
     async def work(coordinator):
         coordinator.executor.outcomes = {"cat/1.jpg": Outcome.TOMBSTONE}
@@ -205,17 +195,5 @@ def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(run, valkey,
             await coordinator.page()
         await coordinator.open(dataset)
         assert (await coordinator.page()).batches
-
-    run(work)
-
-
-def test_a_second_job_on_the_same_content_has_nothing_produced_again(run, source):
-    async def work(coordinator):
-        await coordinator.open(await coordinator.register(source, "one"), "one")
-        await coordinator.until(lambda: coordinator.engine.core.job("one").counters.samples_produced == 10)
-        await coordinator.open(await coordinator.register(source, "two"), "two", shuffle=True, seed=4)
-        page = await coordinator.page("two")
-        assert sum(batch.resident for batch in page.batches) == 10
-        assert len(coordinator.executor.keys_asked) == 10
 
     run(work)

@@ -61,18 +61,11 @@ def test_a_file_that_is_emptied_lets_nobody_in(tmp_path, caplog, content):
     assert tokens.accept(THREE)
 
 
-@pytest.mark.parametrize("token", [",", " ", "# only a remark"])
-def test_a_setting_without_a_token_is_refused(token):
-    with pytest.raises(ConfigError, match="token is set and holds no token"):
-        Tokens(token)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (None, "No such file"),
         (b"", "holds no token"),
-        (b"# nothing\n", "holds no token"),
         (b"\xff" * 20, "other than ASCII"),
         (b"short", "has 5 characters"),
     ],

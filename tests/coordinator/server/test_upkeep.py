@@ -132,14 +132,12 @@ def test_it_stays_while_no_job_is_open(small):
     assert left(small) == records
 
 
-def test_it_stays_while_there_is_room(small, source, serving_loop):
-    records = fill(small, 0.6)
-    assert records_after_a_look(small, source, serving_loop) == records
-
-
-def test_it_stays_while_its_readers_may_come_back(small, source, serving_loop):
-    records = fill(small, 0.92)
-    assert records_after_a_look(small, source, serving_loop, settled=False) == records
+@pytest.mark.parametrize(("share", "settled"), [(0.6, True), (0.92, False)], ids=["room", "may come back"])
+def test_it_stays_while_there_is_room_or_its_readers_may_come_back(
+    small, source, serving_loop, share, settled
+):
+    records = fill(small, share)
+    assert records_after_a_look(small, source, serving_loop, settled=settled) == records
 
 
 def told_after(address, fault):
@@ -209,6 +207,13 @@ def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
     slot = key_slot(b"any")
     assert told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
 
+    def empty_all():
+        for node in valkey_cluster.nodes:
+            node.restart_empty()
+        valkey_cluster.wait_until_ready()
+
+    assert told_after(valkey_cluster.url, empty_all) == {CacheReset}
+
 
 def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_LOOK_TIMEOUT_S", 0.3)
@@ -229,15 +234,6 @@ def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypa
                 hanging.process.send_signal(signal.SIGCONT)
 
     asyncio.run(work())
-
-
-def test_a_cluster_of_which_every_node_is_new_has_nothing(valkey_cluster):
-    def empty():
-        for node in valkey_cluster.nodes:
-            node.restart_empty()
-        valkey_cluster.wait_until_ready()
-
-    assert told_after(valkey_cluster.url, empty) == {CacheReset}
 
 
 def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was_asked_for(small):
