@@ -55,8 +55,8 @@ _CURSORS = 2**64  # of one server's SCAN
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 
 # The lock's value is 32 hex digits of this instance, then the owner. Renew it if it is ours; take it if none
-# holds it or, where ARGV[4] says so, another instance of our owner. Only taking needs memory: a full cache
-# still renews. Answers what was done, and in how many milliseconds another's lock expires.
+# holds it or, where ARGV[4] says so, another instance of our owner. Answers what was done, and in how many
+# milliseconds another's lock expires.
 _HOLD_LOCK = """
 local held = redis.call('GET', KEYS[1])
 if held == ARGV[1] .. ARGV[2] then
@@ -125,14 +125,15 @@ class Cache:
     async def info(self) -> CacheInfo:
         """Memory, policy and identity of the server, or of a cluster's masters together."""
         masters = await self._nodes.masters(afresh=True)  # a shard that was added tells nobody
-        infos = await asyncio.gather(*(self._info_of(master.node) for master in masters))
-        if len(infos) == 1:
-            return infos[0]
-        hosts = len({master.node.host for master in masters})
-        return combined(infos, [master.slots for master in masters], hosts)
 
-    async def _info_of(self, node: Node) -> CacheInfo:
-        return CacheInfo.of_server(await self._nodes.at(node, "INFO"), await self._nodes.at(node, "DBSIZE"))
+        async def of(node: Node) -> CacheInfo:
+            return CacheInfo.of_server(
+                await self._nodes.at(node, "INFO"), await self._nodes.at(node, "DBSIZE")
+            )
+
+        infos = await asyncio.gather(*(of(master.node) for master in masters))
+        hosts = len({master.node.host for master in masters})
+        return combined(infos, [master.slots for master in masters], hosts) if len(infos) > 1 else infos[0]
 
     @_as_asked
     async def hold_lock(self) -> bool:
@@ -143,11 +144,8 @@ class Cache:
         Raises:
             LockHeldError: another coordinator holds it.
         """
-        may_take_over = "0" if self._has_held_lock else "1"
-        ttl_ms = LOCK_TTL_S * 1000
-        reply = await self._nodes.one(
-            LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, self._instance, self._owner, ttl_ms, may_take_over
-        )
+        given = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
+        reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *given)
         done, expires_in_ms = _bytes(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
@@ -171,10 +169,7 @@ class Cache:
 
     @_as_asked
     async def agree_on_golden(self, digest: str) -> tuple[str, bool]:
-        """The golden digest that records in this cache agree with, and whether it was written just now.
-
-        It never expires: a cache without one is new or was emptied.
-        """
+        """The golden digest of this cache's records, and whether it was written just now."""
         agreed = await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY)
         if agreed is None and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
@@ -184,22 +179,16 @@ class Cache:
 
     @_as_asked
     async def spent_usd(self) -> float:
-        """What coordinators of this cache have spent before; 0 where nothing is written of it.
-
-        Raises:
-            ConfigError: what is written is no sum.
-        """
-        written = _bytes(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0").decode(
-            "ascii", "replace"
-        )
+        """What coordinators of this cache have spent before; ``ConfigError`` if what is written is no sum."""
+        written = _bytes(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
         try:
             spent_usd = float(written)
         except ValueError:
             spent_usd = -1.0
         if not 0 <= spent_usd < math.inf:
             raise ConfigError(
-                f"the key {SPENT_KEY.decode()} in the cache at {self.address} holds no sum of US dollars but "
-                f"{written[:40]!r}: set it to what was spent, or delete it to count from 0"
+                f"the key {SPENT_KEY.decode()} in the cache at {self.address} holds {written[:40]!r}: set it "
+                "to the US dollars that were spent, or delete it to count from 0"
             )
         return spent_usd
 
@@ -209,9 +198,7 @@ class Cache:
 
     @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
-        """Record length of each sample in bytes; 0 where there is none (or none that we read), negative for a
-        tombstone.
-        """
+        """Record length of each sample in bytes: 0 without one that we read, negative for a tombstone."""
         headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
         lengths = np.zeros(headers.size, dtype=np.uint64)
         keys = cache_keys(ids)
@@ -258,18 +245,13 @@ class Cache:
 
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
-        """Ids of about ``count`` records, some perhaps twice, and where to go on; 0 begins and ends it.
-
-        In a cluster one master is gone through after the other.
-        """
-        place, at = divmod(cursor, _CURSORS)
+        """Ids of about ``count`` records, some perhaps twice, and where to go on; 0 begins and ends it."""
+        place, at = divmod(cursor, _CURSORS)  # one master after the other
         masters = await self._nodes.masters()
         if place >= len(masters):  # there are fewer than there were
             return 0, b""
-        pattern = RECORD_PREFIX + b"*"
-        following, keys = await self._nodes.at(
-            masters[place].node, "SCAN", at, "MATCH", pattern, "COUNT", count
-        )
+        scan = ("SCAN", at, "MATCH", RECORD_PREFIX + b"*", "COUNT", count)
+        following, keys = await self._nodes.at(masters[place].node, *scan)
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
         found = bytes.fromhex(b"".join(digits).decode())
         if following := int(following):
@@ -296,10 +278,8 @@ class Cache:
         self, positions: dict[bytes, bytes], *, block_ms: int, count: int
     ) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
         """Entries after ``positions`` of several streams, waiting up to ``block_ms`` for the first."""
-        after = (*positions, *positions.values())
-        found = await self._nodes.one(
-            next(iter(positions)), "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", *after
-        )
+        read = ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", *positions, *positions.values())
+        found = await self._nodes.one(next(iter(positions)), *read)
         # Fields that are None are an entry's that was deleted.
         return [
             (_bytes(stream), [(_entry_id(number), dict(entry or {})) for number, entry in entries])

@@ -1,8 +1,4 @@
-"""What cache servers say of themselves, and how much of their memory records may take.
-
-Asking them is :mod:`superdl.coordinator.cache.cache`'s, what follows from a change
-:mod:`superdl.coordinator.server.upkeep`'s.
-"""
+"""What cache servers say of themselves, and how much of their memory records may take."""
 
 from __future__ import annotations
 
@@ -65,9 +61,8 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
     """The masters of a cluster as one server, of which the fullest node is the measure.
 
     Records spread over nodes as slots do, so a node that has a third of the slots and takes 1 GB makes a
-    cluster of 3 GB, however much the others take; and a node that has 100 MB left leaves 300 MB to the
-    cluster. So a cluster that fills unevenly is told as one that holds more than it does, and the fullest
-    node stays below its own maxmemory; a twentieth of that is left to chance.
+    cluster of 3 GB; and a node that has 100 MB left leaves 300 MB to the cluster. A twentieth of each node's
+    maxmemory is left to chance.
 
     Args:
         infos: of the masters that have slots, at least one.

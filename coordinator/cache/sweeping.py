@@ -53,15 +53,16 @@ class Sweep:
         self._strangers_left = False
         self._resume_at_s = 0.0
 
-    async def step(self, now_s: float) -> None:
-        """Look at a few thousand records; now and then delete a thousand strangers' among those that were
-        seen. The others stay for the steps that follow.
+    async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
+        """Look at a few thousand records; now and then delete strangers' among those that were seen. The
+        others stay for the steps that follow.
 
         After a pass that found none, nothing is done for ten minutes. A dataset that comes while ids are
         compared ends that; one that comes while records are being deleted finds them missing, which heals.
 
         Args:
             now_s: on any monotonic clock.
+            most: so many records are deleted at most.
 
         Raises:
             CacheError: the cache refuses, or does not answer.
@@ -81,10 +82,8 @@ class Sweep:
         now_known = self._known()
         if now_known is None or _whole(now_known) != _whole(known):
             return  # the next pass finds them again
-        gone, self._found = (
-            strangers[: _DELETED_PER_STEP * ID_BYTES],
-            strangers[_DELETED_PER_STEP * ID_BYTES :],
-        )
+        end = min(most, _DELETED_PER_STEP) * ID_BYTES
+        gone, self._found = strangers[:end], strangers[end:]
         self._strangers_left = bool(self._found)
         if gone:
             await self._cache.drop(gone)

@@ -41,11 +41,9 @@ class Catalog:
 
     ``bucket`` is ``s3://name`` or ``file://`` and the directory's absolute real path; ``keys`` are full
     object keys (of files: paths below the directory); ``versions`` ETags, or ``size-mtime_ns`` of files.
-    ``labels`` has shape (samples,) and dtype int64 (places in ``classes``, or the integers of a key list)
-    or float64; shape (samples, ...) where a key list gives each sample an array of such numbers, and a
-    structured dtype of both where it gives named fields. It is held in the smallest dtype that takes its
-    numbers, and given out in its own by :meth:`labels_at`. ``classes`` is empty where no label is a text.
-    ``warnings`` are for people, and no part of the content.
+    ``labels`` are int64 (places in ``classes``, or integers) or float64 of shape (samples, ...), or of a
+    structured dtype of both. They are held in the smallest dtype that takes their numbers, and given out in
+    their own by :meth:`labels_at`. ``classes`` is empty where no label is a text.
     """
 
     bucket: str

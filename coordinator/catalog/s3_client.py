@@ -45,13 +45,9 @@ _FORBIDDEN = frozenset(
 
 
 def make_s3_client() -> Any:
-    """A new client of boto3, for any number of threads.
+    """A new client of boto3, for any number of threads; ``SourceError`` if the endpoint is no URL.
 
     The endpoint is ``SUPER_S3_ENDPOINT_URL``, else what boto3's own settings say.
-
-    Raises:
-        SourceError: the endpoint is no URL.
-        botocore.exceptions.BotoCoreError: another setting is wrong; see :func:`s3_failures`.
     """
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
@@ -95,8 +91,8 @@ def s3_failures(url: str) -> Iterator[None]:
         raise _from_answer(error, url) from error
     except NO_CREDENTIALS as error:
         raise SourceError(
-            f"{url}: the coordinator has no usable AWS credentials ({error}): set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a role"
+            f"{url}: the coordinator has no usable AWS credentials ({error}): set AWS_ACCESS_KEY_ID and so "
+            "on, or AWS_PROFILE where it runs, or give its machine a role"
         ) from error
     except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
         raise SourceError(

@@ -57,14 +57,11 @@ class Source:
 
 
 def parse_source(url: str) -> Source:
-    """Read a source's URL.
+    """Read a source's URL; ``SourceError`` says what is wrong with one that is none.
 
     Paths are taken as they stand, without percent-decoding. A plain relative path is one below the
     coordinator's working directory. An S3 prefix names a folder: ``s3://bucket/train`` does not include
     ``s3://bucket/training/...``.
-
-    Raises:
-        SourceError: another scheme, no bucket, a relative ``file://`` path or credentials in the URL.
     """
     scheme = scheme_of(url)
     if scheme == "s3":

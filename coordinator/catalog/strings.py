@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["HexStrings", "PackedStrings", "PackedStringsBuilder", "PrefixedStrings", "Strings", "compact"]
+__all__ = ["PackedStrings", "PackedStringsBuilder", "Strings", "compact"]
 
 _CHUNK = 8192  # strings unpacked at a time: few enough not to matter, many enough to be fast
 _WORD = 8
@@ -75,7 +75,7 @@ def compact(strings: Strings) -> Strings:
     """The same strings in less memory."""
     if not isinstance(strings, PackedStrings):
         return strings
-    return HexStrings.of(strings) or PrefixedStrings.of(strings)
+    return _HexStrings.of(strings) or _PrefixedStrings.of(strings)
 
 
 class PackedStrings(Strings):
@@ -193,7 +193,7 @@ class PackedStringsBuilder:
         return PackedStrings(bytes(self._blob), np.array(self._ends, dtype=np.uint64))
 
 
-class HexStrings(Strings):
+class _HexStrings(Strings):
     """Strings of an equal, even number of lower-case hexadecimal digits, two to a byte.
 
     Args:
@@ -206,7 +206,7 @@ class HexStrings(Strings):
         self._digits = digits
 
     @classmethod
-    def of(cls, strings: PackedStrings) -> HexStrings | None:
+    def of(cls, strings: PackedStrings) -> _HexStrings | None:
         """Those strings; ``None`` if one of them is of another kind."""
         lengths = strings.lengths()
         length = int(lengths[0]) if len(strings) else 0
@@ -220,19 +220,15 @@ class HexStrings(Strings):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the digits, in bytes."""
         return self._digits.nbytes
 
     def lengths(self) -> NDArray[np.uint64]:
-        """Length of every string in bytes: uint64, shape (len,)."""
         return np.full(len(self), 2 * self._digits.shape[1], dtype=np.uint64)
 
     def slice(self, start: int, stop: int) -> list[bytes]:
-        """The strings from ``start`` to ``stop``, cut off at the end as slices are."""
         return self._strings(self._digits[start:stop])
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
         return self._strings(self._digits[self._places(indices)])
 
     def _strings(self, digits: NDArray[np.uint8]) -> list[bytes]:
@@ -240,7 +236,7 @@ class HexStrings(Strings):
         return [blob[begin : begin + length] for begin in range(0, len(blob), length)]
 
 
-class PrefixedStrings(Strings):
+class _PrefixedStrings(Strings):
     """Strings in blocks of 64: what all of a block begin with is held once.
 
     Args:
@@ -257,7 +253,7 @@ class PrefixedStrings(Strings):
         self._offsets = offsets
 
     @classmethod
-    def of(cls, strings: PackedStrings) -> PrefixedStrings:
+    def of(cls, strings: PackedStrings) -> _PrefixedStrings:
         """Those strings, in any order; sorted ones share most."""
         prefixes, parts = [], []
         for start in range(0, len(strings), _BLOCK):
@@ -276,20 +272,16 @@ class PrefixedStrings(Strings):
 
     @property
     def nbytes(self) -> int:
-        """Memory of prefixes, blob and offsets, in bytes."""
         return sum(map(len, self._prefixes)) + len(self._blob) + self._offsets.nbytes
 
     def lengths(self) -> NDArray[np.uint64]:
-        """Length of every string in bytes: uint64, shape (len,)."""
         shared = np.repeat(np.array([len(prefix) for prefix in self._prefixes], dtype=np.uint64), _BLOCK)
         return np.diff(self._offsets).astype(np.uint64) + shared[: len(self)]
 
     def slice(self, start: int, stop: int) -> list[bytes]:
-        """The strings from ``start`` to ``stop``, cut off at the end as slices are."""
         return self.take(np.arange(start, min(stop, len(self))))
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
         places = self._places(indices)
         prefixes, blob, offsets = self._prefixes, self._blob, self._offsets
         blocks, begins, ends = places >> _BLOCK_BITS, offsets[places], offsets[places + 1]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from superdl.coordinator.server.calls import MessageDeadline
+from superdl.coordinator.server.message_deadline import MessageDeadline
 from superdl.coordinator.server.tokens import HEALTH_SERVICE, TokenInterceptor
 from superdl.coordinator.server.trust import socket_path
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc

@@ -6,13 +6,13 @@ trailing metadata.
 
 from __future__ import annotations
 
+import re
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
 from superdl.coordinator.core import BatchesAsked, DatasetFacts, JobClosed, JobOpened, Plan
-from superdl.coordinator.server.calls import check_fields
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
 from superdl.coordinator.server.statistics import (
     batch_status,
@@ -57,6 +57,11 @@ _MAX_JOBS = 10_000
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
 _MAX_MESSAGE = 2000  # bytes; an error travels in a header, and headers are short
 _MAX_RANKS = 100_000  # of all jobs together
+_MAX_TEXT = 65_536
+_MAX_BATCH_IDS = 4096
+_MAX_JOBS_TOLD = 1024
+_EPOCH_MAX = 2**40
+_JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
     (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -76,7 +81,6 @@ def _typed_errors(
     @wraps(method)
     async def call(self: CoordinatorService, request: Any, context: _Context) -> Any:
         try:
-            check_fields(request)
             return await method(self, request, context)
         except SuperError as error:
             code = next(code for kind, code in _CODES if isinstance(error, kind))
@@ -123,6 +127,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the sampler version "
                 f"{request.protocol_version}: install the same version of SUPER on both sides"
             )
+        if max(map(len, (request.source, request.recipe, request.key_list, request.run_id))) > _MAX_TEXT:
+            raise ConfigError(f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each")
         self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
         dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
@@ -137,6 +143,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @_typed_errors
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:
         """Open a job, add a rank to it, or find both there."""
+        _check_job_id(request.job)
         dataset = self._dataset(request.dataset_id)
         plan = Plan(
             size=len(dataset.catalog),
@@ -150,7 +157,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise SourceError(f"the ids of {dataset.listing.source} are still being derived, or tried")
         if request.rank >= plan.replicas:
             raise PlanError(f"rank is from 0 to {plan.replicas - 1}; not {request.rank}")
-        _check_position(plan, request.position)
+        _check_place(plan, request.epoch, request.position)
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
@@ -187,7 +194,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         job = self._job(request.job)
         if request.rank not in job.cursors:
             raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
-        _check_position(job.plan, request.position)
+        _check_place(job.plan, request.epoch, request.position)
         page = page_of(
             self._core,
             job,
@@ -211,6 +218,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @_typed_errors
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
         """What is known of batches; sample by sample, as far as the reply stays below 1 MiB."""
+        if len(request.batch_ids) > _MAX_BATCH_IDS:
+            raise ConfigError(f"one call asks for at most {_MAX_BATCH_IDS} batches")
+        if any(len(batch) != ID_BYTES for batch in request.batch_ids):
+            raise ConfigError(f"a batch id has {ID_BYTES} bytes")
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
             with_events = number < _STORIES_MAX  # each takes some milliseconds
@@ -223,6 +234,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @_typed_errors
     async def CloseJob(self, request: pb.CloseJobRequest, context: _Context) -> pb.CloseJobReply:
         """A rank says goodbye; the job ends with its last one."""
+        _check_job_id(request.job)
         known = self._core.job(request.job) is not None
         self._engine.post(JobClosed(request.job, request.rank))
         if self._core.job(request.job) is None:
@@ -233,6 +245,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def GetJobStats(self, request: pb.GetJobStatsRequest, context: _Context) -> pb.JobStatsList:
         """Accounts of jobs and of the cache."""
         core = self._core
+        if len(request.jobs) > _MAX_JOBS_TOLD:
+            raise ConfigError(f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or for all by naming none")
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         return pb.JobStatsList(
@@ -269,12 +283,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return dataset.ready and self._eligibility.is_known(dataset)
 
     def _dataset(self, dataset_id: bytes) -> Dataset:
+        if len(dataset_id) != ID_BYTES:
+            raise ConfigError(f"a dataset's id has {ID_BYTES} bytes; not {len(dataset_id)}")
         dataset = self._datasets.get(dataset_id)
         if dataset is None:
             raise UnknownJobError(f"no dataset {dataset_id.hex()} is registered here: register it (again)")
         return dataset
 
     def _job(self, name: str) -> Job:
+        _check_job_id(name)
         job = self._core.job(name)
         if job is None:
             raise UnknownJobError(f"no job {name!r} is open here: open it (again)")
@@ -304,6 +321,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._datasets.close_unknown(self._core.knows)
 
 
-def _check_position(plan: Plan, position: int) -> None:
+def _check_job_id(name: str) -> None:
+    if not _JOB_ID.fullmatch(name):
+        raise ConfigError(
+            f"a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -; not {name[:80]!r}"
+        )
+
+
+def _check_place(plan: Plan, epoch: int, position: int) -> None:
+    if epoch > _EPOCH_MAX:
+        raise PlanError(f"epoch is from 0 to {_EPOCH_MAX}; not {epoch}")
     if position > plan.batches_per_epoch:
         raise PlanError(f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.cache.cache import LOCK_TTL_S, LockHeldError
@@ -218,25 +219,30 @@ class Upkeep:
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
+        wanted_bytes = self._wanted_bytes()
         # Not at once: jobs of before a restart come back within seconds, and their records are theirs again.
         if (
-            self._is_short_of_room()
+            wanted_bytes > 0
             and used_bytes > _CROWDED_SHARE * core.budget_bytes
             and foreign_bytes > _FOREIGN_SHARE * core.budget_bytes
             and self._clock() >= self._settled_at_s
         ):
-            await self._sweep.step(self._clock())
+            each_bytes = info.used_memory / max(1, info.keys)
+            await self._sweep.step(self._clock(), math.ceil(wanted_bytes / each_bytes))
 
-    def _is_short_of_room(self) -> bool:
-        """Whether jobs want more than is free: samples were dropped, or asked for with hardly any room."""
+    def _wanted_bytes(self) -> float:
+        """Room that open jobs want beside what is free: some, if since the last look samples were asked for
+        in a cache that had hardly any, or were dropped for others.
+        """
         core = self._core
         asked = sum(member.requests for member in core.fleet.executors)
         producing = bool(core.requests_in_flight) or asked > self._asked
         dropping = core.dropped_samples > self._dropped
         self._asked, self._dropped = asked, core.dropped_samples
         short = core.free_bytes < _SHORT_SHARE * core.budget_bytes
-        wants_room = bool(core.jobs) and (dropping or (producing and short))
-        return wants_room and core.free_bytes < _FREED_SHARE * core.budget_bytes
+        if not core.jobs or not (dropping or (producing and short)):
+            return 0.0
+        return _FREED_SHARE * core.budget_bytes - core.free_bytes
 
     def _known(self) -> list[Ids] | None:
         """The ids that are accounted for; see :func:`known_ids`."""

@@ -86,7 +86,7 @@ def records_after_a_look(valkey, source, serving_loop, *, settled=True):
             await agree_on_golden(upkeep._cache, "aa")  # else the cache is taken for a new one
             budget_bytes = (await upkeep._cache.info()).budget(0)
             async with running(valkey, budget_bytes=budget_bytes, cache_was_empty=False) as coordinator:
-                upkeep._engine = coordinator.engine
+                upkeep._engine, upkeep._core = coordinator.engine, coordinator.engine.core
                 if settled:
                     upkeep._settled_at_s = 0.0
                 await upkeep.once()

@@ -1,99 +1,22 @@
-"""What every call meets before it is carried out: a time limit for its message, and a look at its fields.
-
-What a field may hold beside what else is known (a rank of a job's plan, a position of its epochs) is
-:mod:`superdl.coordinator.server.service`'s.
-"""
+"""Calls whose message does not come, or is no message: they end after a while, or at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from superdl.super_wire.errors import ConfigError, PlanError, SuperError
-from superdl.super_wire.ids import ID_BYTES
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from google.protobuf.message import Message
-
-__all__ = ["MessageDeadline", "check_fields"]
+__all__ = ["MessageDeadline"]
 
 _log = logging.getLogger(__name__)
-
-_EPOCH_MAX = 2**40
-_MAX_TEXT = 65_536
-_MAX_BATCH_IDS = 4096
-_MAX_JOBS_TOLD = 1024
-_JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces, no bell's mark
-_WHAT_A_JOB_IS = "a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -"
-
-
-def _is_job(value: str) -> bool:
-    return _JOB_ID.fullmatch(value) is not None
-
-
-def _is_id(value: bytes) -> bool:
-    return len(value) == ID_BYTES
-
-
-class _Rule(NamedTuple):
-    """What a field has to fulfil, and the error of one that does not."""
-
-    holds: Callable[[Any], bool]
-    error: type[SuperError]
-    words: str
-
-
-_TEXT = _Rule(
-    lambda text: len(text) <= _MAX_TEXT,
-    ConfigError,
-    f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each",
-)
-_RULES: dict[str, tuple[_Rule, ...]] = {
-    **dict.fromkeys(("source", "recipe", "key_list", "run_id"), (_TEXT,)),
-    "job": (_Rule(_is_job, ConfigError, _WHAT_A_JOB_IS),),
-    "jobs": (
-        _Rule(
-            lambda names: len(names) <= _MAX_JOBS_TOLD,
-            ConfigError,
-            f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or by naming none for all of them",
-        ),
-        _Rule(lambda names: all(map(_is_job, names)), ConfigError, _WHAT_A_JOB_IS),
-    ),
-    "dataset_id": (_Rule(_is_id, ConfigError, f"a dataset's id has {ID_BYTES} bytes"),),
-    "batch_ids": (
-        _Rule(
-            lambda ids: len(ids) <= _MAX_BATCH_IDS,
-            ConfigError,
-            f"one call asks for at most {_MAX_BATCH_IDS} batches",
-        ),
-        _Rule(lambda ids: all(map(_is_id, ids)), ConfigError, f"a batch id has {ID_BYTES} bytes"),
-    ),
-    "epoch": (_Rule(lambda epoch: epoch <= _EPOCH_MAX, PlanError, f"epoch is from 0 to {_EPOCH_MAX}"),),
-}
-"""By field; others are bounded by their type, or by the job's plan."""
-
-
-def check_fields(request: Message) -> None:
-    """Refuse a request of which a field holds what none may.
-
-    Raises:
-        SuperError: which field, and what it may hold.
-    """
-    for field in request.DESCRIPTOR.fields:
-        value: Any = getattr(request, field.name)
-        for rule in _RULES.get(field.name, ()):
-            if not rule.holds(value):
-                shown = f"; not {repr(value)[:80]}" if isinstance(value, (str, int)) else ""
-                raise rule.error(f"{rule.words}{shown}")
 
 
 class MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
