@@ -151,8 +151,8 @@ class _Texts(_Column):
 
     def finish(self) -> NDArray[Any]:
         self.classes = tuple(sorted(self._code_of))
-        codes = [self._code_of[name] for name in self.classes]
-        return np.argsort(codes)[np.array(self._codes)]
+        places: NDArray[np.int64] = np.argsort([self._code_of[name] for name in self.classes])
+        return places[np.array(self._codes)]
 
 
 class _Lists(_Column):

@@ -258,7 +258,7 @@ class _PrefixedStrings(Strings):
         prefixes, parts = [], []
         for start in range(0, len(strings), _BLOCK):
             block = strings.slice(start, start + _BLOCK)
-            prefix = commonprefix(block)  # noqa: RUF071  # of bytes, not of paths
+            prefix = commonprefix(block) or b""  # noqa: RUF071  # of bytes, not of paths
             prefixes.append(prefix)
             parts.append(b"".join([string[len(prefix) :] for string in block]))
         blob = b"".join(parts)

@@ -26,13 +26,19 @@ from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from superdl.coordinator.executors.base import OutcomeStream
 
 __all__ = ["Settings", "add_arguments", "allowed_to_listings", "executor_context", "load_settings"]
 
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    "bool": lambda text: _TRUTHS[text.lower()],
+    "int": int,
+    "float": float,
+    "str": str,
+}
 _ANY_S = 1e9
 _ANY_USD = 1e12
 
@@ -165,9 +171,7 @@ def _typed(one: Field[Any], origin: str, value: Any) -> Any:
                 return parse_bytes(value, origin)
             if one.name == "log_level":
                 return value.upper()
-            return {"bool": lambda text: _TRUTHS[text.lower()], "int": int, "float": float, "str": str}[
-                str(one.type)
-            ](value)
+            return _FROM_TEXT[str(one.type)](value)
         if type(value).__name__ == one.type:
             return value
         if one.type == "float" and type(value) is int:

@@ -24,16 +24,18 @@ from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.preflight import Preflight
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.listening import listen
+from superdl.coordinator.server.listening import listen, listen_for_health
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import SuperError, error_from_name
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, PrefetchRequest, PrefetchResult
+from tests.fixtures.valkey import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -67,11 +69,7 @@ def registration(**changes: Any) -> pb.RegisterDatasetRequest:
 
 
 class ScriptedExecutor(Executor):
-    """Functions that write real records into the real cache, or do what the test has scripted.
-
-    ``outcomes`` gives keys another outcome than ``cached``; ``before`` is awaited with each request and may
-    raise.
-    """
+    """Functions that write real records; ``outcomes`` gives keys another outcome, ``before`` may raise."""
 
     name = "scripted"
     remote = False
@@ -290,3 +288,34 @@ async def _follow(reports: ReportReader) -> None:
             await reports.read_once()
         except SuperError:
             await asyncio.sleep(0.02)
+
+
+class ClosesJobs(pb_grpc.CoordinatorServicer):
+    """Answers one call; the others are not implemented."""
+
+    async def CloseJob(self, request: Any, context: Any) -> pb.CloseJobReply:
+        return pb.CloseJobReply(closed=True)
+
+
+def serving(loop: asyncio.Runner, use: Callable[[int, int], None], **guards: Any) -> None:
+    """Listen, and call ``use(port, port of health)`` in a thread meanwhile."""
+
+    async def work() -> None:
+        port, probed = free_port(), free_port()
+        server, health = await listen(f"127.0.0.1:{port}", ClosesJobs(), **guards)
+        second = await listen_for_health(f"127.0.0.1:{probed}", health)
+        try:
+            await asyncio.to_thread(use, port, probed)
+        finally:
+            await second.stop(0)
+            await server.stop(0)
+
+    loop.run(work())
+
+
+def report(position: int = 0, hits: int = 4) -> dict[bytes, bytes]:
+    """A batch of four was read, as a reader appends it."""
+    return ReadReport(
+        rank=0, epoch=0, position=position, samples=4, hits=hits, wait_us=5, read_us=7, check_us=1,
+        size_bytes=9, attempt=1, done=1, missed=(), corrupt=(),
+    ).to_fields()  # fmt: skip

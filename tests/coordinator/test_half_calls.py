@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from superdl.coordinator.server import listening
-from superdl.coordinator.server.listening import listen, listen_for_health
 from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from tests.coordinator.running import serving
 from tests.fixtures.half_calls import HalfCalls
-from tests.fixtures.valkey import free_port
 
 TOKEN = "0123456789abcdef"
 RIGHT = {"authorization": f"Bearer {TOKEN}"}
 CLOSE_JOB = "/super.v1.Coordinator/CloseJob"
 CALLS = 8
-
-
-class Service(CoordinatorServicer):
-    """Answers one call."""
-
-    async def CloseJob(self, request, context):  # the others are not implemented
-        return pb.CloseJobReply(closed=True)
 
 
 @pytest.fixture(autouse=True)
@@ -43,22 +33,6 @@ def answer(port):
         return CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), metadata=metadata, timeout=10).closed
 
 
-def serving(serving_loop, use, tokens=None):
-    """Listen, and call ``use(port, port of health)`` in a thread meanwhile."""
-
-    async def work():
-        port, probed = free_port(), free_port()
-        server, health = await listen(f"127.0.0.1:{port}", Service(), tokens=tokens)
-        second = await listen_for_health(f"127.0.0.1:{probed}", health)
-        try:
-            await asyncio.to_thread(use, port, probed)
-        finally:
-            await second.stop(0)
-            await server.stop(0)
-
-    serving_loop.run(work())
-
-
 @pytest.mark.parametrize(
     "path",
     [CLOSE_JOB, "/no.such/Method", "/grpc.health.v1.Health/Watch"],
@@ -71,7 +45,7 @@ def test_strangers_are_refused_without_waiting_for_their_messages(serving_loop, 
                 strangers.until_ended(CALLS // 2)
             assert answer(port)
 
-    serving(serving_loop, use, Tokens(TOKEN))
+    serving(serving_loop, use, tokens=Tokens(TOKEN))
 
 
 def test_health_is_told_without_waiting_for_the_question(serving_loop):
@@ -82,7 +56,7 @@ def test_health_is_told_without_waiting_for_the_question(serving_loop):
                     strangers.begin("/grpc.health.v1.Health/Check", CALLS // 2)
                     strangers.until_ended(CALLS // 2)
 
-    serving(serving_loop, use, Tokens(TOKEN))
+    serving(serving_loop, use, tokens=Tokens(TOKEN))
 
 
 @pytest.mark.parametrize("tokens", [None, Tokens(TOKEN)])
@@ -95,7 +69,7 @@ def test_a_call_of_one_who_is_let_in_ends_when_its_message_does_not_come(serving
             broken.until_ended(CALLS)
             assert answer(port)
 
-    serving(serving_loop, use, tokens)
+    serving(serving_loop, use, tokens=tokens)
 
 
 def test_a_call_that_ends_without_its_message_is_told(serving_loop):

@@ -22,27 +22,10 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import ERROR_METADATA_KEY
-from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
-from tests.coordinator.running import ENOUGH_S, registration
+from tests.coordinator.running import ENOUGH_S, registration, report
 
 FREE_SHAPE = Recipe.image(resize=4)
-
-
-def report(position=0, missed=(), *, done=1, hits=4, **changes):
-    facts = {
-        "rank": 0,
-        "epoch": 0,
-        "wait_us": 5,
-        "read_us": 7,
-        "check_us": 1,
-        "size_bytes": 9,
-        "attempt": 1,
-        "samples": 4,
-    }
-    return ReadReport(
-        position=position, hits=hits, done=done, missed=tuple(missed), **(facts | changes)
-    ).to_fields()
 
 
 def test_the_error_travels_as_status_details_and_trailing_metadata(run):
@@ -69,7 +52,7 @@ LONG_OP = '{"pipeline":1,"steps":[{"op":"%s"}],"augment_seed":0}' % ("\U0001f600
             "the sampler version 99: install",
         ),
         ("RegisterDataset", {"recipe": ""}, RecipeError, "a recipe is JSON"),
-        ("RegisterDataset", {"recipe": LONG_OP}, RecipeError, "op"),  # which fits into no header as it is
+        ("RegisterDataset", {"recipe": LONG_OP}, RecipeError, "there is no step"),  # which fits into no header as it is
         ("RegisterDataset", {"source": "x" * 65_537}, ConfigError, "at most 65536 characters"),
         ("RegisterDataset", {"run_id": "x" * 65_537}, ConfigError, "at most 65536 characters"),
         (
@@ -134,9 +117,6 @@ def test_a_poll_without_news_ends(run, source, wait_s):
         ({"replicas": 2, "rank": 2}, PlanError, "rank is from 0 to 1; not 2"),
         ({"job": ""}, ConfigError, "a job's id has 1 to 256"),
         ({"job": "x" * 257}, ConfigError, "a job's id has 1 to 256"),
-        ({"job": "{slot}"}, ConfigError, "a job's id has"),
-        ({"job": "%bell"}, ConfigError, "a job's id has"),
-        ({"job": "a\nb"}, ConfigError, "a job's id has"),
         ({"job": "caf\u00e9"}, ConfigError, "a job's id has"),
     ],
 )
@@ -151,18 +131,7 @@ def test_a_job_that_cannot_be_is_refused(run, source, facts, error, message):
     run(work)
 
 
-HOSTILE_IDS = (
-    "%bell",
-    "{slot}",
-    "",
-    ".\r\nFLUSHALL",
-    "\x1b[2J",
-    "\0",
-    "\u202e",
-    "x" * 257,
-    "x" * 70_000,
-    "*",
-)
+HOSTILE_IDS = ("{slot}", "", ".\r\nFLUSHALL", "\x1b[2J", "\0", "\u202e", "x" * 70_000)
 
 
 @pytest.mark.parametrize("id_", HOSTILE_IDS, ids=lambda id_: repr(id_[:12]))
@@ -188,7 +157,7 @@ def test_hostile_ids_are_refused_by_every_method_and_harm_nobody(run, source, id
                     await coordinator.call(method.name, whole)
                 asked += 1
         assert asked == 7
-        await coordinator.open(dataset, "another")  # which rings the bell
+        await coordinator.open(dataset, "another")
         await coordinator.reports.read_once()
         assert len((await coordinator.page("another")).batches) == 3
         assert not coordinator.engine.failed.done()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import resource
 import select
@@ -15,9 +14,10 @@ import grpc
 import pytest
 
 from superdl.coordinator.server import listening
-from superdl.coordinator.server.listening import listen, listen_for_health
+from superdl.coordinator.server.listening import listen
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
 from superdl.super_wire.errors import ConfigError
+from tests.coordinator.running import serving
 from tests.fixtures.half_calls import HalfCalls
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import Valkey, free_port
@@ -128,7 +128,6 @@ def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop,
     assert listening._CONNECTIONS_MAX * 45 * 1024 < 2**28  # each was measured to cost 45 KB
     monkeypatch.setattr(listening, "_CONNECTIONS_MAX", most)
     monkeypatch.setattr(listening, "_HANDSHAKE_TIMEOUT_MS", 1000)
-    port = free_port()
 
     def ended(sockets):
         """How many the server has hung up so far, of all."""
@@ -142,7 +141,7 @@ def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop,
                 sockets.remove(one)
         return strangers - len(sockets)
 
-    def use():
+    def use(port, _):
         with contextlib.ExitStack() as stack:
             silent = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(strangers)
@@ -159,21 +158,13 @@ def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop,
                 channel.unary_unary("/super.v1.Coordinator/None")(b"", timeout=10, wait_for_ready=True)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    async def work():
-        server, _ = await listen(f"127.0.0.1:{port}", CoordinatorServicer())
-        try:
-            await asyncio.to_thread(use)
-        finally:
-            await server.stop(0)
-
-    serving_loop.run(work())
+    serving(serving_loop, use)
 
 
 def test_idle_connections_are_ended_and_a_client_connects_anew_unawares(serving_loop, monkeypatch):
     monkeypatch.setattr(listening, "_IDLE_MS", 200)
-    port, probed = free_port(), free_port()
 
-    def use():
+    def use(port, probed):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
                 with pytest.raises(grpc.RpcError) as caught:
@@ -183,13 +174,4 @@ def test_idle_connections_are_ended_and_a_client_connects_anew_unawares(serving_
                     with HalfCalls(idle_at) as idle:
                         idle.until_closed()
 
-    async def work():
-        server, health = await listen(f"127.0.0.1:{port}", CoordinatorServicer())
-        second = await listen_for_health(f"127.0.0.1:{probed}", health)
-        try:
-            await asyncio.to_thread(use)
-        finally:
-            await second.stop(0)
-            await server.stop(0)
-
-    serving_loop.run(work())
+    serving(serving_loop, use)

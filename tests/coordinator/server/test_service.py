@@ -13,25 +13,8 @@ from superdl.super_wire.errors import (
 from superdl.super_wire.ids import batch_id
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import PROTOCOL_VERSION
-from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.request import Outcome
-from tests.coordinator.running import RECORD_BYTES
-
-
-def report(position=0, missed=(), *, done=1, hits=4, **changes):
-    facts = {
-        "rank": 0,
-        "epoch": 0,
-        "wait_us": 5,
-        "read_us": 7,
-        "check_us": 1,
-        "size_bytes": 9,
-        "attempt": 1,
-        "samples": 4,
-    }
-    return ReadReport(
-        position=position, hits=hits, done=done, missed=tuple(missed), **(facts | changes)
-    ).to_fields()
+from tests.coordinator.running import RECORD_BYTES, report
 
 
 def test_health_says_serving(run):

@@ -16,6 +16,7 @@ from superdl.coordinator.server.listening import listen, listen_for_health
 from superdl.coordinator.server.tls import ServerTls
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
 from superdl.super_wire.errors import ConfigError
+from tests.coordinator.running import serving
 from tests.fixtures.valkey import free_port
 
 
@@ -35,38 +36,24 @@ def shown(port, ca_file, client=None):
         return [name for _, name in encrypted.getpeercert()["subjectAltName"]]
 
 
-def serving(serving_loop, tls, use):
-    """Listen with ``tls``, and call ``use(port)`` in a thread meanwhile."""
-    port = free_port()
-
-    async def work():
-        server, _ = await listen(f"127.0.0.1:{port}", CoordinatorServicer(), tls=tls)
-        try:
-            await asyncio.to_thread(use, port)
-        finally:
-            await server.stop(0)
-
-    serving_loop.run(work())
-
-
 @pytest.mark.parametrize(
     "form",
     [str, lambda file: Path(file).read_text(), lambda file: Path(file).read_text().replace("\n", "\\n")],
 )
 def test_a_certificate_is_a_file_or_its_text(serving_loop, certificates, form):
     tls = ServerTls(form(certificates.server.cert_file), form(certificates.server.key_file))
-    serving(serving_loop, tls, lambda port: shown(port, certificates.ca_file))
+    serving(serving_loop, lambda port, _: shown(port, certificates.ca_file), tls=tls)
 
 
 def test_clients_without_a_certificate_of_the_authority_are_turned_away(serving_loop, certificates):
-    def use(port):
+    def use(port, _):
         assert "localhost" in shown(port, certificates.ca_file, certificates.client)
         for wrong in (None, certificates.stranger):
             with pytest.raises((EOFError, OSError)):
                 shown(port, certificates.ca_file, wrong)
 
     pair = certificates.server
-    serving(serving_loop, ServerTls(pair.cert_file, pair.key_file, certificates.ca_file), use)
+    serving(serving_loop, use, tls=ServerTls(pair.cert_file, pair.key_file, certificates.ca_file))
 
 
 def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
@@ -78,7 +65,7 @@ def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
         shutil.copy(cert_file, cert)
         shutil.copy(key_file, key)
 
-    def use(port):
+    def use(port, _):
         assert "localhost" in shown(port, certificates.ca_file)
         put(certificates.server.cert_file, certificates.elsewhere.key_file)  # as in the midst of renewing
         assert "localhost" in shown(port, certificates.ca_file)
@@ -88,7 +75,7 @@ def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
         assert shown(port, certificates.ca_file) == ["cache.example"]
 
     put(certificates.server.cert_file, certificates.server.key_file)
-    serving(serving_loop, ServerTls(str(cert), str(key)), use)
+    serving(serving_loop, use, tls=ServerTls(str(cert), str(key)))
     assert caplog.text.count("the renewed certificate is not used") == 2
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from superdl.coordinator.server.listening import listen
 from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY
-from tests.fixtures.valkey import free_port
+from tests.coordinator.running import serving
 
 ONE, TWO, THREE = "0123456789abcdef", "fedcba9876543210", "a-third-one-that-is-longer"
 
@@ -78,13 +76,6 @@ def test_a_file_of_no_tokens_is_refused(tmp_path, content, reason):
         Tokens("", str(file))
 
 
-class Service(CoordinatorServicer):
-    """Answers one call."""
-
-    async def CloseJob(self, request, context):  # the others are not implemented
-        return pb.CloseJobReply(closed=True)
-
-
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
@@ -97,17 +88,8 @@ class Service(CoordinatorServicer):
     ],
 )
 def test_who_shows_no_token_or_a_wrong_one_hears_why_on_every_method(serving_loop, metadata, reason):
-    address = f"127.0.0.1:{free_port()}"
-
-    async def work():
-        server, _ = await listen(address, Service(), tokens=Tokens(ONE))
-        try:
-            await asyncio.to_thread(call)
-        finally:
-            await server.stop(0)
-
-    def call():
-        with grpc.insecure_channel(address) as channel:
+    def call(port, _):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             right = (("authorization", f"Bearer {ONE}"),)
             assert CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), metadata=right, timeout=10).closed
             health = health_pb2_grpc.HealthStub(channel)
@@ -127,4 +109,4 @@ def test_who_shows_no_token_or_a_wrong_one_hears_why_on_every_method(serving_loo
                 assert (ERROR_METADATA_KEY, "CoordinatorTrustError") in caught.value.trailing_metadata()
                 assert not any(token in caught.value.details() for token in (ONE, TWO))
 
-    serving_loop.run(work())
+    serving(serving_loop, call, tokens=Tokens(ONE))
