@@ -52,7 +52,12 @@ LONG_OP = '{"pipeline":1,"steps":[{"op":"%s"}],"augment_seed":0}' % ("\U0001f600
             "the sampler version 99: install",
         ),
         ("RegisterDataset", {"recipe": ""}, RecipeError, "a recipe is JSON"),
-        ("RegisterDataset", {"recipe": LONG_OP}, RecipeError, "there is no step"),  # which fits into no header as it is
+        (
+            "RegisterDataset",
+            {"recipe": LONG_OP},
+            RecipeError,
+            "there is no step",
+        ),  # which fits into no header as it is
         ("RegisterDataset", {"source": "x" * 65_537}, ConfigError, "at most 65536 characters"),
         ("RegisterDataset", {"run_id": "x" * 65_537}, ConfigError, "at most 65536 characters"),
         (

@@ -171,7 +171,10 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
         except Exception as error:
             raise AssertionError(f"{type(error).__name__}: {error} of {data[:400]!r}") from error
     assert len(catalog) == len(found.labels) == len(found.keys) > 0
-    assert catalog.labels_at(np.arange(len(catalog))).nbytes == len(catalog) * label_dtype_of(catalog.label_dtype).itemsize
+    assert (
+        catalog.labels_at(np.arange(len(catalog))).nbytes
+        == len(catalog) * label_dtype_of(catalog.label_dtype).itemsize
+    )
 
 
 _SPEC = JobSpec(batch_size=8, seed=-7, shuffle=True, drop_last=False, rank=0, num_replicas=4)
