@@ -64,16 +64,6 @@ def test_images_by_first_folder(tmp_path):
     assert listed(tmp_path, images_only=False)["a"] == ["a/2.PNG", "a/deep/deeper/3.webp", "a/notes.txt"]
 
 
-def test_the_version_is_size_and_mtime(tmp_path):
-    make(tmp_path, "a/1.jpg")
-    path = tmp_path / "a/1.jpg"
-    os.utime(path, ns=(0, 1_234_567_890_123_456_789))
-    (folder,) = list_directory(
-        str(tmp_path.resolve()), Tally(lambda _: None, threading.Event()), images_only=True
-    )
-    assert list(folder.versions) == [b"1-1234567890123456789"] == [file_version(path.stat())]
-
-
 def test_links_within_the_source_are_followed_and_lead_nowhere_else_by_themselves(tmp_path):
     source = tmp_path / "source"
     make(source, "a/1.jpg", "a/sub/2.jpg")

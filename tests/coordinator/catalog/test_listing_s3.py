@@ -142,6 +142,11 @@ def test_key_list_in_the_bucket_joined_with_the_listing(store):
     assert catalog.labels.tolist() == [0, 1]
     etag = store.client.head_object(Bucket="pets", Key="flat/2.jpg")["ETag"].strip('"')
     assert catalog.versions[1].decode() == etag
+    store.put("lists/v.csv", body=b"key,label,version\nnot-there.jpg,3,etag\n")  # which needs no listing
+    catalog = list_source("s3://pets/flat", "s3://pets/lists/v.csv")
+    assert (list(catalog.keys), list(catalog.versions)) == ([b"flat/not-there.jpg"], [b"etag"])
+    with pytest.raises(SourceNotFoundError, match="s3://no-such-bucket"):
+        list_source("s3://no-such-bucket", "s3://pets/lists/v.csv")
 
 
 def test_keys_that_are_not_in_the_listing_are_named(store):

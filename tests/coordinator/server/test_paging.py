@@ -19,7 +19,7 @@ from superdl.coordinator.core import (
     RequestDone,
 )
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
-from superdl.super_wire.ids import ID_BYTES, batch_id, split_ids
+from superdl.super_wire.ids import ID_BYTES, batch_id
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
@@ -73,21 +73,6 @@ def test_batches_are_those_of_the_plan():
         assert list(batch.keys) == [key.decode() for key in planned.dataset.catalog.keys.take(indices)]
         assert batch.batch_id == batch_id(batch.sample_ids)
         assert batch.padding == b""
-
-
-def test_labels_keep_their_dtype():
-    planned = Planned(float_labels=True)
-    (batch,) = planned.page(count=1).batches
-    assert np.frombuffer(batch.labels, dtype=np.float64).tolist() == [0.0, 0.5, 1.0, 1.5]
-
-
-def test_equal_samples_in_another_order_are_another_batch():
-    planned = Planned(40, 8, shuffle=True)
-    batches = planned.page().batches
-    assert len({batch.batch_id for batch in batches}) == 5
-    forward = batches[0].sample_ids
-    backward = b"".join(reversed(split_ids(forward)))
-    assert batch_id(backward) != batch_id(forward)
 
 
 def test_padding_is_flagged_by_a_byte_for_each_sample():
