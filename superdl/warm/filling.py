@@ -20,10 +20,10 @@ from superdl.super_wire.errors import CacheError, CoordinatorError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import HEADER_BYTES, SPENDING_CAP
-from superdl.warm.allowance import Allowance, Counted, Means, batch_size_for
+from superdl.warm.allowance import Allowance, Means, batch_size_for
 from superdl.warm.estimate import memory_of
 from superdl.warm.headers import HeaderLink
-from superdl.warm.report import Ended, Limits, WarmReport
+from superdl.warm.report import Counted, Ended, Limits, WarmReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

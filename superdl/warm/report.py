@@ -1,8 +1,9 @@
-"""What bounds a warming, what it did, and what people see of it: the estimate, a bar or lines, the report."""
+"""What bounds a warming, what it did by the coordinator's count, and what people see of it."""
 
 from __future__ import annotations
 
 import enum
+import logging
 import math
 import time
 from dataclasses import asdict, dataclass, field
@@ -10,15 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, TextColumn
 
+from superdl.super_wire.errors import CacheError, CoordinatorError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from superdl.sampler import SuperSampler
     from superdl.warm.estimate import Estimate
 
-__all__ = ["Ended", "Limits", "WarmProgress", "WarmReport", "print_estimate", "print_report"]
+__all__ = ["Counted", "Ended", "Limits", "WarmProgress", "WarmReport", "print_estimate", "print_report"]
+
+_LOG = logging.getLogger(__name__)
 
 _LINE_EVERY_S = 10.0
 _MIB = 2**20
+_COUNTED = ("samples_produced", "usd", "gb_s", "invocations", "source_requests", "dropped_samples")
+_GROWING = ("samples_produced", "invocations", "source_requests", "dropped_samples")
 
 
 class Ended(enum.StrEnum):
@@ -90,6 +98,60 @@ class WarmReport:
     def to_mapping(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self) | {"hits": self.hits}
+
+
+class Counted:
+    """What the coordinator has counted for the job: counters begin at 0 again where it lost its memory.
+
+    Attributes:
+        known: whether the last look was answered.
+        free_bytes: of the cache's budget, at the last look.
+        budget_bytes: the budget.
+        in_flight: samples that functions work on, for all jobs.
+        working: requests that functions work on, for this one.
+    """
+
+    def __init__(self, sampler: SuperSampler) -> None:
+        self._sampler = sampler
+        self._latest = self._before = dict.fromkeys(_COUNTED, 0.0)
+        self._dropped_at_first: float | None = None
+        self._looked_s = -math.inf
+        self.known = False
+        self.free_bytes = self.budget_bytes = self.in_flight = self.working = 0
+
+    def age_s(self) -> float:
+        """Seconds since the last look."""
+        return time.monotonic() - self._looked_s
+
+    def look(self, report: WarmReport) -> bool:
+        """Ask, and write the sums into the report; a coordinator that does not answer is no news.
+
+        Whether the coordinator has lost its memory since the look before.
+        """
+        try:
+            stats = self._sampler.job_stats()
+        except (CacheError, CoordinatorError) as error:  # something may be restarting; waiting is bounded
+            _LOG.debug("no statistics: %s", error)
+            self.known, self.free_bytes = False, 0
+            return False
+        finally:
+            self._looked_s = time.monotonic()
+        self.known, self.free_bytes, self.budget_bytes = True, stats.free_bytes, stats.budget_bytes
+        self.in_flight, self.working = stats.in_flight_samples, stats.requests_in_flight
+        now = {name: float(getattr(stats, name)) for name in _COUNTED}
+        if self._dropped_at_first is None:
+            self._dropped_at_first = now["dropped_samples"]
+        # A share of the costs may get less while others read; what only grows tells of a new process.
+        forgot = any(now[name] < self._latest[name] for name in _GROWING)
+        if forgot:
+            self._before = {name: self._before[name] + self._latest[name] for name in _COUNTED}
+        self._latest = now
+        sums = {name: self._before[name] + now[name] for name in _COUNTED}
+        report.usd, report.gb_s = sums["usd"], sums["gb_s"]
+        report.produced, report.invocations = int(sums["samples_produced"]), int(sums["invocations"])
+        report.source_requests = int(sums["source_requests"])
+        report.dropped = max(0, int(sums["dropped_samples"] - self._dropped_at_first))
+        return forgot
 
 
 def print_estimate(estimate: Estimate, console: Console) -> None:
