@@ -113,17 +113,6 @@ def keys_of(batches: Iterable[Batch], known: dict[tuple[int, bytes], str]) -> li
     return found
 
 
-def padded_keys(batches: Iterable[Batch], known: dict[tuple[int, bytes], str]) -> list[str]:
-    """The keys of the samples that are marked as there only to make ranks equally long."""
-    return [
-        known[sample]
-        for batch in batches
-        if batch[2].padding is not None
-        for sample, padding in zip(samples_of(batch), batch[2].padding, strict=True)
-        if padding
-    ]
-
-
 def counted(batches: Iterable[list[str]]) -> Counter[str]:
     """How often each key came."""
     return Counter(key for keys in batches for key in keys)

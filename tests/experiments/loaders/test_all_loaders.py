@@ -18,7 +18,6 @@ from tests.experiments.loaders.opening import (
     keys_of,
     need,
     opened,
-    padded_keys,
     write_dirty_images,
 )
 
@@ -93,26 +92,6 @@ def test_validation_comes_in_key_order_each_time(kind, workers, directory, place
     loader = opened(kind, directory, place, training=False, workers=workers)
     assert [keys_of(loader, known) for _ in range(2)] == [expected, expected]
     loader.close()
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_two_ranks_share_an_epoch_in_equal_batches(training, directory, place, known):
-    loaders = [
-        opened("torch", directory, place, training=training, workers=2, rank=rank, replicas=2)
-        for rank in range(2)
-    ]
-    for _ in range(2):
-        shares = [keys_of(loader, known) for loader in loaders]
-        assert [len(keys) for keys in shares[0]] == [len(keys) for keys in shares[1]]
-        assert [len(share) for share in shares] == [len(loader) for loader in loaders]
-        seen = counted([*shares[0], *shares[1]])
-        assert (len(seen), sum(seen.values()), max(seen.values())) == (COUNT, COUNT + 1, 2)
-        assert loaders[1].settings["repeated_samples"] == 1
-    if not training:
-        marked = [padded_keys(loader, known) for loader in loaders]
-        assert marked == [[], [min(known.values(), key=str.encode)]], "53 images: the first comes again"
-    for loader in loaders:
-        loader.close()
 
 
 @pytest.mark.parametrize("training", [True, False])
