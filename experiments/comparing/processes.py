@@ -11,12 +11,12 @@ import contextlib
 import ctypes
 import math
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -157,9 +157,9 @@ def main(arguments: Sequence[str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != int(parent):  # it died before the call above
         sys.exit(1)
-    sys.argv[1:] = words
+    command = entry_points(group="console_scripts")["superdl"]  # which knows this package, not the reverse
     try:
-        runpy.run_module("superdl.main", run_name="__main__")
+        sys.exit(command.load()(words))
     finally:
         embedded = sys.modules.get("superdl.sampler.embedded.embedded")  # absent where the loader needs none
         if embedded is not None:
