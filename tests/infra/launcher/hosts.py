@@ -55,43 +55,24 @@ class Hosts:
         environment: Mapping[str, str] | None = None,
         flags: bool = True,
     ) -> None:
-        """Start the launcher on every host, or on those of ``only``.
-
-        Without ``flags`` the hosts are told by ``environment``.
-        """
-        told = [f"--{name}-port={port}" for name, port in self.ports.items()]
-        if flags:
-            told += [f"--data-hosts={','.join(self.data_hosts)}", "--config-dir=/nonexistent"]
-            told += [f"--training-hosts={','.join(self.training_hosts)}"]
+        """Start the launcher on every host, or on those of ``only``; without ``flags`` a file names them."""
+        named = [f"--data-hosts={','.join(self.data_hosts)}", "--config-dir=/nonexistent"]
+        named += [f"--training-hosts={','.join(self.training_hosts)}"]
         for host in only or self.data_hosts + self.training_hosts:
-            own = [f"--failure-file={self.failure_file(host)}"] + [f"--host={host}"] * flags
-            with self.log(host).open("wb") as log:
-                self.processes[host] = subprocess.Popen(
-                    [
-                        *self.inside(host),
-                        sys.executable,
-                        *("-m", "infra.launcher", *told, *own, *options),
-                        "--",
-                        *command,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=self.directory,
-                    env=self._environment(environment),
-                )
+            own = [f"--failure-file={self.failure_file(host)}", *[*named, f"--host={host}"] * flags]
+            self._start(host, "infra.launcher", *own, *options, "--", *command, environment=environment)
 
-    def start_local(
-        self,
-        *command: str,
-        options: tuple[str, ...] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def start_local(self, *command: str, options: tuple[str, ...] = ()) -> None:
         """Start all of them by the one launcher for this machine; it goes by the name of ``LOCAL``."""
+        self._start(LOCAL, "infra.launcher.local", *options, "--", *command)
+
+    def _start(
+        self, host: str, module: str, *words: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         told = [f"--{name}-port={port}" for name, port in self.ports.items()]
-        with self.log(LOCAL).open("wb") as log:
-            self.processes[LOCAL] = subprocess.Popen(
-                [sys.executable, "-m", "infra.launcher.local", *told, *options, "--", *command],
+        with self.log(host).open("wb") as log:
+            self.processes[host] = subprocess.Popen(
+                [*self.inside(host), sys.executable, "-m", module, *told, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

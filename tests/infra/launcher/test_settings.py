@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import infra.launcher
 from infra.launcher import Launch, local, submit
+from infra.launcher.__main__ import _own_address
 from infra.launcher.services import function_cpus
 from infra.launcher.settings import SPARE, Cluster, cluster_of, launcher_parser, parse, script_arguments
 from infra.launcher.training import interface_of, ranks_here, training_command, visible_gpus
@@ -113,6 +115,14 @@ def test_flags_keep_their_order():
 def test_options_that_do_not_fit_are_refused(options, why):
     with pytest.raises(ConfigError, match=why):
         cluster_of(settings(*options))
+
+
+def test_a_host_that_only_itself_can_reach_is_refused(monkeypatch):
+    answers = [(socket.AF_INET6, 1, 6, "", ("::1", 0)), (socket.AF_INET, 1, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    with pytest.raises(ConfigError, match=r"node-1 is 127.0.1.1 on node-1 itself"):
+        _own_address(Cluster(("node-1",), ("node-2",), "node-1"))
+    assert _own_address(Cluster((), ("node-1",), "node-1")) == "127.0.1.1"
 
 
 def test_the_hyper_parameters_of_a_job_become_the_scripts_arguments(tmp_path):

@@ -87,16 +87,6 @@ def test_the_code_of_the_rank_that_fails_is_every_hosts(hosts, images):
     assert hosts.left() == []
 
 
-def test_a_trainer_host_that_dies_in_training_ends_the_run(hosts, images):
-    begin(hosts, images, "--forever")
-    hosts.until((hosts.directory / "begun-1").exists, "the first batch of rank 1")
-    hosts.signal(TRAINER_1, signal.SIGKILL)
-    codes = hosts.codes()
-    assert codes[LEADER] == codes[TRAINER_0] != 0, hosts.all_said()
-    assert TRAINER_1 in hosts.reason(LEADER)
-    hosts.until_nothing_is_left()  # ranks are in sessions of their own, and yet end with their launcher
-
-
 def test_sigterm_in_training_lets_every_rank_save(hosts, images):
     begin(hosts, images, "--forever")
     for rank in (0, 1):
