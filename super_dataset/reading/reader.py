@@ -261,6 +261,8 @@ class BatchReader:
             if read.trouble is None or self._clock() >= wanted.deadline_s:
                 break
             asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
+            if not asked:  # all had come before what made no sense
+                break
         received_s = self._clock()
         read.read_s += received_s - began_s
         state.learn(read.buffer)
