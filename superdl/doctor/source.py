@@ -195,8 +195,8 @@ def _no_object(case: Case, source: Source, key: str, error: Any) -> Finding:
 
 
 def _decoded(case: Case, source: Source, data: bytes, told: str) -> Finding:
-    from superdl.lambda_prefetch.sources import SampleFailedError
     from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.lambda_prefetch.sources import SampleFailedError
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.record import HEADER_BYTES
     from superdl.super_wire.request import Limits
