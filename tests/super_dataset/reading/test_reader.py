@@ -321,25 +321,3 @@ def test_credentials_are_those_of_the_environment(valkey, reader, monkeypatch):
         own_id(reader, valkey.unix_url)
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "geheim")
     assert own_id(reader, valkey.unix_url)
-
-
-def test_a_reply_too_many_after_all_had_come_is_no_reason_to_ask_for_nothing():
-    ref = ref_of(1, "unix:///c")
-    whole = record(images(1)[0], ref.sample_ids)
-
-    class Link:
-        connected, out_of_memory = True, False
-
-        def gather(self, wanted, offsets, *, left_s):
-            (offset,) = offsets
-            incoming = wanted.buffer.place(offset, whole[:64], len(whole) - 64)
-            incoming.payload[:] = whole[64:]
-            wanted.buffer.note_record(incoming)
-            return CacheUnreachableError("a reply came that nobody asked for")
-
-        def report(self, *_):
-            pass
-
-    reader = BatchReader(ReadSettings(), open_link=lambda *_, **__: Link())
-    for _ in range(2):  # the second time there is a connection, so that another try would follow
-        assert reader.read(ref).missing == []
