@@ -110,14 +110,18 @@ def test_the_package_is_what_make_lambda_zip_makes():
     assert FUNCTION["CodeUri"] == "../dist/super-prefetch-arm64.zip"
 
 
-def test_the_probe_and_its_address_are_there():
+def test_the_probe_and_its_address_are_there(monkeypatch):
     *_, flag, module = CONTAINER["HealthCheck"]["Command"]
     assert flag == "-m"
     probe = importlib.import_module(module)
     environment = {
         item["Name"]: item["Value"] for item in CONTAINER["Environment"] if isinstance(item["Value"], str)
     }
-    assert probe.address_to_ask(environment) == "127.0.0.1:50052"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asked = []
+    monkeypatch.setattr(probe, "probe", lambda address: asked.append(address) or "")
+    assert (probe.main([]), asked) == (0, ["127.0.0.1:50052"])
 
 
 def test_the_container_is_the_images_own_user():
