@@ -152,8 +152,7 @@ class _Texts(_Column):
     def finish(self) -> NDArray[Any]:
         self.classes = tuple(sorted(self._code_of))
         places: NDArray[np.int64] = np.argsort([self._code_of[name] for name in self.classes])
-        codes: NDArray[Any] = places[np.array(self._codes)]
-        return codes
+        return places[np.array(self._codes, dtype=np.int64)]
 
 
 class _Lists(_Column):

@@ -165,10 +165,10 @@ def _typed(one: Field[Any], origin: str, value: Any) -> Any:
     """A value as its field's type; text is converted, other types are not taken for one another."""
     if one.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
+    if isinstance(value, str) and one.name.endswith("_bytes"):
+        return parse_bytes(value, origin)
     try:
         if isinstance(value, str):
-            if one.name.endswith("_bytes"):
-                return parse_bytes(value, origin)
             if one.name == "log_level":
                 return value.upper()
             return _FROM_TEXT[str(one.type)](value)

@@ -88,15 +88,19 @@ def test_a_public_address_goes_before_the_way_out():
     assert RESOURCES["PublicRoute"]["DependsOn"] == "InternetGatewayAttachment"
 
 
-def test_handler_package_probe_user_and_volume_are_there():
+def test_handler_package_probe_user_and_volume_are_there(monkeypatch):
     module, _, name = FUNCTION["Handler"].rpartition(".")
     assert callable(getattr(importlib.import_module(module), name))
     assert FUNCTION["CodeUri"] == "../dist/super-prefetch-arm64.zip"
     *_, flag, module = CONTAINER["HealthCheck"]["Command"]
     assert flag == "-m"
     texts = {item["Name"]: item["Value"] for item in CONTAINER["Environment"]}
-    environment = {name: value for name, value in texts.items() if isinstance(value, str)}
-    assert importlib.import_module(module).address_to_ask(environment) == "127.0.0.1:50052"
+    for variable, value in texts.items():
+        if isinstance(value, str):
+            monkeypatch.setenv(variable, value)
+    probe, asked = importlib.import_module(module), []
+    monkeypatch.setattr(probe, "probe", lambda address: asked.append(address) or "")
+    assert (probe.main([]), asked) == (0, ["127.0.0.1:50052"])
     assert f"USER {CONTAINER['User']}" in IMAGE
     for mount in CONTAINER["MountPoints"]:  # named there, so that Fargate lets the image's user write
         assert f"VOLUME {mount['ContainerPath']}\n" in IMAGE
