@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 
+__all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset", "cache_resized"]
+
+
 def audit(
     state: State,
     key: SetKey,

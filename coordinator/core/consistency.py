@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import Request, State
 
 
+__all__ = ["problems", "stuck_work"]
+
+
 def problems(state: State) -> Iterator[str]:
     """Invariants that do not hold: nothing, unless there is a bug."""
     for samples in state.sets.values():

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SampleState
     from superdl.coordinator.core.settings import CoreSettings
 
+__all__ = ["Core"]
+
 _FORGET_EVERY_S = 30.0
 
 

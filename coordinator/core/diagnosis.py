@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SampleSet
     from superdl.coordinator.core.state import State
 
+__all__ = [
+    "batch_missed",
+    "headroom_bytes",
+    "history",
+    "maxmemory_for",
+    "needed_bytes",
+    "stall_ended",
+    "thrash_text",
+]
+
 _NOT_ASKED_FOR = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
 _HEADROOM_SHARE = 0.1
 _HEADROOM_BYTES = 64 * 2**20

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.state import State
 
+__all__ = ["dispatch", "expire_tombstones", "wake_times_s", "watch_spending"]
+
 _ALWAYS_LATE = 8.0
 _MOMENT_S = 1e-3
 _FIRST_BATCHES = 8

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.queues import CursorKey
 
+__all__ = ["EligibleExecutors", "ExecutorState", "Fleet"]
+
 _SLOW = 0.99
 _NO_OTHER_S = 5.0
 _UNKNOWN_LATE_S = 5.0

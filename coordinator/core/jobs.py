@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.timing import Pace
 
+__all__ = ["Ahead", "Cursor", "CursorSpan", "Job", "JobCounters"]
+
 _GAP_BATCHES = 64
 _LAPSED_S = 1e8
 _CAUTION_UP = 1.5

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.events import RequestDone
     from superdl.coordinator.core.queues import BatchPlace
 
+__all__ = [
+    "NOTES_PER_RANK",
+    "BatchNote",
+    "Cause",
+    "JobStalls",
+    "NoteKind",
+    "Stall",
+    "Stalls",
+    "Thrash",
+    "Work",
+]
+
 NOTES_PER_RANK = 256
 RECENT_STALLS = 1024
 """So many stalls of a job are remembered one by one; all are in its totals."""

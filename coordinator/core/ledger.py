@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.settings import Prices
 
+__all__ = ["NOBODY", "UNPRICED_REQUESTS", "Costs", "Ledger", "Spending"]
+
 NOBODY = ""
 """Bears what was spent while no job was there, or for jobs beyond number."""
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.jobs import Cursor
     from superdl.coordinator.core.state import State
 
+__all__ = ["LEAST_BATCHES", "WINDOW_SHARE", "batches_wanted", "find_absent", "share_of"]
+
 WINDOW_SHARE = 0.5
 """Share of the budget that all look-ahead together may fill; the rest keeps what will be used again."""
 

@@ -27,6 +27,8 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["KEY_BYTES_MAX", "PREFIX_SIZE_MAX", "SIZE_MAX", "Permutation", "checked_elements"]
+
 SIZE_MAX: Final = 2**40
 """The largest size that is supported (and tested); more needs wider hashes in the rounds."""
 

@@ -27,6 +27,8 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["NEVER_SOON", "Plan", "Span"]
+
 NEVER_SOON: Final = 2**62
 """The distance of samples with no known next use: far beyond any other, and safe to add to in int64."""
 

@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.samples import SetKey
 
+__all__ = [
+    "BatchPlace",
+    "CursorKey",
+    "ReportedMisses",
+    "Retry",
+    "RetryQueue",
+    "RoomSearch",
+    "Stragglers",
+    "TimeQueue",
+]
+
 CursorKey: TypeAlias = tuple[str, int]
 """A rank's cursor, by job and rank."""
 

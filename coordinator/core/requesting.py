@@ -33,6 +33,16 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
+__all__ = [
+    "charge",
+    "executor_resized",
+    "executors_ineligible",
+    "landed",
+    "race_stragglers",
+    "request",
+    "settle",
+]
+
 _LATE_LEAST_S = 0.05
 _LOOK_EVERY_S = 0.05
 

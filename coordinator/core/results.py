@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.state import Request, State
 
+__all__ = ["record_read_back", "request_done", "request_failed"]
+
 _OUTAGES_PER_WARNING = 8
 _EXPIRED_EARLY = (
     "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "

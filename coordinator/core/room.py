@@ -27,6 +27,17 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
+__all__ = [
+    "CANDIDATES_LEAST",
+    "choose_victims",
+    "fits",
+    "next_use",
+    "next_use_s",
+    "relieve",
+    "room_for",
+    "urgent_room_for",
+]
+
 _UNNEEDED_SHARE = 1 / 32
 """Share of the budget freed by one search where no job needs what goes, so that searches are few."""
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+__all__ = ["EVERY_EPOCH", "CacheMemory", "SampleSet", "SampleState", "SetKey", "footprint"]
+
 EVERY_EPOCH = -1
 """``SetKey.epoch`` of a deterministic recipe: the samples of all epochs are the same."""
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 
 from superdl.super_wire.errors import ConfigError
 
+__all__ = ["CoreSettings", "ExecutorFacts", "Prices"]
+
 _LEAST = 1e-9
 _RANGES: dict[str, tuple[float, float]] = {
     "budget_bytes": (1, math.inf),

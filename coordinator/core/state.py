@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import CoreSettings
 
+__all__ = ["EPOCH_SETS_MAX", "AuditInFlight", "Request", "State"]
+
 EPOCH_SETS_MAX = 8
 """So many epochs of a random recipe have a sample set at once, for each job that reads it."""
 

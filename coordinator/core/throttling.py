@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
+__all__ = ["OPEN_MAX_S", "CircuitBreaker", "Concurrency"]
+
 _HALVING_PAUSE_S = 1.0
 _RAISE_SHARE = 0.02
 _WARM_S = 300.0

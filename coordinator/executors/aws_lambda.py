@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.messages import Warmed
     from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
 
+__all__ = ["LambdaExecutor", "LambdaSettings"]
+
 _log = logging.getLogger(__name__)
 
 _BURST = 1000

@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
+__all__ = [
+    "ConnectionLostError",
+    "Executor",
+    "ExecutorContext",
+    "ExecutorError",
+    "FunctionCrashedError",
+    "FunctionLostError",
+    "FunctionRaisedError",
+    "FunctionTimedOutError",
+    "PayloadTooLargeError",
+    "Scaling",
+    "ThrottledError",
+    "check_settings",
+    "one_line",
+    "setting",
+]
+
 _SCAN = 4
 
 

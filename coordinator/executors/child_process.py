@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Awaitable, Callable, Mapping
 
+__all__ = ["ChildProcess", "keep_running"]
+
 _EXIT_TIMEOUT_S = 5.0
 
 

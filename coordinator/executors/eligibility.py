@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.executors.messages import ListedDataset
 
+__all__ = ["Eligibility"]
+
 _log = logging.getLogger(__name__)
 
 _REMEMBERED = 1000

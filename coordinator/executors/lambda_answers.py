@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.messages import Warmed
     from superdl.super_wire.request import Answer, PrefetchResult
 
+__all__ = ["Report", "from_function", "read_outcome", "read_reply", "read_report", "read_warm_reply"]
+
 _MAX_WORDS = 600
 _MAX_KIND = 80
 _MAX_RUN_US = 900_000_000

@@ -30,6 +30,8 @@ from superdl.super_wire.redaction import text_without_credentials
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ["LambdaClient", "Reply", "Target"]
+
 _MAX_REQUEST_BYTES = {"RequestResponse": 6 * 2**20, "Event": 2**20}
 """What Lambda takes, by invocation type."""
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.base import ExecutorContext
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
+__all__ = ["LocalExecutor", "LocalSettings"]
+
 _log = logging.getLogger(__name__)
 
 _WARM_TIMEOUT_S = 30.0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors import Executor
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
+__all__ = ["ExecutorManager", "ManagedExecutor"]
+
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0

@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog import Catalog
     from superdl.super_wire.recipe import Recipe
 
+__all__ = [
+    "FunctionClock",
+    "ListedDataset",
+    "Warmed",
+    "read_object",
+    "read_result",
+    "read_warmed",
+    "request_for",
+    "result_in",
+    "warm_event",
+]
+
 _log = logging.getLogger(__name__)
 
 _HEX_DIGITS = 32

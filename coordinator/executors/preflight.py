@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.messages import ListedDataset
     from superdl.super_wire.request import PrefetchResult
 
+__all__ = ["InconclusiveError", "check_source", "other_region", "try_out", "was_produced"]
+
 _log = logging.getLogger(__name__)
 
 _SAMPLES = 3

@@ -18,6 +18,8 @@ from pydantic.dataclasses import dataclass
 from superdl.coordinator.core import Prices
 from superdl.super_wire.errors import ConfigError
 
+__all__ = ["Machine", "PriceTable", "load_prices"]
+
 _DEFAULT = Path(__file__).with_name("prices.toml")
 _PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}

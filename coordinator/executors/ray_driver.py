@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.executors.ray_nodes import RayNode
 
+__all__ = ["main"]
+
 _REACH_S = 5.0
 _LOOK_S = 1.0
 _GOODBYE_S = 3.0

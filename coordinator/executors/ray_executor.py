@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.base import ExecutorContext
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
+__all__ = ["RayExecutor", "RaySettings"]
+
 _log = logging.getLogger(__name__)
 
 _SILENCE_S = 30.0

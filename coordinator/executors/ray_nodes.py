@@ -21,6 +21,8 @@ from superdl.super_wire.encryption import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+__all__ = ["DriverSettings", "RayNode", "RayNodes"]
+
 _log = logging.getLogger(__name__)
 
 _AGREE_S = 10.0

@@ -23,6 +23,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+__all__ = [
+    "BEGUN",
+    "FIRST_CALL",
+    "MAX_MESSAGE_BYTES",
+    "QUIET",
+    "MessageError",
+    "line_of",
+    "main",
+    "parse",
+    "run_task",
+    "take_standard_streams",
+]
+
 FIRST_CALL = 1
 """Number of the first call to a worker; what it says unasked, that it cannot serve, answers that one."""
 
