@@ -34,7 +34,7 @@ from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen
 from superdl.coordinator.server.service import CoordinatorService
-from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden, take_over
+from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
 from superdl.super_wire.request import Outcome, PrefetchResult
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
         stack.push_async_callback(cache.close)
         info, manager = await take_over(cache), ExecutorManager([AnswersAlone])
         await manager.start()
-        await manager.agree(partial(agree_on_golden, cache))
+        await manager.agree(partial(agree_on_fingerprint, cache))
         datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
         stack.push_async_callback(datasets.close)
         engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, manager.executors, datasets)
@@ -169,7 +169,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
         server, _ = await listen(spec.address, service)
         stack.push_async_callback(server.stop, 0)
         upkeep = Upkeep(
-            cache, engine, reports, info=info, golden=manager.fingerprint, cache_bytes=_BUDGET_BYTES
+            cache, engine, reports, info=info, fingerprint=manager.fingerprint, cache_bytes=_BUDGET_BYTES
         )
         loops = [
             asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),

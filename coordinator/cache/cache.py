@@ -168,8 +168,8 @@ class Cache:
         await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
 
     @_as_asked
-    async def agree_on_golden(self, digest: str) -> tuple[str, bool]:
-        """The golden digest of this cache's records, and whether it was written just now."""
+    async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
+        """The decoder fingerprint of this cache's records, and whether it was written just now."""
         agreed = await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY)
         if agreed is None and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True

@@ -30,7 +30,7 @@ from superdl.coordinator.server.settings import allowed_to_listings, executor_co
 from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
 from superdl.coordinator.server.trust import warn_if_insecure
-from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden, take_over
+from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     info = await _warm_and_take_over(manager, cache)
     if outcomes is not None:
         await outcomes.begin()
-    await manager.agree(partial(agree_on_golden, cache))
+    await manager.agree(partial(agree_on_fingerprint, cache))
     core_settings = _core_settings(settings, info, facts, await cache.spent_usd())
     lister = partial(list_source, allowed=allowed_to_listings(settings))
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, lister=lister)
@@ -141,7 +141,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         engine,
         reports,
         info=info,
-        golden=manager.fingerprint,
+        fingerprint=manager.fingerprint,
         cache_bytes=settings.cache_bytes,
         outcomes=outcomes,
     )

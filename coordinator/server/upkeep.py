@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.sweeping import Ids
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["Upkeep", "agree_on_golden", "take_over"]
+__all__ = ["Upkeep", "agree_on_fingerprint", "take_over"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,20 +71,22 @@ async def take_over(cache: Cache) -> CacheInfo:
         await asyncio.sleep(_RETRY_S)
 
 
-async def agree_on_golden(cache: Cache, digest: str) -> bool:
+async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
     """See that functions decode as those did that filled this cache; ``True`` if nobody had filled it yet.
 
     Raises:
         ConfigError: they decode to other pixels.
     """
-    agreed, is_new = await cache.agree_on_golden(digest)
-    if agreed != digest and (await cache.agree_on_golden(digest))[0] != agreed:  # functions write it once
+    agreed, is_new = await cache.agree_on_fingerprint(digest)
+    if (
+        agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed
+    ):  # functions write it once
         raise CacheUnreachableError(
-            f"the cache at {cache.address} tells two golden digests: its answers are garbled"
+            f"the cache at {cache.address} tells two decoder fingerprints: its answers are garbled"
         )
     if agreed != digest:
         raise ConfigError(
-            f"the functions decode the golden images to {digest}, the records in {cache.address} were made "
+            f"the functions decode the test images to {digest}, the records in {cache.address} were made "
             f"by functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty it"
         )
     return is_new
@@ -98,7 +100,7 @@ class Upkeep:
         engine: whose core is told, and whose datasets account for records.
         reports: rewound when the cache was emptied.
         info: what the server said when it was taken over.
-        golden: digest that records in it have to agree with.
+        fingerprint: digest that records in it have to agree with.
         cache_bytes: how much of the server's memory may be taken; 0 is all of it.
         outcomes: kept, and told when the cache was emptied; ``None`` where calls bring all outcomes.
     """
@@ -110,7 +112,7 @@ class Upkeep:
         reports: ReportReader,
         *,
         info: CacheInfo,
-        golden: str,
+        fingerprint: str,
         cache_bytes: int = 0,
         outcomes: OutcomeReader | None = None,
     ) -> None:
@@ -125,7 +127,7 @@ class Upkeep:
         self._nodes = info.nodes
         self._evicted_keys = info.evicted_keys
         self._is_new = False
-        self._golden = golden
+        self._fingerprint = fingerprint
         self._cache_bytes = cache_bytes
         self._answers = True
         self._asked = self._dropped = 0
@@ -141,7 +143,7 @@ class Upkeep:
         try:
             was_taken = await self._cache.hold_lock()
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
-                self._is_new |= await agree_on_golden(self._cache, self._golden)
+                self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
                 info = await self._cache.info()
                 await self._reports.keep(self._clock())
                 if self._outcomes is not None:

@@ -114,8 +114,8 @@ def test_lock_digest_and_streams_are_the_clusters(cluster):
             other._owner = "somebody else"
             with pytest.raises(LockHeldError):
                 await other.hold_lock()
-        assert await cache.agree_on_golden("aa") == ("aa", True)
-        assert await cache.agree_on_golden("bb") == ("aa", False)
+        assert await cache.agree_on_fingerprint("aa") == ("aa", True)
+        assert await cache.agree_on_fingerprint("bb") == ("aa", False)
         streams = [report_stream(f"job-{n}") for n in range(20)]
         positions = {stream: await cache.empty_stream(stream, 60.0) for stream in streams}
         waiting = asyncio.create_task(cache.read_streams(positions, block_ms=5000, count=10))
@@ -226,7 +226,7 @@ def test_a_user_needs_few_permissions(cluster, certificates):
     async def use(cache):
         await cache.info()
         await cache.hold_lock()
-        await cache.agree_on_golden("aa")
+        await cache.agree_on_fingerprint("aa")
         await cache.audit(ids(range(50)))
         await cache.bury(an_id(1), [Tombstone("k", "undecodable", "m", permanent=False)], 60.0)
         await cache.scan_records(0, count=10)

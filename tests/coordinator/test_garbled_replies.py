@@ -14,7 +14,7 @@ from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden, take_over
+from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.record import Tombstone
 from tests.coordinator.running import ScriptedExecutor
@@ -95,7 +95,7 @@ async def garbled_cache(valkey):
     async with Garbler(f"{valkey.directory}/redis.sock") as garbler:
         cache = Cache(garbler.address, owner="me")
         info = await take_over(cache)
-        await agree_on_golden(cache, "aa")
+        await agree_on_fingerprint(cache, "aa")
         engine = Engine(
             CoreSettings(budget_bytes=2**24),
             cache,
@@ -105,12 +105,12 @@ async def garbled_cache(valkey):
         reports, outcomes = ReportReader(cache, engine.post_all), OutcomeReader(cache)
         await reports.follow("job")
         await outcomes.begin()
-        upkeep = Upkeep(cache, engine, reports, info=info, golden="aa", outcomes=outcomes)
+        upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=outcomes)
         tombstone = Tombstone("k", "r", "m", permanent=False)
         uses = {
             "info": cache.info,
             "lock": cache.hold_lock,
-            "golden": lambda: agree_on_golden(cache, "aa"),
+            "golden": lambda: agree_on_fingerprint(cache, "aa"),
             "audit": lambda: cache.audit(IDS),
             "scan": lambda: cache.scan_records(0, count=100),
             "drop": lambda: cache.drop(IDS),

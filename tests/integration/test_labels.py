@@ -84,7 +84,7 @@ def test_a_row_of_another_form_is_named(stack: Stack, images: Path, tmp_path: Pa
     at = next(line for line, row in enumerate(rows, start=1) if len(row["label"]) == 1)
     key_list = tmp_path / "uneven.jsonl"
     key_list.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(SourceError, match=rf"uneven.jsonl, line {at}: 'a list of 1' stands where"):
+    with pytest.raises(SourceError, match=rf"uneven.jsonl, line {at}: '\[7\]' has the shape"):
         SuperSampler(
             SuperDataset(images, RECIPE, key_list=key_list), batch_size=16, coordinator=stack.address
         )

@@ -150,11 +150,11 @@ def test_a_full_cache_still_renews_the_lock_and_still_can_be_relieved():
 
     async def use(cache):
         await cache.hold_lock()
-        await cache.agree_on_golden("d1")
+        await cache.agree_on_fingerprint("d1")
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             fill(server, records=1000)
         assert not await cache.hold_lock()
-        assert await cache.agree_on_golden("d1") == ("d1", False)
+        assert await cache.agree_on_fingerprint("d1") == ("d1", False)
         await cache.drop(b"".join(map(an_id, range(1000))))
         return (await cache.audit(an_id(0))).tolist()
 
@@ -164,9 +164,9 @@ def test_a_full_cache_still_renews_the_lock_and_still_can_be_relieved():
         server.close()
 
 
-def test_the_first_golden_digest_stays(valkey):
+def test_the_first_fingerprint_stays(valkey):
     async def use(cache):
-        return [await cache.agree_on_golden(digest) for digest in ("aa", "aa", "bb")]
+        return [await cache.agree_on_fingerprint(digest) for digest in ("aa", "aa", "bb")]
 
     assert on(valkey.url, use) == [("aa", True), ("aa", False), ("aa", False)]
     with valkey.client() as client:
@@ -220,7 +220,7 @@ def test_every_command_names_an_unreachable_cache(valkey):
     commands = [
         lambda cache: cache.info(),
         lambda cache: cache.hold_lock(),
-        lambda cache: cache.agree_on_golden("aa"),
+        lambda cache: cache.agree_on_fingerprint("aa"),
         lambda cache: cache.audit(an_id(0)),
         lambda cache: cache.drop(an_id(0)),
         lambda cache: cache.bury(an_id(0), [a_tombstone()], 1.0),

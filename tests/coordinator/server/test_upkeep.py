@@ -20,7 +20,7 @@ from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.upkeep import Upkeep, agree_on_golden
+from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
@@ -67,7 +67,7 @@ async def kept_at(address):
     )
     reports = ReportReader(cache, engine.post_all)
     try:
-        yield Upkeep(cache, engine, reports, info=info, golden="aa", outcomes=OutcomeReader(cache))
+        yield Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=OutcomeReader(cache))
     finally:
         await engine.close()
         await cache.close()
@@ -83,7 +83,7 @@ def records_after_a_look(valkey, source, serving_loop, *, settled=True):
 
     async def work():
         async with kept(valkey) as upkeep:
-            await agree_on_golden(upkeep._cache, "aa")  # else the cache is taken for a new one
+            await agree_on_fingerprint(upkeep._cache, "aa")  # else the cache is taken for a new one
             budget_bytes = (await upkeep._cache.info()).budget(0)
             async with running(valkey, budget_bytes=budget_bytes, cache_was_empty=False) as coordinator:
                 upkeep._engine, upkeep._core = coordinator.engine, coordinator.engine.core
