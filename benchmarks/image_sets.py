@@ -102,7 +102,11 @@ def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str]
         place, resize, crop = make_digits(directory / "digits") / "train", 64, 64
     else:
         made, count = MADE_SETS["imagenet-like"], arguments.photos
-        place, resize, crop = make_set(made, directory / f"photos-{count}", samples=count) / "train", 256, 224
+        place, resize, crop = (
+            make_set(made, directory / f"{made.name}-{count}", samples=count) / "train",
+            256,
+            224,
+        )
     count = sum(1 for _ in place.glob("*/*"))
     return ImageSet(name, IMAGE_SETS[name], str(place.resolve()), count, resize, crop)
 

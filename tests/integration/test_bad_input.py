@@ -82,6 +82,7 @@ def test_a_batch_larger_than_the_cache(stack: Stack, images: Path) -> None:
         SuperSampler(dataset, batch_size=16, coordinator=stack.address)
 
 
+@pytest.mark.slow  # it is waited for
 def test_no_coordinator_there(images: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(CoordinatorUnreachableError, match=address):
@@ -93,6 +94,7 @@ def test_beyond_loopback_nobody_is_called_without_a_token(images: Path) -> None:
         SuperSampler(SuperDataset(str(images), RECIPE), batch_size=16, coordinator="192.0.2.1:50051")
 
 
+@pytest.mark.slow  # it is waited for
 def test_a_cache_that_does_not_answer(stack: Stack, images: Path) -> None:
     stack.valkey.kill()
     with pytest.raises(CacheUnreachableError, match=stack.valkey.unix_url):

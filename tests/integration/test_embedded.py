@@ -63,7 +63,7 @@ class Trainer:
         self.process.communicate(timeout=END_TIMEOUT_S)
 
 
-@pytest.fixture(params=[0, 2])
+@pytest.fixture(params=[pytest.param(0, marks=pytest.mark.slow), 2])
 def trainer(images: Path, temporary: Path, request: pytest.FixtureRequest) -> Iterator[Trainer]:
     running = Trainer(images, request.param, temporary)
     running.wait_for_batches(3)

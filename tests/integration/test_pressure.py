@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import pytest
 from torch.utils.data import DataLoader
 
 from superdl.sampler import SuperSampler
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
+@pytest.mark.slow
 def test_what_the_server_evicts_is_produced_again(images: Path) -> None:
     stack = Stack(maxmemory="24mb", arguments=("--workers", "2"))
     stack.start()

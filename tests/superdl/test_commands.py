@@ -105,7 +105,6 @@ def test_wrong_use_exits_with_2_a_failure_with_1_and_both_say_why() -> None:
     for words, reason in {
         ("run", "no-such-spec"): "no-such-spec",
         ("run", "digits", "--set", "loader.batchsize=1"): "batch_size",
-        ("stats", "--coordinator", "127.0.0.1:1", "--batch", "xyz"): "hex",
         ("coordinator", "--listen", "0.0.0.0:50051"): "TLS",
         ("coordinator", "--cache-bytes", "much"): "much",
     }.items():

@@ -196,6 +196,7 @@ def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replac
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
     for node in valkey_cluster.nodes:
 

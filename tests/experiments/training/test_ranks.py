@@ -76,6 +76,7 @@ def test_a_strategy_fits_the_ranks():
         strategy_name("single", ProcessRank(0, 2, 0))
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_process_does_with_batches_of_twice_the_size(colours, tmp_path):
     two = launch(2, tmp_path / "two", *about(colours, "loader.batch_size=4"))
     assert two.code == 0, two.errors
