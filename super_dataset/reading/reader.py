@@ -258,9 +258,10 @@ class BatchReader:
         asked: Sequence[int] = read.missing
         for _ in range(2 if state.connected else 1):
             read.trouble = self._gather(state, read, wanted, asked)
+            if read.trouble is None or self._clock() >= wanted.deadline_s:
+                break
             asked = [offset for offset in asked if replies[offset] == ReplyKind.NONE]
-            # A connection may also fail once all replies are there: then there is nothing to ask for.
-            if read.trouble is None or not asked or self._clock() >= wanted.deadline_s:
+            if not asked:  # the connection failed when all replies were there
                 break
         received_s = self._clock()
         read.read_s += received_s - began_s
