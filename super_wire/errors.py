@@ -28,6 +28,12 @@ __all__ = [
     "SourceForbiddenError",
     "SourceNotFoundError",
     "SpendingCapError",
+    "StoreBusyError",
+    "StoreError",
+    "StoreFormatError",
+    "StoreFullError",
+    "StoreGoneError",
+    "StoreRefusedError",
     "SuperError",
     "UnknownJobError",
     "UsageError",
@@ -121,6 +127,30 @@ class SpendingCapError(BatchError):
 
 class ReadTimeoutError(BatchError):
     """Samples of the batch were still missing when ``read_timeout`` ran out."""
+
+
+class StoreError(SuperError):
+    """A store cannot be opened, read or written."""
+
+
+class StoreGoneError(StoreError):
+    """The store, or a pack of it, is not there."""
+
+
+class StoreFullError(StoreError):
+    """There is no room for what is to be written: a full disk, or a quota."""
+
+
+class StoreRefusedError(StoreError):
+    """The store may not be read or written: a permission, or it is read-only."""
+
+
+class StoreBusyError(StoreError):
+    """The store does not answer now: throttled, timed out or unreachable. Try later."""
+
+
+class StoreFormatError(StoreError):
+    """It is no store, no pack or no segment of this version, or it is broken."""
 
 
 class EmbeddedError(SuperError):

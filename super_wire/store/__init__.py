@@ -1,0 +1,102 @@
+"""The store below the cache: packs of records in a directory or under an S3 prefix, and what tells of them.
+
+Functions write and restore, readers read straight, the coordinator knows and prunes: all by this one form.
+docs/store-format.md describes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.errors import (
+    ConfigError,
+    StoreBusyError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreGoneError,
+    StoreRefusedError,
+)
+from superdl.super_wire.store.base import PackInProgress, Store
+from superdl.super_wire.store.bucket import BucketStore
+from superdl.super_wire.store.directory import DirectoryStore
+from superdl.super_wire.store.layout import (
+    IN_USE_S,
+    bucket_and_prefix,
+    default_directory,
+    is_bucket,
+    parse_store,
+)
+from superdl.super_wire.store.pack import (
+    DATA_KINDS,
+    ENTRY_DTYPE,
+    PackIndex,
+    PackMeta,
+    PackWriter,
+    check_record,
+    collection_of,
+    new_pack_name,
+    read_pack_index,
+)
+from superdl.super_wire.store.segment import (
+    SEGMENT_DTYPE,
+    Segment,
+    SegmentPack,
+    pack_segment,
+    read_segment,
+    segment_entries,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "DATA_KINDS",
+    "ENTRY_DTYPE",
+    "IN_USE_S",
+    "SEGMENT_DTYPE",
+    "BucketStore",
+    "DirectoryStore",
+    "PackInProgress",
+    "PackIndex",
+    "PackMeta",
+    "PackWriter",
+    "Segment",
+    "SegmentPack",
+    "Store",
+    "StoreBusyError",
+    "StoreError",
+    "StoreFormatError",
+    "StoreFullError",
+    "StoreGoneError",
+    "StoreRefusedError",
+    "bucket_and_prefix",
+    "check_record",
+    "collection_of",
+    "default_directory",
+    "is_bucket",
+    "new_pack_name",
+    "open_store",
+    "pack_segment",
+    "parse_store",
+    "read_pack_index",
+    "read_segment",
+    "segment_entries",
+]
+
+
+def open_store(
+    address: str, *, create: bool, read_only: bool = False, s3_client: Callable[[], Any] | None = None
+) -> Store:
+    """Open the store of a normal address (:func:`parse_store`); ``s3_client`` makes a client of boto3's.
+
+    Raises:
+        StoreError: as :meth:`DirectoryStore.open` and :meth:`BucketStore.open`.
+        ConfigError: it is an S3 prefix, and who opens it has no client of S3.
+    """
+    if not is_bucket(address):
+        return DirectoryStore.open(address, create=create, read_only=read_only)
+    if s3_client is None:
+        raise ConfigError(f"{address}: only a directory can be read here")
+    bucket, prefix = bucket_and_prefix(address)
+    return BucketStore.open(s3_client(), bucket, prefix, create=create, read_only=read_only)

@@ -1,0 +1,261 @@
+"""A store in a directory: a local disk, or a filesystem that hosts share.
+
+It relies on nothing but exclusive creation and rename: each file is written in ``tmp/`` and renamed to where
+it is found, so that what is found is whole. Nothing rests on inodes or on packs' times: packs may be copied.
+Nothing is forced to the disk: what a power failure cuts off is found broken, and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
+from superdl.super_wire.store.base import Listed, PackInProgress, Store
+from superdl.super_wire.store.layout import (
+    MARK,
+    MAX_TEXT_BYTES,
+    PACKS,
+    TEMPORARY,
+    checked_name,
+    is_name,
+    new_mark,
+    read_mark,
+    system_failure,
+)
+from superdl.super_wire.store.pack import new_pack_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from superdl.super_wire.store.pack import PackMeta
+
+__all__ = ["DirectoryStore"]
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for its writer
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class DirectoryStore(Store):
+    """A store in a directory; it holds no open file and may be pickled."""
+
+    address: str
+    id: str
+    read_only: bool = False
+
+    @classmethod
+    def open(cls, path: str | Path, *, create: bool, read_only: bool = False) -> DirectoryStore:
+        """Open the store in a directory; make it, with a mode of 0700, where ``create`` allows that.
+
+        Raises:
+            StoreGoneError: there is none, and it may not be made.
+            StoreFormatError: a directory that holds other things, or a store of another version.
+            StoreRefusedError: it is another user's private one, or permissions forbid it.
+        """
+        root = os.path.realpath(path)
+        with _failures(root):
+            if create and not read_only and not os.path.lexists(root):
+                Path(root).parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    Path(root).mkdir(mode=0o700)
+            _refuse_what_is_private(root)
+            if not os.path.lexists(_below(root, MARK)):
+                _mark(root, create=create and not read_only)
+            store_id = read_mark(_contents(_below(root, MARK), MAX_TEXT_BYTES), root)
+        return cls(root, store_id, read_only)
+
+    def open_pack(self, pack: str) -> int:
+        """A descriptor of a pack, for reading; the caller closes it."""
+        with self._folder(PACKS, pack) as folder:
+            return os.open(pack, _READ, dir_fd=folder)
+
+    def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Several (offset, length) of one pack; fewer bytes as by read."""
+        descriptor = self.open_pack(pack)
+        try:
+            with _failures(_below(self.address, PACKS, pack)):
+                return [_read_at(descriptor, offset, length) for offset, length in spans]
+        finally:
+            os.close(descriptor)
+
+    def begin_pack(self, meta: PackMeta) -> PackInProgress:
+        """Begin to write a pack; nobody sees it before it is committed."""
+        name = new_pack_name(meta.collection)
+        temporary = f"{name}.{secrets.token_hex(8)}"
+        with self._folder(TEMPORARY, writing=True) as folder:
+            file = os.fdopen(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb", buffering=65536)
+
+        def publish(file: BinaryIO, _: int) -> None:
+            file.close()
+            self._rename(temporary, PACKS, name)
+
+        def discard(file: BinaryIO) -> None:
+            with contextlib.suppress(OSError):  # what it still held found no room
+                file.close()
+            with contextlib.suppress(StoreError):  # else it is swept one day
+                self._remove(TEMPORARY, temporary)
+
+        def failures() -> contextlib.AbstractContextManager[None]:
+            return _failures(_below(self.address, TEMPORARY, temporary))
+
+        return PackInProgress(name, file, meta, publish=publish, discard=discard, failures=failures)
+
+    @contextlib.contextmanager
+    def _folder(self, folder: str, name: str | None = None, *, writing: bool = False) -> Iterator[int]:
+        """A descriptor of a folder, in which ``name`` is to be found. It is no link, which could lead out.
+
+        The first who writes into a folder makes it.
+        """
+        if writing:
+            self._check_writing()
+        path = _below(self.address, folder)
+        with _failures(path if name is None else _below(path, checked_name(folder, name))):
+            if writing and not os.path.lexists(path) and self._is_there():
+                with contextlib.suppress(FileExistsError):
+                    Path(path).mkdir()
+            descriptor = os.open(path, _READ | os.O_DIRECTORY)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def _list(self, folder: str) -> list[Listed]:
+        """Plain files, not what vanishes meanwhile."""
+        files: list[Listed] = []
+        if not os.path.lexists(_below(self.address, folder)) and self._is_there():
+            return files
+        with self._folder(folder) as descriptor, os.scandir(descriptor) as entries:
+            for entry in entries:
+                if is_name(folder, entry.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode):
+                            files.append(Listed(entry.name, found.st_size, found.st_mtime))
+        return files
+
+    def _is_there(self) -> bool:
+        return os.path.lexists(_below(self.address, MARK))
+
+    def _contents(self, folder: str, name: str, most: int) -> bytes:
+        with self._folder(folder, name) as descriptor:
+            return _contents(name, most, dir_fd=descriptor)
+
+    def _put(self, folder: str, name: str, data: bytes) -> None:
+        temporary = f"{checked_name(folder, name)}.{secrets.token_hex(8)}"
+        with self._folder(TEMPORARY, writing=True) as descriptor:
+            try:
+                _write_new(temporary, data, dir_fd=descriptor)
+                self._rename(temporary, folder, name)
+            except (OSError, StoreError):
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=descriptor)
+                raise
+
+    def _rename(self, temporary: str, folder: str, name: str) -> None:
+        with self._folder(TEMPORARY) as source, self._folder(folder, name, writing=True) as target:
+            os.rename(temporary, name, src_dir_fd=source, dst_dir_fd=target)
+
+    def _remove(self, folder: str, name: str) -> None:
+        with self._folder(folder, name, writing=True) as descriptor, contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=descriptor)
+
+
+def _below(root: str, *names: str) -> str:
+    return os.path.join(root, *names)  # noqa: PTH118 # no Path for each of many thousand packs
+
+
+def _refuse_what_is_private(root: str) -> None:
+    try:
+        found = os.stat(root)  # noqa: PTH116
+    except FileNotFoundError as error:
+        raise StoreGoneError(f"{root} does not exist: name the directory of a store") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise StoreFormatError(f"{root} is no directory: name a directory for the store")
+    if found.st_uid != os.geteuid() and not found.st_mode & 0o077:
+        raise StoreRefusedError(
+            f"{root} is private to {_user(found.st_uid)}: name a store of your own, or have it shared "
+            "(chmod 755 for reading, 775 for writing)"
+        )
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the user with the id {uid}"
+
+
+def _mark(root: str, *, create: bool) -> None:
+    """Make a store of an empty directory, once however many try."""
+    held = next((name for name in sorted(os.listdir(root)) if not name.startswith(f".{MARK}.")), None)  # noqa: PTH208
+    if held == MARK:  # another was faster
+        return
+    if held is not None:
+        raise StoreFormatError(
+            f"{root} is no store: it has {held[:80]!r} and no {MARK}. Name an empty directory, or a new one"
+        )
+    if not create:
+        raise StoreGoneError(f"{root} is an empty directory: name the directory of a store")
+    temporary, mark = _below(root, f".{MARK}.{secrets.token_hex(8)}"), _below(root, MARK)
+    _write_new(temporary, text := new_mark(secrets.token_hex(16)))
+    try:
+        os.link(temporary, mark)  # whole and exclusive at once
+    except FileExistsError:
+        return
+    except OSError:  # a filesystem without links
+        with contextlib.suppress(FileExistsError):
+            _write_new(mark, text)
+    finally:
+        Path(temporary).unlink()
+
+
+def _write_new(path: str, data: bytes, *, dir_fd: int | None = None) -> None:
+    with os.fdopen(os.open(path, _NEW, 0o666, dir_fd=dir_fd), "wb") as file:
+        file.write(data)
+
+
+def _contents(path: str, most: int, *, dir_fd: int | None = None) -> bytes:
+    descriptor = os.open(path, _READ, dir_fd=dir_fd)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > most:
+            raise StoreFormatError(f"{path} has {size} bytes, where at most {most} may be")
+        return _read_at(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+
+
+def _read_at(descriptor: int, offset: int, length: int) -> bytes:
+    """So many bytes, or fewer: where the file ends, and where the disk cannot read, which a record's check
+    finds as well.
+    """
+    parts, got = [], 0
+    while got < length:
+        try:
+            data = os.pread(descriptor, length - got, offset + got)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            break
+        if not data:
+            break
+        parts.append(data)
+        got += len(data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@contextlib.contextmanager
+def _failures(path: str) -> Iterator[None]:
+    """Turn the system's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise system_failure(error)(f"{path}: {error.strerror or error}") from error

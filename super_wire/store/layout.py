@@ -1,0 +1,175 @@
+"""Where a store is, and what lies where in it: the same names in a directory and below an S3 prefix.
+
+Names come over networks and from shared disks, so each is checked before it becomes part of a path.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.errors import (
+    ConfigError,
+    StoreBusyError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreGoneError,
+    StoreRefusedError,
+)
+from superdl.super_wire.redaction import without_credentials
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "ABANDONED_S",
+    "FOLDERS",
+    "INDEX",
+    "IN_USE_S",
+    "MARK",
+    "MAX_SEGMENT_BYTES",
+    "MAX_TEXT_BYTES",
+    "OPEN",
+    "PACKS",
+    "TEMPORARY",
+    "USED",
+    "bucket_and_prefix",
+    "checked_name",
+    "default_directory",
+    "is_bucket",
+    "is_name",
+    "new_mark",
+    "new_segment_name",
+    "parse_store",
+    "read_mark",
+    "system_failure",
+    "used_time",
+]
+
+MARK = "store.json"
+PACKS, INDEX, OPEN, USED, TEMPORARY = FOLDERS = ("packs", "index", "open", "used", "tmp")
+
+IN_USE_S = 600.0
+"""Who touched a store within so many seconds has it open."""
+ABANDONED_S = 86400.0
+"""What a writer left unfinished, or touched last, so long ago may be removed by anybody."""
+MAX_SEGMENT_BYTES = 2**31
+MAX_TEXT_BYTES = 4096
+"""Of the mark and of all else that is text."""
+
+_STORE_VERSION = 1
+_S3 = "s3://"
+_FORMS = "a store is a directory or s3://bucket/prefix"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_ID = re.compile(r"[0-9a-f]{32}")
+_NAMES = {
+    PACKS: re.compile(r"[0-9a-f]{16}-[0-9a-f]{24}\.pack"),
+    INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.index"),
+    OPEN: re.compile(r"[A-Za-z0-9_-]{1,64}"),
+    USED: re.compile(r"[0-9a-f]{16}"),
+    TEMPORARY: re.compile(r"(?!\.{1,2}$)[^/\0]+"),
+}
+
+_FAILURES: dict[int | None, type[StoreError]] = {
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), StoreGoneError),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), StoreFullError),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), StoreRefusedError),
+    **dict.fromkeys((errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ESPIPE), StoreFormatError),
+}
+
+
+def parse_store(text: str) -> str:
+    """The normal form of an address: ``s3://bucket/prefix``, or a directory's absolute real path.
+
+    ``~`` is the user's home. Raises ``ConfigError`` for what is neither.
+    """
+    if not text.strip() or "\0" in text:
+        raise ConfigError(f"{_FORMS}; not {text[:80]!r}")
+    if not text.startswith(_S3):
+        if "://" in text:
+            raise ConfigError(f"{_FORMS}; not {without_credentials(text)[:80]!r}")
+        return os.path.realpath(Path(text).expanduser())
+    bucket, _, rest = text.removeprefix(_S3).partition("/")
+    if "@" in bucket:
+        raise ConfigError("a store's address carries no credentials: leave them out, and set AWS_PROFILE")
+    prefix = rest.strip("/")
+    if not _BUCKET.fullmatch(bucket) or (prefix and {"", ".", ".."} & set(prefix.split("/"))):
+        raise ConfigError(f"{_FORMS}; not {without_credentials(text)[:80]!r}")
+    return f"{_S3}{bucket}/{prefix}".rstrip("/")
+
+
+def default_directory(environment: Mapping[str, str]) -> Path:
+    """The store of whoever names none: below the user's cache directory."""
+    cache = environment.get("XDG_CACHE_HOME", "")
+    home = environment.get("HOME", "")
+    base = Path(cache) if Path(cache).is_absolute() else (Path(home) if home else Path.home()) / ".cache"
+    return base / "superdl" / "store"
+
+
+def is_bucket(address: str) -> bool:
+    """Whether a store is an S3 prefix, which every machine can reach."""
+    return address.startswith(_S3)
+
+
+def bucket_and_prefix(address: str) -> tuple[str, str]:
+    """Bucket and prefix (empty, or without a slash at its end) of an S3 store's normal address."""
+    bucket, _, prefix = address.removeprefix(_S3).partition("/")
+    return bucket, prefix
+
+
+def is_name(folder: str, name: str) -> bool:
+    """Whether a file in a folder of the store has a name that the store gives there."""
+    return _NAMES[folder].fullmatch(name) is not None
+
+
+def checked_name(folder: str, name: str) -> str:
+    """The name; ``StoreFormatError`` if it is none of that folder's, and so might lead out of the store."""
+    if not is_name(folder, name):
+        raise StoreFormatError(f"no name in {folder}/ of a store: {name[:80]!r}")
+    return name
+
+
+def new_segment_name(collection: str) -> str:
+    """A name that no other segment has; it begins with the collection, unless that is empty."""
+    return checked_name(INDEX, f"{collection}{collection and '-'}{secrets.token_hex(12)}.index")
+
+
+def new_mark(store_id: str) -> bytes:
+    """What marks a new store: the text of its ``store.json``."""
+    return json.dumps({"super_store": _STORE_VERSION, "id": store_id}).encode() + b"\n"
+
+
+def read_mark(data: bytes, address: str) -> str:
+    """The id in a ``store.json``; ``StoreFormatError`` if it marks no store of this version."""
+    try:
+        mark = json.loads(data)
+        version, store_id = mark["super_store"], mark["id"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreFormatError(
+            f"{address} is no store: its {MARK} is none of SUPER's. Name another place"
+        ) from error
+    if version != _STORE_VERSION:
+        raise StoreFormatError(
+            f"{address} is a store of version {version!r:.20}; this SUPER reads version {_STORE_VERSION}: "
+            "name another place, or use the SUPER that made it"
+        )
+    if not isinstance(store_id, str) or not _ID.fullmatch(store_id):
+        raise StoreFormatError(f"{address} is no store: the id in its {MARK} is not 32 hexadecimal digits")
+    return store_id
+
+
+def used_time(data: bytes) -> float | None:
+    """When a collection was opened last, by its file in ``used/``; None if that says nothing."""
+    text = data.strip()
+    return float(text) if text.isdigit() and len(text) <= 12 else None  # noqa: PLR2004 # some 30,000 years
+
+
+def system_failure(error: OSError) -> type[StoreError]:
+    """Which of our errors one of the system's is; the store is busy by all that may pass."""
+    return _FAILURES.get(error.errno, StoreBusyError)

@@ -1,0 +1,239 @@
+"""Packs: immutable files of many records with an index at their end. docs/store-format.md describes the form.
+
+Writing copies no payload, reading an index takes two reads at most. What is no whole pack of this version
+raises a :class:`~superdl.super_wire.errors.StoreFormatError`; a record out of a pack is checked by
+:func:`check_record`, as what the cache answers is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import struct
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import xxhash
+
+from superdl.super_wire.errors import RecordVersionError, StoreFormatError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.record import HEADER_BYTES, RecordKind, parse_header, verify_payload
+from superdl.super_wire.store.layout import PACKS, checked_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from superdl.super_wire.record import Bytes, Header
+
+__all__ = [
+    "DATA_KINDS",
+    "ENTRY_DTYPE",
+    "MAX_RECORDS",
+    "PACK_VERSION",
+    "PackIndex",
+    "PackMeta",
+    "PackWriter",
+    "check_record",
+    "collection_of",
+    "new_pack_name",
+    "read_pack_index",
+]
+
+PACK_VERSION = 1
+MAX_RECORDS = 2**20
+"""How many records one pack may hold."""
+
+ENTRY_DTYPE = np.dtype(
+    [("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("kind", "u1"), ("pad", "V3")]
+)
+"""One record in a pack's index: whose it is, where its header begins, how long it is in all, and its kind."""
+
+DATA_KINDS = frozenset({RecordKind.DATA, RecordKind.ARRAYS})
+"""Kinds of records that packs hold."""
+
+_MAGIC = b"SPAK"
+_HEAD = struct.Struct("<4sI56x")
+_ENTRY = struct.Struct(f"<{ID_BYTES}sQIB3x")
+_FOOTER = struct.Struct("<4sIQQQQ24s")
+_FOOTER_HASHED = 32  # its bytes before the hash
+_ZEROS = bytes(4096)
+_ALIGNMENT = 64
+_PAGE = 4096  # what O_DIRECT wants
+_LARGE_PAYLOAD = 65536
+_MAX_RECORD = 2**32 - 1
+_MAX_META = 2**20
+_TAIL = 65536  # the first read of an index: all of it, in a usual pack
+
+
+@dataclass(frozen=True, slots=True)
+class PackMeta:
+    """What all records of a pack have in common.
+
+    ``bucket`` is that of their samples, ``recipe`` the recipe's canonical JSON, ``fingerprint`` the
+    decoder's, ``version`` that of the SUPER that wrote the pack, for people.
+    """
+
+    collection: str
+    bucket: str
+    recipe: str
+    fingerprint: str
+    version: str
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> PackMeta:
+        """Meta out of JSON; ``StoreFormatError`` if a field is missing or no text."""
+        names = [field.name for field in fields(cls)]
+        try:
+            texts = [mapping[name] for name in names]
+            for text in texts:
+                text.encode()  # lone surrogates are JSON, and no text
+        except (AttributeError, KeyError, TypeError, UnicodeEncodeError) as error:
+            raise StoreFormatError(f"a pack's meta has the texts {', '.join(names)}: {error!r}") from error
+        return cls(*texts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackIndex:
+    """What a pack holds: ``entries`` is an array of :data:`ENTRY_DTYPE`."""
+
+    meta: PackMeta
+    entries: NDArray[np.void]
+
+
+def collection_of(bucket: str, recipe_digest: bytes) -> str:
+    """The collection of all records of one bucket by one recipe: 16 hexadecimal digits."""
+    parts = (bucket.encode(), recipe_digest)
+    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hashlib.blake2b(framed, digest_size=8).hexdigest()
+
+
+def new_pack_name(collection: str) -> str:
+    """A name that no other pack has; it begins with the collection."""
+    return checked_name(PACKS, f"{collection}-{secrets.token_hex(12)}.pack")
+
+
+class PackWriter:
+    """Writes one pack from the beginning of ``file``, which has to write whole what it is given.
+
+    What it raises are the file's own errors; then the pack is to be abandoned.
+    """
+
+    def __init__(self, file: BinaryIO, meta: PackMeta) -> None:
+        self._file = file
+        self._meta = meta
+        self._entries = bytearray()
+        self._at = 0
+        self._write(_HEAD.pack(_MAGIC, PACK_VERSION))
+
+    @property
+    def count(self) -> int:
+        """How many records were added."""
+        return len(self._entries) // _ENTRY.size
+
+    def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
+        """Write a record; where in the pack it begins.
+
+        Raises:
+            ValueError: it is no record that packs hold, or the pack is full.
+        """
+        size = HEADER_BYTES + memoryview(payload).nbytes
+        if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
+            raise ValueError("packs hold data: a sample id, a header of kind data or arrays, a payload")
+        if size > _MAX_RECORD or self.count >= MAX_RECORDS:
+            raise ValueError(f"a pack holds {MAX_RECORDS} records of up to {_MAX_RECORD} bytes")
+        step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
+        offset = -(-(self._at + HEADER_BYTES) // step) * step - HEADER_BYTES
+        self._write(_ZEROS[: offset - self._at])
+        self._write(header)
+        self._write(payload)
+        self._entries += _ENTRY.pack(sample_id, offset, size, header[5])
+        return offset
+
+    def finish(self) -> int:
+        """Write what is behind the records; how long the pack is."""
+        self._write(_ZEROS[: -self._at % _ALIGNMENT])
+        entries_offset = self._at
+        meta = json.dumps(asdict(self._meta), ensure_ascii=False, separators=(",", ":")).encode()
+        if len(meta) > _MAX_META:
+            raise ValueError(f"a pack's meta has at most {_MAX_META} bytes; not {len(meta)}")
+        digest = xxhash.xxh3_64(self._entries)
+        digest.update(meta)
+        self._write(self._entries)
+        self._write(meta)
+        numbers = (PACK_VERSION, self.count, entries_offset, len(meta))
+        digest.update(_FOOTER.pack(_MAGIC, *numbers, 0, b"")[:_FOOTER_HASHED])
+        self._write(_FOOTER.pack(_MAGIC, *numbers, digest.intdigest(), b""))
+        self._file.flush()
+        return self._at
+
+    def _write(self, data: Bytes) -> None:
+        self._file.write(data)
+        self._at += memoryview(data).nbytes
+
+
+def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
+    """The index of a pack of ``size`` bytes, by one read for a usual pack and two for a large one.
+
+    Args:
+        read: gives that many bytes from an offset on, or fewer where the pack ends before.
+        size: of the whole pack.
+
+    Raises:
+        StoreFormatError: it is no pack of this version, cut off, or its index is broken.
+    """
+    if size < _HEAD.size + _FOOTER.size:
+        raise StoreFormatError(f"a pack has at least {_HEAD.size + _FOOTER.size} bytes; this one has {size}")
+    tail_at = max(0, size - _TAIL)
+    tail = _whole(read, tail_at, size - tail_at)
+    footer = tail[-_FOOTER.size :]
+    magic, version, count, entries_at, meta_bytes, stated_hash, zeros = _FOOTER.unpack(footer)
+    if magic != _MAGIC:
+        raise StoreFormatError(f"a pack ends by a footer that begins with {_MAGIC!r}: it is cut off, or none")
+    if version != PACK_VERSION:
+        raise StoreFormatError(f"this SUPER reads pack version {PACK_VERSION}; this one is version {version}")
+    meta_at = entries_at + count * ENTRY_DTYPE.itemsize
+    if meta_at + meta_bytes + _FOOTER.size != size or count > MAX_RECORDS or meta_bytes > _MAX_META:
+        raise StoreFormatError(f"the footer tells of {count} records in a pack that is not of {size} bytes")
+    if entries_at < tail_at:
+        tail, tail_at = _whole(read, entries_at, tail_at - entries_at) + tail, entries_at
+    index = memoryview(tail)[entries_at - tail_at : size - tail_at - _FOOTER.size + _FOOTER_HASHED]
+    if xxhash.xxh3_64_intdigest(index) != stated_hash or any(zeros):
+        raise StoreFormatError(f"the index is broken: its xxh3-64 is not {stated_hash:016x}")
+    entries = np.frombuffer(index[: meta_at - entries_at], ENTRY_DTYPE)
+    begins, lengths = entries["offset"], entries["bytes"]
+    wrong = (begins < _HEAD.size) | (begins > entries_at) | (lengths < HEADER_BYTES)
+    if (wrong | (lengths > entries_at - np.minimum(begins, entries_at))).any():
+        raise StoreFormatError("the index names a record that is not between the pack's head and its index")
+    return PackIndex(_read_meta(index[meta_at - entries_at : -_FOOTER_HASHED]), entries)
+
+
+def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes:
+    data = read(offset, length)
+    if len(data) != length:
+        raise StoreFormatError(f"the pack is cut off: {length} bytes from {offset} on are {len(data)}")
+    return data
+
+
+def _read_meta(data: memoryview) -> PackMeta:
+    try:
+        return PackMeta.from_mapping(json.loads(bytes(data)))
+    except (ValueError, RecursionError) as error:
+        raise StoreFormatError(f"a pack's meta is JSON: {error}") from error
+
+
+def check_record(record: Bytes, sample_id: bytes) -> Header:
+    """Header of a whole record out of a pack, its id and hash checked.
+
+    Raises:
+        RecordError: any of its kinds: it is cut off, broken, another sample's, or no data.
+    """
+    header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
+    verify_payload(header, memoryview(record)[HEADER_BYTES:])
+    if header.kind not in DATA_KINDS:
+        raise RecordVersionError(f"packs hold data; this record is of kind {header.kind.name.lower()}")
+    return header

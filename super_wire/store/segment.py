@@ -1,0 +1,153 @@
+"""Segments: immutable pieces of a store's index, so that nobody has to open each pack to know what it holds.
+
+A segment tells of some packs what they hold. Many may tell of one pack, and of packs that are gone. What no
+segment tells of, the packs themselves do. docs/store-format.md describes the form.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from superdl.super_wire.errors import StoreFormatError
+from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.store.layout import PACKS, checked_name
+from superdl.super_wire.store.pack import DATA_KINDS, PackIndex, PackMeta
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from superdl.super_wire.record import Bytes
+
+__all__ = [
+    "SEGMENT_DTYPE",
+    "SEGMENT_VERSION",
+    "Segment",
+    "SegmentPack",
+    "pack_segment",
+    "read_segment",
+    "segment_entries",
+]
+
+SEGMENT_VERSION = 1
+
+SEGMENT_DTYPE = np.dtype([("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("pack", "<u4")])
+"""One record: whose it is, where its header begins, how long it is in all, and which of the segment's packs
+holds it."""
+
+_MAGIC = b"SSEG"
+_HEAD = struct.Struct("<4sIQQQ32s")
+_HEAD_HASHED = 24  # its bytes before the hash
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPack:
+    """A pack that a segment tells of: its name, its length and its meta."""
+
+    name: str
+    bytes: int
+    meta: PackMeta
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """``entries`` is an array of :data:`SEGMENT_DTYPE`, whose ``pack`` is a place in ``packs``."""
+
+    packs: tuple[SegmentPack, ...]
+    entries: NDArray[np.void]
+
+
+def segment_entries(index: PackIndex, pack: int) -> NDArray[np.void]:
+    """The data of one pack as entries of a segment, in which the pack has the place ``pack``."""
+    data = index.entries[np.isin(index.entries["kind"], [int(kind) for kind in DATA_KINDS])]
+    entries = np.empty(len(data), SEGMENT_DTYPE)
+    for name in ("id", "offset", "bytes"):
+        entries[name] = data[name]
+    entries["pack"] = pack
+    return entries
+
+
+def pack_segment(segment: Segment) -> bytes:
+    """A segment's bytes."""
+    packs, entries = segment.packs, segment.entries
+    metas = {pack.meta: place for place, pack in reversed(list(enumerate(packs)))}
+    numbers = {meta: number for number, meta in enumerate(metas)}
+    rows = [[pack.name, pack.bytes, numbers[pack.meta]] for pack in packs]
+    table = {"metas": [asdict(meta) for meta in metas], "packs": rows}
+    told = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % _ALIGNMENT)  # spaces may follow JSON
+    body = told + np.ascontiguousarray(entries, SEGMENT_DTYPE).tobytes()
+    numbered = _HEAD.pack(_MAGIC, SEGMENT_VERSION, len(told), len(entries), 0, b"")[:_HEAD_HASHED]
+    digest = xxhash.xxh3_64(numbered)
+    digest.update(body)
+    return numbered + digest.intdigest().to_bytes(8, "little") + bytes(_HEAD.size - _HEAD_HASHED - 8) + body
+
+
+def read_segment(data: Bytes) -> Segment:
+    """A segment out of its bytes, of which the entries are a view.
+
+    Raises:
+        StoreFormatError: it is no segment of this version, cut off or broken.
+    """
+    if len(data) < _HEAD.size:
+        raise StoreFormatError(f"a segment has at least {_HEAD.size} bytes; this one has {len(data)}")
+    magic, version, table_bytes, count, stated_hash, zeros = _HEAD.unpack_from(data)
+    if magic != _MAGIC:
+        raise StoreFormatError(f"a segment begins with {_MAGIC!r}; this one with {magic!r}")
+    if version != SEGMENT_VERSION:
+        raise StoreFormatError(
+            f"this SUPER reads segment version {SEGMENT_VERSION}; this one is version {version}"
+        )
+    entries_at = _HEAD.size + table_bytes
+    if entries_at + count * SEGMENT_DTYPE.itemsize != len(data):
+        raise StoreFormatError(f"the segment is cut off: {count} entries are not in {len(data)} bytes")
+    view = memoryview(data)
+    digest = xxhash.xxh3_64(view[:_HEAD_HASHED])
+    digest.update(view[_HEAD.size :])
+    if digest.intdigest() != stated_hash or any(zeros):
+        raise StoreFormatError(f"the segment is broken: its xxh3-64 is not {stated_hash:016x}")
+    packs = _read_table(view[_HEAD.size : entries_at])
+    entries = np.frombuffer(view[entries_at:], SEGMENT_DTYPE)
+    _check_places(packs, entries)
+    return Segment(packs, entries)
+
+
+def _read_table(data: memoryview) -> tuple[SegmentPack, ...]:
+    try:
+        table: Any = json.loads(bytes(data))
+        metas = [PackMeta.from_mapping(meta) for meta in table["metas"]]
+        packs = tuple(
+            SegmentPack(checked_name(PACKS, name), _size(size), metas[_size(number)])
+            for name, size, number in table["packs"]
+        )
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise StoreFormatError(f"a segment's table of packs is broken: {error!r}") from error
+    return packs
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"no size or place: {value!r:.40}")
+    return value
+
+
+def _check_places(packs: tuple[SegmentPack, ...], entries: NDArray[np.void]) -> None:
+    """``StoreFormatError`` unless each entry lies in its pack."""
+    if not len(entries):
+        return
+    if not packs or int(entries["pack"].max()) >= len(packs):
+        raise StoreFormatError(f"an entry names a pack beyond the {len(packs)} of its segment")
+    sizes = np.array([pack.bytes for pack in packs], np.uint64)[entries["pack"]]
+    begins, lengths = entries["offset"], entries["bytes"]
+    wrong = (begins > sizes) | (lengths < HEADER_BYTES) | (lengths > sizes - np.minimum(begins, sizes))
+    if wrong.any():
+        raise StoreFormatError("an entry names a record beyond its pack's end")

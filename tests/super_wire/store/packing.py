@@ -1,0 +1,106 @@
+"""Records, packs and segments to test with, random ones by hypothesis too."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import strategies as st
+
+from superdl.super_wire.record import pack, unpack
+from superdl.super_wire.store import (
+    PackIndex,
+    PackMeta,
+    PackWriter,
+    Segment,
+    SegmentPack,
+    check_record,
+    collection_of,
+    new_pack_name,
+    read_pack_index,
+    segment_entries,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from superdl.super_wire.store import PackInProgress, Store
+
+__all__ = [
+    "META",
+    "METAS",
+    "RECORDS",
+    "SIZES",
+    "fill",
+    "index_of",
+    "intact",
+    "pack_bytes",
+    "records",
+    "segment_of",
+]
+
+META = PackMeta(collection_of("s3://b", b"r" * 16), "s3://b", '[{"op":"decode"}]', "f" * 16, "0.1.0")
+METAS = st.builds(
+    lambda bucket, recipe, fingerprint: PackMeta(
+        collection_of(bucket, recipe.encode()), bucket, recipe, fingerprint, "1"
+    ),
+    *(st.text(st.characters(exclude_categories=["Cs"])) for _ in range(3)),
+)
+# Payloads about where their alignment changes, and about a page.
+SIZES = st.sampled_from([0, 1, 63, 64, 65, 4031, 4032, 4096, 65535, 65536, 65537, 150_528])
+RECORDS = st.lists(SIZES, max_size=8)
+
+
+def records(sizes: Sequence[int], seed: int = 0) -> list[tuple[bytes, NDArray[np.uint8]]]:
+    """Sample ids, each with an array of so many bytes."""
+    chance = np.random.default_rng(seed)
+    return [(chance.bytes(16), chance.integers(0, 256, size, np.uint8)) for size in sizes]
+
+
+def fill(
+    writer: PackWriter | PackInProgress, samples: Sequence[tuple[bytes, NDArray[np.uint8]]]
+) -> list[int]:
+    """Write the samples' records; where they begin."""
+    return [writer.add(sample_id, *pack(array, sample_id)) for sample_id, array in samples]
+
+
+def pack_bytes(samples: Sequence[tuple[bytes, NDArray[np.uint8]]], meta: PackMeta = META) -> bytes:
+    """A whole pack."""
+    file = io.BytesIO()
+    writer = PackWriter(file, meta)
+    fill(writer, samples)
+    assert writer.finish() == len(file.getvalue())
+    return file.getvalue()
+
+
+def index_of(data: bytes) -> PackIndex:
+    """The index of a pack in memory."""
+    return read_pack_index(lambda offset, length: data[offset : offset + length], len(data))
+
+
+def intact(store: Store, name: str, size: int) -> dict[bytes, bytes]:
+    """The payload of each sample of a pack, all checked."""
+    entries = store.read_index(name, size).entries
+    spans = [(int(entry["offset"]), int(entry["bytes"])) for entry in entries]
+    found = {}
+    for entry, record in zip(entries, store.read_many(name, spans), strict=True):
+        sample_id = bytes(entry["id"])
+        check_record(record, sample_id)
+        found[sample_id] = unpack(record, sample_id=sample_id)[1].tobytes()
+    return found
+
+
+def segment_of(*packs: bytes) -> Segment:
+    """A segment that tells of these packs."""
+    indexes = [index_of(data) for data in packs]
+    entries = [segment_entries(index, place) for place, index in enumerate(indexes)]
+    told = zip(indexes, packs, strict=True)
+    return Segment(
+        tuple(
+            SegmentPack(new_pack_name(index.meta.collection), len(data), index.meta) for index, data in told
+        ),
+        np.concatenate(entries),
+    )

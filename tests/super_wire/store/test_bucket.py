@@ -1,0 +1,220 @@
+"""What S3 answers, and does not answer, is told by our errors; neighbours are read by one request."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+from botocore.config import Config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.super_wire.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreGoneError,
+    StoreRefusedError,
+)
+from superdl.super_wire.store import BucketStore
+from superdl.super_wire.store.bucket import _neighbours
+from superdl.super_wire.store.layout import new_mark
+from tests.fixtures.loopback_http import LoopbackServer
+from tests.super_wire.store.packing import META, fill, records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = f"{META.collection}-{'0' * 24}.pack"
+CODES = {
+    (404, "NoSuchKey"): StoreGoneError,
+    (404, "NoSuchBucket"): StoreGoneError,
+    (403, "AccessDenied"): StoreRefusedError,
+    (400, "ExpiredToken"): StoreRefusedError,
+    (400, "RequestTimeout"): StoreBusyError,
+    (429, "TooManyRequests"): StoreBusyError,
+    (503, "SlowDown"): StoreBusyError,
+    (500, "InternalError"): StoreBusyError,
+    (507, "XMinioStorageFull"): StoreFullError,
+    (400, "EntityTooLarge"): StoreFullError,
+    (403, "QuotaExceeded"): StoreFullError,
+}
+
+
+class ScriptedS3:
+    """Answers requests by what a test says: an answer for each (method, end of the path)."""
+
+    def __init__(self) -> None:
+        self.answers = {}
+        self.seen = []
+        self.mark = new_mark("0" * 32)
+
+    def __call__(self, request):
+        body = request.read_body()
+        path = request.path.partition("?")[0]
+        self.seen.append((request.command, path, request.headers.get("Range", ""), len(body)))
+        for (method, end), answer in self.answers.items():
+            if method == request.command and path.endswith(end):
+                answer(request)
+                return
+        if path.endswith("store.json"):
+            request.answer(
+                206, {"Content-Range": f"bytes 0-{len(self.mark) - 1}/{len(self.mark)}"}, self.mark
+            )
+        else:
+            request.answer(200, {}, b"")
+
+    def fail(self, method, status, code, end=""):
+        """Let requests fail by this code."""
+        told = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode()
+        self.answers[method, end] = lambda request: request.answer(status, {}, told)
+
+
+@pytest.fixture
+def s3() -> Iterator[ScriptedS3]:
+    script = ScriptedS3()
+    server = LoopbackServer(script)
+    script.url = f"http://127.0.0.1:{server.port}"
+    yield script
+    server.close()
+
+
+@contextlib.contextmanager
+def client_of(url, **options):
+    session = boto3.session.Session("key", "secret", region_name="us-east-1")
+    config = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=2)
+    client = session.client("s3", endpoint_url=url, config=config, **options)
+    with contextlib.closing(client):
+        yield client
+
+
+@pytest.fixture
+def store(s3):
+    with client_of(s3.url) as client:
+        yield BucketStore.open(client, "bucket", "a/b", create=False)
+
+
+def begun(store):
+    pack = store.begin_pack(META)
+    fill(pack, records([9]))
+    return pack
+
+
+def test_each_refusal_has_its_error(s3, store):
+    for (status, code), kind in CODES.items():
+        s3.fail("GET", status, code, NAME)
+        s3.fail("GET", status, code, "/bucket")
+        s3.fail("PUT", status, code)
+        pack = begun(store)
+        for ask in (lambda: store.read(NAME, 0, 9), store.packs, pack.commit, lambda: store.touch("me")):
+            with pytest.raises(StoreError, match=r"s3://bucket/a/b/") as refused:
+                ask()
+            assert type(refused.value) is kind, refused.value
+            assert len(str(refused.value)) < 400
+
+
+def test_a_removal_of_what_is_gone_is_no_fault(s3, store):
+    s3.fail("DELETE", 404, "NoSuchKey")
+    store.remove(NAME)
+    s3.fail("DELETE", 403, "AccessDenied")
+    with pytest.raises(StoreRefusedError):
+        store.remove(NAME)
+
+
+def half(request):
+    request.send_response(206)
+    request.send_header("Content-Length", "100")
+    request.send_header("Content-Range", "bytes 0-99/200")
+    request.end_headers()
+    request.wfile.write(bytes(50))
+    request.wfile.flush()
+    request.hang_up()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        half,
+        lambda request: request.hang_up(),
+        lambda request: request.answer(206, {"Content-Range": "bytes 64-73/200"}, bytes(10)),
+        lambda request: request.answer(200, {}, bytes(200)),  # from the beginning
+    ],
+    ids=["half a body", "hung up", "too little", "no range"],
+)
+def test_what_did_not_come_is_not_taken(s3, store, answer):
+    s3.answers["GET", NAME] = answer
+    with pytest.raises(StoreBusyError, match=NAME):
+        store.read(NAME, 64, 100)
+
+
+def test_a_store_that_says_nothing_is_given_up(s3, store):
+    released = threading.Event()
+
+    def silent(request):
+        released.wait(30)
+        request.hang_up()
+
+    s3.answers["GET", NAME] = silent
+    try:
+        with pytest.raises(StoreBusyError, match="timeout"):
+            store.read(NAME, 0, 100)
+    finally:
+        released.set()
+
+
+def test_no_server_and_no_credentials():
+    with client_of("http://127.0.0.1:1") as client, pytest.raises(StoreBusyError):
+        BucketStore.open(client, "bucket", "x", create=True)
+
+
+def test_no_credentials(s3, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    client = boto3.session.Session().client("s3", endpoint_url=s3.url, region_name="us-east-1")
+    with contextlib.closing(client), pytest.raises(StoreRefusedError, match="credentials"):
+        BucketStore.open(client, "bucket", "x", create=True)
+
+
+def test_a_pack_is_one_put(s3, store):
+    before = store.requests
+    with begun(store) as pack:
+        name = pack.commit()
+    assert store.requests == before + 1
+    method, path, _, size = s3.seen[-1]
+    assert (method, path) == ("PUT", f"/bucket/a/b/packs/{name}")
+    assert size >= pack.size
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 2**28), st.integers(0, 2**21)), max_size=40)
+
+
+@given(SPANS)
+def test_neighbours_are_read_at_once_and_little_in_vain(spans):
+    groups = list(_neighbours(spans))
+    assert sorted(place for group in groups for place in group) == list(range(len(spans)))
+    for group in groups:
+        offsets = [spans[place][0] for place in group]
+        assert offsets == sorted(offsets)
+        extent = max(sum(spans[place]) for place in group) - offsets[0]
+        wanted = sum(spans[place][1] for place in group)
+        assert extent <= max(2**26, wanted)
+        assert extent - wanted <= wanted + 2**16 * len(group)
+
+
+@pytest.mark.parametrize(("size", "step", "requests"), [(150_592, 1, 1), (150_592, 2, 1), (12_352, 4, 1)])
+def test_most_of_a_pack_is_one_request(size, step, requests):
+    spans = [(64 + place * size, size) for place in range(0, 256, step)]
+    assert len(list(_neighbours(spans))) == requests
+
+
+def test_a_pack_that_is_no_pack_names_itself(s3, store):
+    s3.answers["GET", NAME] = lambda request: request.answer(200, {}, bytes(200))
+    with pytest.raises(StoreFormatError, match=NAME):
+        store.read_index(NAME, 200)

@@ -1,0 +1,360 @@
+"""A store in a directory: its look, whom it refuses, and what is left of a writer that was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superdl.super_wire.errors import (
+    StoreBusyError,
+    StoreFormatError,
+    StoreGoneError,
+    StoreRefusedError,
+)
+from superdl.super_wire.record import pack
+from superdl.super_wire.store import DirectoryStore, pack_segment
+from tests.super_wire.store.packing import META, fill, intact, pack_bytes, records, segment_of
+
+SAMPLES = records([9, 70_000, 1])
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DirectoryStore.open(tmp_path / "store", create=True)
+
+
+def write(store):
+    with store.begin_pack(META) as pack_in_progress:
+        fill(pack_in_progress, SAMPLES)
+        return pack_in_progress.commit()
+
+
+def test_the_layout_is_the_one_of_the_page(store, tmp_path):
+    name = write(store)
+    segment = store.write_segment(pack_segment(segment_of(pack_bytes(SAMPLES))), META.collection)
+    store.touch("me")
+    store.mark_used(META.collection, 1_700_000_000.5)
+    root = tmp_path / "store"
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    assert found == {
+        "store.json",
+        f"packs/{name}",
+        f"index/{segment}",
+        "open/me",
+        f"used/{META.collection}",
+    }
+    assert re.fullmatch(META.collection + r"-[0-9a-f]{24}\.pack", name)
+    assert re.fullmatch(META.collection + r"-[0-9a-f]{24}\.index", segment)
+    assert json.loads((root / "store.json").read_bytes()) == {"super_store": 1, "id": store.id}
+    assert (root / "used" / META.collection).read_text() == "1700000000"
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert store.address == str(root.resolve())
+
+
+def test_packs_survive_copying(store, tmp_path):
+    name = write(store)
+    shutil.copytree(store.address, tmp_path / "copy")
+    copy = DirectoryStore.open(tmp_path / "copy", create=False)
+    assert copy.id == store.id
+    assert intact(copy, name, copy.packs()[name]) == intact(store, name, store.packs()[name])
+
+
+def test_an_empty_directory_becomes_one_and_keeps_its_mode(tmp_path):
+    place = tmp_path / "shared"
+    place.mkdir()
+    place.chmod(0o775)
+    store = DirectoryStore.open(place, create=True)
+    write(store)
+    assert place.stat().st_mode & 0o777 == 0o775
+
+
+def test_other_things_than_directories_are_no_stores(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StoreFormatError, match="is no directory"):
+        DirectoryStore.open(tmp_path / "file", create=True)
+    with pytest.raises(StoreFormatError, match="file"):
+        DirectoryStore.open(tmp_path / "file" / "below", create=True)
+    with pytest.raises(StoreGoneError, match="gone does not exist"):
+        DirectoryStore.open(tmp_path / "gone", create=False)
+
+
+def test_another_users_private_store_is_refused(store, monkeypatch):
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    for create in (True, False):
+        with pytest.raises(StoreRefusedError, match="is private to user"):
+            DirectoryStore.open(store.address, create=create)
+    Path(store.address).chmod(0o750)
+    assert DirectoryStore.open(store.address, create=False).id == store.id
+
+
+@pytest.mark.parametrize("folder", ["packs", "index", "open", "used", "tmp"])
+def test_a_folder_that_is_a_link_is_not_followed(store, tmp_path, folder):
+    name = write(store)
+    segment = store.write_segment(b"x")
+    store.touch("me")
+    store.mark_used(META.collection, 1)
+    place, elsewhere = Path(store.address, folder), tmp_path / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    held = sorted(elsewhere.iterdir())
+    asked = {
+        "packs": [
+            store.packs,
+            lambda: store.read(name, 0, 9),
+            lambda: store.remove(name),
+            lambda: write(store),
+        ],
+        "index": [store.segments, lambda: store.remove_segment(segment), lambda: store.write_segment(b"y")],
+        "open": [lambda: store.others("a", 0), lambda: store.forget("me"), lambda: store.touch("you")],
+        "used": [store.used, store.clear_marks, lambda: store.mark_used("0" * 16, 1)],
+        "tmp": [store.clear_marks, lambda: store.sweep(1e12), lambda: write(store)],
+    }[folder]
+    for ask in asked:
+        with pytest.raises(StoreFormatError, match=folder):
+            ask()
+    assert sorted(elsewhere.iterdir()) == held
+
+
+def test_a_pack_that_is_a_link_is_not_followed(store, tmp_path):
+    name = write(store)
+    place = Path(store.address, "packs", name)
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    assert store.packs() == {}
+    with pytest.raises(StoreFormatError, match=name):
+        store.read(name, 0, 9)
+    store.remove(name)
+    assert (tmp_path / "elsewhere").exists()
+
+
+def test_a_pipe_in_the_place_of_a_pack_is_not_waited_for(store):
+    name = write(store)
+    Path(store.address, "packs", name).unlink()
+    os.mkfifo(Path(store.address, "packs", name))
+    assert store.packs() == {}
+    with pytest.raises(StoreFormatError, match=name):
+        store.read(name, 0, 9)
+
+
+def test_what_goes_in_the_middle_of_it_is_told(store, tmp_path):
+    name = write(store)
+    pack_in_progress = store.begin_pack(META)
+    fill(pack_in_progress, SAMPLES)
+    Path(store.address).rename(tmp_path / "away")
+    for ask in (store.packs, lambda: store.read(name, 0, 9), pack_in_progress.commit, lambda: write(store)):
+        with pytest.raises(StoreGoneError):
+            ask()
+    (tmp_path / "store").write_bytes(b"a file in its place")
+    for ask in (store.packs, lambda: store.read(name, 0, 9), lambda: write(store)):
+        with pytest.raises(StoreFormatError):
+            ask()
+    (tmp_path / "store").unlink()
+    (tmp_path / "away").rename(store.address)
+    assert intact(store, name, store.packs()[name])
+
+
+def test_a_store_is_pickled_and_holds_no_file(store):
+    name = write(store)
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    again = pickle.loads(pickle.dumps(store))
+    assert intact(again, name, again.packs()[name])
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_a_payload_is_not_copied(store):
+    array = np.zeros(2**24, np.uint8)
+    header, payload = pack(array, bytes(16))
+    with store.begin_pack(META) as pack_in_progress:
+        tracemalloc.start()
+        try:
+            pack_in_progress.add(bytes(16), header, payload)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_a_disk_that_cannot_read_gives_what_a_check_finds(store, monkeypatch):
+    name, real = write(store), os.pread
+
+    def pread(descriptor, length, offset):
+        if offset >= 64:
+            raise OSError(5, "Input/output error")
+        return real(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert store.read_many(name, [(0, 4), (64, 80)]) == [b"SPAK", b""]
+    with pytest.raises(StoreFormatError, match=name):
+        store.read_index(name, store.packs()[name])
+
+
+def test_other_faults_of_the_system_are_told_as_passing(store, monkeypatch):
+    name = write(store)
+    monkeypatch.setattr(os, "pread", lambda *_: (_ for _ in ()).throw(OSError(110, "Connection timed out")))
+    with pytest.raises(StoreBusyError, match="timed out"):
+        store.read(name, 0, 9)
+
+
+FULL = """
+import resource, sys
+from superdl.super_wire.store import DirectoryStore, StoreFullError
+from tests.super_wire.store.packing import META, fill, records
+store = DirectoryStore.open(sys.argv[1], create=False)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+for sizes in ([90_000, 90_000], [10] * 1500, [99_000]):
+    pack = store.begin_pack(META)
+    try:
+        fill(pack, records(sizes))
+        pack.commit()
+    except StoreFullError as error:
+        print("full", error)
+try:
+    store.write_segment(bytes(200_000))
+except StoreFullError as error:
+    print("full", error)
+with store.begin_pack(META) as pack:
+    fill(pack, records([10]))
+    print(pack.commit())
+"""
+
+
+def run(program, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_no_room_is_told_and_leaves_nothing(store):
+    """Where the record is written, where the buffer is, where the index is, and for a segment."""
+    *full, name = run(FULL, store.address)
+    assert [line.split()[0] for line in full] == ["full"] * 4, full
+    assert list(store.packs()) == [name]
+    assert store.segments() == list(Path(store.address, "tmp").iterdir()) == []
+
+
+AS_NOBODY = """
+import os, sys
+from superdl.super_wire.store import DirectoryStore, StoreError
+from tests.super_wire.store.packing import META, intact
+if os.geteuid() == 0:  # chmod forbids root nothing
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+for place in sys.argv[1:]:
+    for create in (True, False):
+        try:
+            store = DirectoryStore.open(place, create=create)
+            for name, size in store.packs().items():
+                print("read", len(intact(store, name, size)))
+            store.begin_pack(META)
+        except StoreError as error:
+            print(type(error).__name__, error)
+"""
+
+
+def test_a_share_that_may_only_be_read():
+    with tempfile.TemporaryDirectory() as place:  # pytest's own is private
+        root = Path(place)
+        store = DirectoryStore.open(root / "store", create=True)
+        write(store)
+        (root / "closed").mkdir(mode=0o000)
+        for folder in (root, *(Path(store.address, name) for name in ("tmp", "packs", ""))):
+            folder.chmod(0o555)
+        told = run(AS_NOBODY, *(str(root / name) for name in ("store", "closed", "closed/below", "gone")))
+        for folder in (root, Path(store.address, "tmp"), Path(store.address, "packs"), Path(store.address)):
+            folder.chmod(0o755)
+    read, refused = told[0:4:2], [line.split()[0] for line in (*told[1:4:2], *told[4:])]
+    assert read == ["read 3"] * 2, told
+    assert refused[:-1] == ["StoreRefusedError"] * 7, told
+    assert refused[-1] == "StoreGoneError", told
+
+
+KILLED = """
+import json, os, signal, sys
+from superdl.super_wire.store import DirectoryStore, StoreGoneError, pack_segment
+from tests.super_wire.store.packing import META, fill, intact, pack_bytes, records, segment_of
+samples = records([9, 70_000, 1])
+segment = pack_segment(segment_of(pack_bytes(samples)))
+
+def live(place):
+    store = DirectoryStore.open(place, create=True)
+    with store.begin_pack(META) as pack:
+        fill(pack, samples)
+        pack.commit()
+    store.write_segment(segment)
+    store.mark_used(META.collection, 7)
+    store.touch("me")
+    return store
+
+def found(place):
+    store = DirectoryStore.open(place, create=False)
+    packs, segments, used = store.packs(), store.segments(), store.used()
+    assert all(len(intact(store, name, size)) == 3 for name, size in packs.items())
+    assert all(len(store.read_segment(name).entries) == 3 for name in segments)
+    assert used in ({}, {META.collection: 7.0})
+    return store.id, (len(packs), len(segments), len(used), len(store.others("", 0)))
+
+def killed_at(step):
+    def trace(frame, event, _):
+        nonlocal step
+        if "super_wire/store" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            step -= 1
+            if step < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    return trace
+
+step, seen, status = 0, [], -1
+while status != 0:
+    place = f"{sys.argv[1]}/{step}"
+    child = os.fork()
+    if child == 0:
+        sys.settrace(killed_at(step))
+        live(place)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), status
+    try:
+        store_id, state = found(place)
+    except StoreGoneError:
+        store_id, state = None, None
+    seen.append(state)
+    store = live(place)  # whoever comes next finds a store, and the same
+    assert store_id in (None, store.id)
+    assert found(place)[1][0] == (state or [0])[0] + 1
+    store.sweep(1e12)
+    assert os.listdir(place + "/tmp") == []
+    step += int(sys.argv[2])
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_writer_killed_at_any_step_leaves_nothing_in_part(tmp_path, stride):
+    """At the lines of the store's code that it comes to: all that is found is whole."""
+    seen = json.loads(run(KILLED, str(tmp_path), str(stride))[-1])
+    assert len(seen) > 200 // stride
+    assert seen[0] is None
+    assert list(dict.fromkeys(tuple(state) for state in seen if state)) == [
+        (0, 0, 0, 0),
+        (1, 0, 0, 0),
+        (1, 1, 0, 0),
+        (1, 1, 1, 0),
+        (1, 1, 1, 1),
+    ]
