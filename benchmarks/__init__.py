@@ -2,10 +2,83 @@
 runs it.
 
 A benchmark is one module here with ``add_arguments`` and ``measure``, and one row in
-:data:`benchmarks.command.BENCHMARKS`. It compares in one run, on the same images, and says in its report what
+:data:`BENCHMARKS`. It compares in one run, on the same images, and says in its report what
 was counted and how.
 """
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+    from types import ModuleType
+
+__all__ = ["BENCHMARKS", "add_arguments", "not_negative", "positive", "run"]
+
+BENCHMARKS: Mapping[str, str] = {
+    "augment": "augmentation after the cache, operation by operation, beside torchvision's",
+    "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
+    "first-batch": "how long a training script waits for its first batch",
+    "function": "the function: images per CPU second, beside a bare decoding loop; dollars, cold start",
+    "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
+    "status": "the status of a batch, by pages and one by one",
+    "store": "what a store below the cache saves: decodes, images per second, CPU per image",
+    "train": "a trainer on a core or a GPU that decodes for itself, or has it done on other cores",
+}
+"""By name; each is a module of this folder with ``add_arguments`` and ``measure``."""
+
+_FILE_WIDTH = 140  # of tables that go to a file or a pipe, which have no width
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one subcommand for each benchmark."""
+    benchmarks = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    for name, text in BENCHMARKS.items():
+        benchmark = benchmarks.add_parser(name, help=text, description=f"Measure {text}.")
+        benchmark.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        benchmark.add_argument("--output", metavar="FILE", help="write the JSON here too")
+        _module(name).add_arguments(benchmark)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, and give the exit code."""
+    from rich.console import Console  # --help needs none of this
+
+    from benchmarks.results import print_report, to_json, write_json
+
+    # Plain lines: a spinner would take CPU from what is measured.
+    progress = Console(stderr=True, highlight=False)
+    report = _module(arguments.benchmark).measure(arguments, progress.print)
+    if arguments.output:
+        write_json(report, arguments.output)
+    if arguments.json:
+        sys.stdout.write(to_json(report))
+    else:
+        console = Console()
+        print_report(report, console if console.is_terminal else Console(width=_FILE_WIDTH))
+    return 0
+
+
+def _module(benchmark: str) -> ModuleType:
+    return import_module(f"benchmarks.{benchmark.replace('-', '_')}")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on; ``ValueError``, which argparse explains, if it is none."""
+    return _at_least(1, text)
+
+
+def not_negative(text: str) -> int:
+    """A whole number from 0 on; ``ValueError``, which argparse explains, if it is none."""
+    return _at_least(0, text)
+
+
+def _at_least(low: int, text: str) -> int:
+    number = int(text)
+    if number < low:
+        raise ValueError(text)
+    return number

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks.command import positive
+from benchmarks import positive
 from benchmarks.results import BenchmarkReport, Column, Started
 from superdl.experiments.models import declare_operators
 from superdl.super_dataset import Augment, BatchInfo
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
     """Augment one batch in all ways; ``say`` gets a line for each round."""
-    started = Started("augment")
+    started = Started(arguments)
     if torchvision_transforms() is None:
         say("torchvision is not installed (pip install --no-deps torchvision): it is left out")
     images = _images(arguments.batch_size, arguments.source)
@@ -93,7 +93,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     finally:
         torch.set_num_threads(threads)
     return started.report(
-        settings={name: getattr(arguments, name) for name in ("source", "size", "batch_size", "rounds")},
         method=_METHOD,
         columns=_COLUMNS,
         rows=_rows(rounds[1:]),

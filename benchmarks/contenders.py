@@ -7,9 +7,6 @@ and write its format, and one row in `CONTENDERS`.
 
 from __future__ import annotations
 
-import enum
-import shutil
-import tempfile
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -20,6 +17,7 @@ from benchmarks import loading as loaders
 from benchmarks import raw_formats, services, socket_loop
 from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a conversion is made from JSON
 from benchmarks.processes import BenchmarkError, run_child
+from superdl.experiments.data.whole_directory import written_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +32,6 @@ __all__ = [
     "SUPER_LOADER",
     "ContenderSpec",
     "Package",
-    "Workers",
     "convert",
     "convert_once",
     "with_versions",
@@ -49,22 +46,6 @@ SOCKET = "socket"
 
 _EXTRA = "make .venv-bench, then .venv-bench/bin/superdl bench"
 _FFCV = "make .venv-bench, then see benchmarks/raw_formats.py"
-
-
-class Workers(enum.Enum):
-    """With how many worker processes a loader can run."""
-
-    ANY = enum.auto()
-    NONE = enum.auto()
-    SOME = enum.auto()
-
-    def allow(self, number: int) -> bool:
-        """Whether it can run with this number."""
-        return self is Workers.ANY or (self is Workers.NONE) == (number == 0)
-
-    def used(self, number: int) -> int:
-        """With how many it runs where this number is asked for: with none if it cannot run with these."""
-        return number if self.allow(number) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +64,7 @@ class ContenderSpec:
     Args:
         title: in the table.
         open: opens it in this process.
-        workers: with how many it can run.
+        without_workers: whether it has threads in place of worker processes.
         decodes: whether it decodes in every epoch, so that one epoch is long enough to be measured.
         format: folder of the converted images; empty for a loader that reads the files.
         convert: writes that format into an empty directory.
@@ -94,12 +75,16 @@ class ContenderSpec:
 
     title: str
     open: Callable[[Loading], Contender]
-    workers: Workers = Workers.ANY
+    without_workers: bool = False
     decodes: bool = False
     format: str = ""
     convert: Callable[[Loading, Path], None] | None = None
     package: Package | None = None
     needs_store: bool = False
+
+    def workers_of(self, number: int) -> int:
+        """With how many workers it runs where this number is asked for."""
+        return 0 if self.without_workers else number
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -129,16 +114,6 @@ def _spec_loader(title: str, kind: str, module: str, distribution: str) -> Conte
     )
 
 
-def _array(title: str, way: str, workers: Workers = Workers.ANY) -> ContenderSpec:
-    return ContenderSpec(
-        title,
-        raw_formats.open_array(way),
-        workers=workers,
-        format=raw_formats.ARRAY,
-        convert=raw_formats.write_array,
-    )
-
-
 CONTENDERS: Mapping[str, ContenderSpec] = {
     PILLOW: ContenderSpec("DataLoader + Pillow", loaders.opener("torch"), decodes=True),
     BOTO3: ContenderSpec("DataLoader + boto3", loaders.open_boto3, decodes=True, needs_store=True),
@@ -161,17 +136,23 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
     "ffcv-raw": ContenderSpec(
         "FFCV raw",
         raw_formats.open_ffcv,
-        workers=Workers.NONE,
+        without_workers=True,
         format=raw_formats.FFCV,
         convert=raw_formats.write_ffcv,
         package=Package("ffcv", "ffcv", _FFCV),
     ),
-    RAM: _array("RAM array", "torch"),
-    "ram-numpy": _array("RAM array, numpy", "numpy"),
-    "ram-shared": _array("RAM array, 1 copy", "shared", Workers.SOME),
-    SOCKET: ContenderSpec("bare socket loop", socket_loop.open_loop, workers=Workers.NONE),
+    RAM: ContenderSpec(
+        "RAM array", raw_formats.open_array, format=raw_formats.ARRAY, convert=raw_formats.write_array
+    ),
+    "ram-numpy": ContenderSpec(
+        "RAM array, numpy",
+        raw_formats.open_array_by_numpy,
+        format=raw_formats.ARRAY,
+        convert=raw_formats.write_array,
+    ),
+    SOCKET: ContenderSpec("bare socket loop", socket_loop.open_loop, without_workers=True),
     SUPER: ContenderSpec("SUPER", loaders.open_super),
-    SUPER_LOADER: ContenderSpec("SuperLoader", loaders.open_super_loader, workers=Workers.NONE),
+    SUPER_LOADER: ContenderSpec("SuperLoader", loaders.open_super_loader, without_workers=True),
 }
 """By the name that ``--contenders`` takes, in the order of the table."""
 
@@ -207,21 +188,20 @@ def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -
 
     Raises:
         BenchmarkError: it failed; the message has what it said.
+        SuperError: the place cannot be written, or holds something else.
 
     """
     form = CONTENDERS[contender]
-    target = loading.format_directory(form.format)
-    if form.convert is None or target.is_dir():
+    if form.convert is None:
         return
-    say(f"converting images for {form.title}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{form.format}-", dir=target.parent))
-    try:
+
+    def fill(staging: Path) -> None:
+        say(f"converting images for {form.title}")
         task = Conversion(contender, loading, str(staging))
         run_child(convert, task, name=f"the conversion for {contender}")
-        staging.replace(target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+
+    manifest = {"format": form.format, "resize": loading.resize, "crop": loading.crop}
+    written_once(loading.format_directory(form.format), manifest, form.title, fill)
 
 
 def convert(task: Conversion) -> None:

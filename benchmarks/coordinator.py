@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.command import positive
+from benchmarks import positive
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients
 from benchmarks.coordinator_process import IMAGENET_SAMPLES, CoordinatorSpec, coordinator_process
 from benchmarks.processes import process_cpu_s
@@ -124,14 +124,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: a process cannot be started, or the coordinator answered otherwise than expected.
 
     """
-    started = Started("coordinator")
+    started = Started(arguments)
     if arguments.quick:
         vars(arguments).update(_QUICK)
     runs = list(_one_catalog(arguments, say))
     runs += _many_catalogs(arguments, say)
-    settings = ("samples", "batch_size", "jobs", "rate", "seconds", "rounds", "catalogs", "memory_jobs")
     return started.report(
-        settings={name: getattr(arguments, name) for name in settings},
         method=_METHOD,
         group_by=("catalogs", "way"),
         columns=_COLUMNS,

@@ -1,5 +1,5 @@
-"""The coordinator that ``superdl bench coordinator`` measures: all its real parts in a process of their own,
-with catalogs that need no source and functions that need no time.
+"""The coordinator that ``superdl bench coordinator`` measures: the real server in a process of its own, with
+catalogs that need no source and functions that need no time.
 
 Catalogs have the size of ImageNet, keys as ImageNet's and versions as S3's. What the coordinator does with a
 catalog depends on its size and on the shape of its strings, not on images behind them. It runs as
@@ -14,32 +14,24 @@ import contextlib
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.processes import ROOT
 from benchmarks.services import running
-from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog import Catalog, PackedStrings
-from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
-from superdl.coordinator.executors.cancelling import cancel_and_wait
-from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.manager import ExecutorManager
-from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.listening import listen
-from superdl.coordinator.server.service import CoordinatorService
-from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
+from superdl.coordinator.server import server
+from superdl.coordinator.server.settings import Settings
+from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.request import Outcome, PrefetchResult
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
 
+    from superdl.coordinator.executors import ExecutorContext
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["IMAGENET_SAMPLES", "CoordinatorSpec", "coordinator_process", "synthetic_catalog"]
@@ -50,9 +42,8 @@ _RECORD_BYTES = 64 + 224 * 224 * 3
 _FUNCTIONS = 3000
 _INVOCATION_S = 0.02
 _SAMPLE_S = 0.002
-_BUDGET_BYTES = 2**50
+_CACHE_BYTES = 2**50
 """More than all catalogs together: nothing is dropped."""
-_UPKEEP_S = 1.0
 _CLASSES = 1000
 _FIRST_CLASS = 1_440_764
 _CLASS_STEP = 14_197
@@ -112,11 +103,16 @@ class AnswersAlone(Executor):
     Nothing is fetched, decoded or written.
     """
 
-    name = "none"
+    name = "local"  # whose row of the registry it takes
     remote = False
     region = ""
     fingerprint = "00" * 16
     scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
+
+    @classmethod
+    def of(cls, settings: Any, context: ExecutorContext) -> AnswersAlone:  # noqa: ARG003  # it has none
+        """One that needs nothing."""
+        return cls()
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -144,48 +140,25 @@ class AnswersAlone(Executor):
         """Nothing to end."""
 
 
-def _lister(samples: int) -> Callable[..., Catalog]:
-    def list_source(source: str, *_: object) -> Catalog:
-        return synthetic_catalog(int(source.removeprefix("s3://bench-").removesuffix("/train")), samples)
-
-    return list_source
-
-
 async def _serve(spec: CoordinatorSpec) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        cache = Cache(spec.cache, owner="bench")
-        stack.push_async_callback(cache.close)
-        info, manager = await take_over(cache), ExecutorManager([AnswersAlone])
-        await manager.start()
-        await manager.agree(partial(agree_on_fingerprint, cache))
-        datasets = DatasetRegistry(max_age_s=3600.0, lister=_lister(spec.samples))
-        stack.push_async_callback(datasets.close)
-        engine = Engine(CoreSettings(budget_bytes=_BUDGET_BYTES), cache, manager.executors, datasets)
-        stack.push_async_callback(engine.close)
-        manager.tell_changes(engine.post)
-        reports = ReportReader(cache, engine.post_all)
-        eligibility = Eligibility(manager.executors, cache.address)
-        service = CoordinatorService(engine, reports, eligibility, cache_was_empty=True)
-        server, _ = await listen(spec.address, service)
-        stack.push_async_callback(server.stop, 0)
-        upkeep = Upkeep(
-            cache, engine, reports, info=info, fingerprint=manager.fingerprint, cache_bytes=_BUDGET_BYTES
-        )
-        loops = [
-            asyncio.create_task(_forever(upkeep.once, pause_s=_UPKEEP_S)),
-            asyncio.create_task(_forever(reports.read_once, pause_s=0.0)),
-        ]
-        stack.push_async_callback(cancel_and_wait, *loops)
-        ends: list[asyncio.Future[Any]] = [engine.failed, *loops]  # it runs until it is ended
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for ended in filter(asyncio.Future.done, ends):
-            ended.result()
+    """The production's own server, but for where catalogs come from and what answers requests."""
 
+    def list_source(source: str, *_: object, **__: object) -> Catalog:
+        number = int(source.removeprefix("s3://bench-").removesuffix("/train"))
+        return synthetic_catalog(number, spec.samples)
 
-async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:
-    while True:
-        await step()
-        await asyncio.sleep(pause_s)
+    # Neither is a setting: nobody else has use for such a coordinator.
+    setattr(server, "list_source", list_source)  # noqa: B010  # mypy allows no assignment to what is imported
+    alone = f"{AnswersAlone.__module__}:{AnswersAlone.__name__}"
+    EXECUTORS["local"] = replace(EXECUTORS["local"], implementation=alone)
+    settings = Settings(
+        listen=spec.address,
+        cache=spec.cache,
+        cache_bytes=_CACHE_BYTES,
+        catalog_max_age_s=3600.0,
+        owner="bench",
+    )
+    await server.serve(settings)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.command import not_negative, positive
+from benchmarks import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
 from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
@@ -91,7 +91,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or services cannot be had, or a loader failed.
 
     """
-    started = Started("first-batch")
+    started = Started(arguments)
     images = prepare_images(arguments.images, arguments, say)
     taken: list[Taken] = []
     for number in range(1, arguments.rounds + 1):
@@ -102,10 +102,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 taken.append(Taken(number, spec.contender, spec.loading.num_workers, state, result))
     group = {"images": images.name, "batch_size": arguments.batch_size}
     return started.report(
-        settings={
-            "image_sets": images.described(),
-            **{name: getattr(arguments, name) for name in ("batch_size", "workers", "rounds")},
-        },
+        image_sets=images.described(),
         method=_METHOD,
         group_by=tuple(group),
         columns=_COLUMNS,
@@ -117,7 +114,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 def _specs(images: ImageSet, arguments: argparse.Namespace) -> Iterator[ProbeSpec]:
     for contender in (PILLOW, SUPER, SUPER_LOADER):
         for workers in arguments.workers:
-            if CONTENDERS[contender].workers.allow(workers):
+            if CONTENDERS[contender].workers_of(workers) == workers:
                 loading = images.loading(batch_size=arguments.batch_size, num_workers=workers)
                 yield ProbeSpec(contender, loading)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.command import positive
+from benchmarks import positive
 from benchmarks.function_arm import (
     BARE,
     FILES,
@@ -91,7 +91,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or servers cannot be had, or an arm failed.
 
     """
-    started = Started("function")
+    started = Started(arguments)
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
@@ -102,15 +102,10 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     say("starting cold")
     cold = _cold_starts(sets[0])
     return started.report(
-        settings={
-            "image_sets": {name: about for one in sets for name, about in one.described().items()},
-            "cores": arguments.cores,
-            "rounds": arguments.rounds,
-            "passes": arguments.passes,
-            "samples_per_request": _SAMPLES_PER_REQUEST,
-            "lambda_mb_per_core": LAMBDA_MB_PER_CORE,
-            "cold_start_s": cold,
-        },
+        image_sets={name: about for one in sets for name, about in one.described().items()},
+        samples_per_request=_SAMPLES_PER_REQUEST,
+        lambda_mb_per_core=LAMBDA_MB_PER_CORE,
+        cold_start_s=cold,
         method=(*_METHOD, _dollars_line(), _cold_line(cold)),
         group_by=("images", "cores"),
         columns=_COLUMNS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.command import positive
+from benchmarks import positive
 from benchmarks.loading import Loading
 from superdl.experiments.data import MADE_SETS, make_digits, make_set
 from superdl.super_wire.errors import ConfigError

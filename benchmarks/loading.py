@@ -255,6 +255,7 @@ def open_in_planned_order(loading: Loading) -> Contender:
         batch_sampler=PlannedOrder(len(pairs), loading.batch_size, loading.seed),
         num_workers=loading.num_workers,
         persistent_workers=loading.num_workers > 0,
+        pin_memory=loading.pin_memory,
         collate_fn=_collate,
     )
     return Contender(batches)

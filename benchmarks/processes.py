@@ -4,8 +4,7 @@ A measurement has a process to itself so that its CPU, its memory and its import
 ``python -m benchmarks.processes MODULE FUNCTION ARGUMENT`` calls a function of this folder. Argument and
 result are dataclasses of plain values, which travel as JSON.
 
-On Linux the kernel's CPU clock of a process is read: nanoseconds, over all its threads, ended ones too.
-Elsewhere psutil's figures serve; their steps of 10 ms need longer measurements.
+The kernel's CPU clock of a process is read: nanoseconds, over all its threads, ended ones too.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import psutil
+from pydantic import TypeAdapter
 
 from superdl.super_wire.errors import SuperError
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
+    "ALONE_S",
     "ROOT",
     "BenchmarkError",
     "Cores",
@@ -51,7 +52,7 @@ _Result = TypeVar("_Result")
 _WHOLE_PROCESS = 2
 """CPUCLOCK_SCHED of the kernel: user and system time of all threads."""
 
-_ALONE_S = 2.0  # how long work is measured alone
+ALONE_S = 2.0  # how long work is measured alone
 
 
 class BenchmarkError(SuperError):
@@ -95,19 +96,8 @@ def run_child(
             f"{name} failed with exit code {done.returncode}; leave it out (--contenders) or mend it:\n"
             f"{done.stderr.strip()}"
         )
-    answer = json.loads(done.stdout.splitlines()[-1])  # loaders of others may print before it
-    return cast("_Result", _made(get_type_hints(function)["return"], answer))
-
-
-def _made(kind: Any, value: Any) -> Any:
-    """The value of that type that ``asdict`` and JSON took apart."""
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        # As Any: a dataclass's fields are known at run time alone.
-        return cast("Any", kind)(**{name: _made(hints[name], one) for name, one in value.items()})
-    if get_origin(kind) in (list, tuple):
-        return get_origin(kind)(_made(get_args(kind)[0], one) for one in value)
-    return value
+    result: TypeAdapter[_Result] = TypeAdapter(get_type_hints(function)["return"])
+    return result.validate_json(done.stdout.splitlines()[-1])  # loaders of others may print before it
 
 
 # ---------------------------------------------------------------------------------------- CPU and cores
@@ -121,13 +111,10 @@ def process_cpu_s(pid: int) -> float:
 
     """
     try:
-        if sys.platform == "linux":
-            # What glibc's clock_getcpuclockid computes; Python has no name for it.
-            return time.clock_gettime((~pid << 3) | _WHOLE_PROCESS)
-        times = psutil.Process(pid).cpu_times()
-    except (OSError, psutil.NoSuchProcess) as error:
+        # What glibc's clock_getcpuclockid computes; Python has no name for it.
+        return time.clock_gettime((~pid << 3) | _WHOLE_PROCESS)
+    except OSError as error:
         raise ProcessLookupError(f"there is no process {pid}") from error
-    return float(times.user + times.system)
 
 
 def descendants_cpu_s(pid: int) -> float:
@@ -155,7 +142,7 @@ def cpu_s_each(work: Callable[[], object]) -> float:
     began_s = time.perf_counter()
     cpu_s = time.process_time()
     count = 0
-    while time.perf_counter() - began_s < _ALONE_S:
+    while time.perf_counter() - began_s < ALONE_S:
         work()
         count += 1
     return (time.process_time() - cpu_s) / count
@@ -165,14 +152,12 @@ def usable_cores(least: int, why: str) -> list[int]:
     """The cores that this process may use.
 
     Raises:
-        BenchmarkError: there are fewer than ``least``, or this system holds no process to cores.
+        BenchmarkError: there are fewer than ``least``.
 
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(os.sched_getaffinity(0))
     if len(cores) < least:
-        raise BenchmarkError(
-            f"{why}, so it needs {least} at least; {len(cores)} can be had here (it runs on Linux only)"
-        )
+        raise BenchmarkError(f"{why}, so it needs {least} at least; {len(cores)} can be had here")
     return cores
 
 
@@ -210,7 +195,7 @@ def held_to(cores: Sequence[int]) -> Iterator[None]:
 def _main(module: str, name: str, argument: str) -> None:
     function = getattr(import_module(module), name)
     (kind,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
-    result = function(_made(kind, json.loads(argument)))
+    result = function(TypeAdapter(kind).validate_json(argument))
     print(json.dumps(None if result is None else asdict(result)))
 
 

@@ -2,8 +2,8 @@
 
 Each reads as its documentation tells its users. The array shows what remains without decoding, network or
 anything per image: the copy of a batch and, with workers, its way to the main process. Users whose images fit
-into memory would write its first form. The other forms show what is left of it where memory is dealt with
-well: numpy asks the system for huge pages, torch does not; a worker can write into shared memory at once.
+into memory would write its first form. The other shows what is left of it where memory is dealt with well:
+numpy asks the system for huge pages, torch does not.
 
 FFCV is optional: it comes as source, and is built with a C++ compiler against OpenCV and TurboJPEG. On
 Debian, as root: ``apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev``; then
@@ -21,11 +21,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from benchmarks.loading import Contender, Loading, Pairs
 from superdl.experiments.loaders.streaming_loaders import write_chunks, write_shards
-from superdl.experiments.loaders.workers import shared_bytes
 from superdl.experiments.models import declare_operators
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -36,6 +35,7 @@ __all__ = [
     "LITDATA",
     "MDS",
     "open_array",
+    "open_array_by_numpy",
     "open_ffcv",
     "open_litdata",
     "open_mds",
@@ -169,50 +169,37 @@ def write_array(loading: Loading, target: Path) -> None:
     np.save(target / _LABELS, labels)
 
 
-def open_array(way: str) -> Callable[[Loading], Contender]:
-    """Opens the array, of which a batch is gathered in that way: ``torch``, ``numpy`` or ``shared``."""
-
-    def open_in_this_way(loading: Loading) -> Contender:
-        batches = _ArrayBatches(loading, way)
-        order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
-        return Contender(
-            DataLoader(
-                batches,
-                sampler=BatchSampler(order, loading.batch_size, drop_last=False),
-                batch_size=None,
-                num_workers=loading.num_workers,
-                persistent_workers=loading.num_workers > 0,
-            )
+def open_array(loading: Loading, *, by_numpy: bool = False) -> Contender:
+    """The array, of which torch, or numpy, gathers a batch by its indices."""
+    batches = _ArrayBatches(loading, by_numpy=by_numpy)
+    order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
+    return Contender(
+        DataLoader(
+            batches,
+            sampler=BatchSampler(order, loading.batch_size, drop_last=False),
+            batch_size=None,
+            num_workers=loading.num_workers,
+            persistent_workers=loading.num_workers > 0,
         )
+    )
 
-    return open_in_this_way
+
+def open_array_by_numpy(loading: Loading) -> Contender:
+    """The same by numpy."""
+    return open_array(loading, by_numpy=True)
 
 
 class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
     """A batch for each list of indices. Forked workers share the images' memory."""
 
-    def __init__(self, loading: Loading, way: str) -> None:
+    def __init__(self, loading: Loading, *, by_numpy: bool) -> None:
         directory = loading.format_directory(ARRAY)
-        self._images = torch.from_numpy(np.load(directory / _IMAGES))
+        images = np.load(directory / _IMAGES)
+        self._images = images if by_numpy else torch.from_numpy(images)
         self._labels = torch.from_numpy(np.load(directory / _LABELS))
-        gather = {"torch": self._indexed, "numpy": self._by_numpy, "shared": self._into_shared_memory}
-        self._gather = gather[way]
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return self._gather(indices).permute(0, 3, 1, 2), self._labels[indices]
-
-    def _indexed(self, indices: list[int]) -> Tensor:
-        return self._images[indices]
-
-    def _by_numpy(self, indices: list[int]) -> Tensor:
-        return torch.from_numpy(self._images.numpy()[indices])
-
-    def _into_shared_memory(self, indices: list[int]) -> Tensor:
-        shape = (len(indices), *self._images.shape[1:])
-        gathered = shared_bytes(int(np.prod(shape))).view(shape)
-        # Any mode but "raise", which would gather elsewhere first.
-        np.take(self._images.numpy(), indices, axis=0, out=gathered.numpy(), mode="clip")
-        return gathered
+        return torch.as_tensor(self._images[indices]).permute(0, 3, 1, 2), self._labels[indices]

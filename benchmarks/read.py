@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import not_negative, positive
 from benchmarks.arm import ArmResult, ArmSpec, measure_arm
-from benchmarks.command import not_negative, positive
 from benchmarks.contenders import (
     BOTO3,
     CONTENDERS,
@@ -80,9 +80,8 @@ _METHOD = (
         "loaders deliver the same pixels with the same labels: a checksum of the first epoch is compared. "
         "'RAM array' indexes a tensor of decoded images, batch by batch; with workers, torch copies each "
         "batch into shared memory. 'numpy' indexes an array: numpy asks for huge pages, whose page faults "
-        "cost a tenth. '1 copy' indexes into shared memory at once. The 'bare socket loop' "
-        "gathers the same values from the same cache into one buffer and checks nothing. SuperLoader, FFCV "
-        "and the socket loop have no worker processes."
+        "cost a tenth. The 'bare socket loop' gathers the same values from the same cache into one buffer "
+        "and checks nothing. SuperLoader, FFCV and the socket loop have no worker processes."
     ),
 )
 
@@ -116,7 +115,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or services cannot be had, or an arm failed.
 
     """
-    started = Started("read", with_versions(describe_machine(), arguments.contenders))
+    started = Started(arguments, with_versions(describe_machine(), arguments.contenders))
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
     cells = list(_cells(sets, arguments))
     present = [cell for cell in cells if not cell.missing]
@@ -142,15 +141,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     missing = {cell.form.title: cell.missing for cell in cells if cell.missing}
     absences = [f"{title}: {reason}." for title, reason in missing.items()]
     return started.report(
-        settings={
-            "image_sets": {name: about for one in sets for name, about in one.described().items()},
-            "contenders": arguments.contenders,
-            "batch_sizes": arguments.batch_size,
-            "num_workers": arguments.workers,
-            "rounds": arguments.rounds,
-            "epochs": arguments.epochs,
-            "tls": arguments.tls,
-        },
+        image_sets={name: about for one in sets for name, about in one.described().items()},
         method=(*_METHOD, _TLS if arguments.tls else _UNIX_SOCKET, *absences),
         group_by=("images", "batch_size"),
         columns=COLUMNS,
@@ -163,7 +154,7 @@ def _cells(sets: Sequence[ImageSet], arguments: argparse.Namespace) -> Iterator[
     """The contenders last, so that those that are compared run side by side in time."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
-        if contender in arguments.contenders and CONTENDERS[contender].workers.allow(workers):
+        if contender in arguments.contenders and CONTENDERS[contender].workers_of(workers) == workers:
             yield Cell(images, batch_size, workers, contender)
 
 

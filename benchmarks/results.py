@@ -9,20 +9,19 @@ import itertools
 import os
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.manifest import describe_environment
-from superdl.experiments.output import strict_json
+from superdl.experiments.manifest import describe_environment, describe_hardware
+from superdl.experiments.output import now_text, strict_json
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Sequence
 
     from rich.console import Console
@@ -38,7 +37,10 @@ __all__ = [
     "write_json",
 ]
 
-REPORT_FORMAT = 1
+REPORT_FORMAT = 2
+
+_NOT_SETTINGS = ("command", "benchmark", "json", "output", "data")
+"""Options that change no figure, some of them paths of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,33 +91,34 @@ class Started:
     """A benchmark that is under way: since when, and on which machine.
 
     Args:
-        benchmark: its name.
+        arguments: its name and its options.
         environment: what is known of the machine; None: what can be known of any.
 
     """
 
-    def __init__(self, benchmark: str, environment: dict[str, Any] | None = None) -> None:
-        self._benchmark = benchmark
+    def __init__(self, arguments: argparse.Namespace, environment: dict[str, Any] | None = None) -> None:
+        self._arguments = arguments
         self._began_s = time.perf_counter()
-        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._started_at = now_text()
         self._environment = describe_machine() if environment is None else environment
 
     def report(
         self,
         *,
-        settings: dict[str, Any],
         method: Sequence[str],
         columns: Sequence[Column],
         rows: Iterable[dict[str, Any]],
         rounds: Iterable[dict[str, Any]] = (),
         group_by: Sequence[str] = (),
+        **more: Any,
     ) -> BenchmarkReport:
-        """The report of the benchmark, which ends now."""
+        """The report of the benchmark, which ends now; ``more`` stands beside the options in its settings."""
+        options = {name: value for name, value in vars(self._arguments).items() if name not in _NOT_SETTINGS}
         return BenchmarkReport(
-            benchmark=self._benchmark,
+            benchmark=self._arguments.benchmark,
             started_at=self._started_at,
             wall_s=time.perf_counter() - self._began_s,
-            settings=settings,
+            settings={**options, **more},
             method=tuple(method),
             group_by=tuple(group_by),
             columns=tuple(columns),
@@ -162,22 +165,13 @@ def print_report(report: BenchmarkReport, console: Console) -> None:
 
 def describe_machine() -> dict[str, Any]:
     """This machine and its software, the processor and memory too; no host, user or path names."""
+    hardware = describe_hardware()
     return {
         **describe_environment(torch.device("cpu")),
-        "cpu_model": _cpu_model(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "cpu_model": hardware["cpu"] or "unknown",
+        "memory_bytes": hardware["memory_bytes"],
         "load_average_1min": os.getloadavg()[0],
     }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
-    )
 
 
 def _machine_line(environment: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.processes import ROOT, BenchmarkError
+from superdl.experiments.monitoring.readings import group_of
 from superdl.sampler.embedded.children import server_binary
 from superdl.sampler.embedded.embedded import Embedded
 from superdl.sampler.embedded.host import cache_bytes, pool_workers
@@ -184,20 +185,11 @@ def embedded_services(benchmark: str) -> Iterator[LoaderServices]:
     """
     embedded = Embedded(f"bench:{benchmark}:{os.getpid()}")
     try:
-        directory = str(Path(embedded.coordinator.removeprefix("unix:")).parent)
-        children = [
-            child
-            for supervisor in psutil.Process().children()
-            if directory in supervisor.cmdline()
-            for child in supervisor.children()
-        ]
-        coordinator = [child.pid for child in children if "superdl.coordinator" in child.cmdline()]
-        cache = [child.pid for child in children if child.name().endswith("-server")]
-        if len(coordinator) != 1 or len(cache) != 1:
-            raise BenchmarkError(
-                f"expected one coordinator and one cache server below the supervisor, not {children}"
-            )
-        yield LoaderServices(embedded.coordinator, coordinator[0], cache[0])
+        children = psutil.Process().children(recursive=True)
+        pids = {group_of(child.name(), child.cmdline(), ()): child.pid for child in children}
+        if not {"coordinator", "cache"} <= pids.keys():
+            raise BenchmarkError(f"expected a coordinator and a cache server below here, not {children}")
+        yield LoaderServices(embedded.coordinator, pids["coordinator"], pids["cache"])
     finally:
         embedded.release()
 

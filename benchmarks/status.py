@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from benchmarks.command import positive
+from benchmarks import positive
 from benchmarks.image_sets import ImageSet, prepare_images
 from benchmarks.processes import BenchmarkError, process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Started
@@ -93,7 +93,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or services cannot be had, or the coordinator answered otherwise than expected.
 
     """
-    started = Started("status")
+    started = Started(arguments)
     images = prepare_images("digits", arguments, say)
     runs: list[_Run] = []
     with embedded_services("status") as services:
@@ -101,12 +101,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             say(f"batch {batch_size}: filling the cache")
             runs += _measure_batch_size(images, batch_size, arguments.page, arguments.rounds, services)
     return started.report(
-        settings={
-            "image_sets": images.described(),
-            "batch_sizes": arguments.batch_size,
-            "page_batches": arguments.page,
-            "rounds": arguments.rounds,
-        },
+        image_sets=images.described(),
         method=_METHOD,
         group_by=("images", "batch_size"),
         columns=_COLUMNS,

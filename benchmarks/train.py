@@ -1,7 +1,7 @@
-"""``superdl bench train``: one core trains, and the decoding is on that core or on the others.
+"""``superdl bench train``: a core or a GPU trains, and decoding is on the trainer's cores or on the others.
 
-It decides which trainers run, on which cores, trains in a process of its own, and makes figures of what was
-measured. The network and its loop are :mod:`benchmarks.trainer`'s.
+It decides which trainers run and on which cores, and makes figures of what was measured. A trainer, in a
+process of its own, is :mod:`benchmarks.trainer`'s.
 """
 
 from __future__ import annotations
@@ -12,64 +12,44 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.arm import checksum
-from benchmarks.command import not_negative, positive
+from benchmarks import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
-from benchmarks.loading import Contender, Loading, open_in_planned_order
-from benchmarks.processes import (
-    BenchmarkError,
-    Cores,
-    descendants_cpu_s,
-    held_to,
-    process_cpu_s,
-    run_child,
-)
-from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.processes import BenchmarkError, Cores, held_to, run_child
+from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
 from benchmarks.services import embedded_services
-from benchmarks.trainer import SmallResNet, Trainer, decode_ms
+from benchmarks.trainer import MODELS, SMALL, EpochResult, TrainResult, TrainSpec, train_on_cores
+from superdl.experiments.manifest import describe_environment
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = [
-    "Alone",
-    "EpochResult",
-    "TrainResult",
-    "TrainRun",
-    "TrainSpec",
-    "add_arguments",
-    "loss_difference",
-    "measure",
-    "rows_of",
-    "train_on_cores",
-]
+__all__ = ["Alone", "TrainRun", "add_arguments", "loss_difference", "measure", "rows_of"]
 
-_CLASSES = 10
-_WARMING_STEPS = 2  # the first steps of a process choose and compile kernels
 _LOSS_DIFFERENCE_MAX = 1e-3
 
 _METHOD = (
     (
-        "A trainer that is held to one core, with one torch thread, trains a small ResNet. "
-        f"'{CONTENDERS[PILLOW].title}' decodes in workers on the same core. With SUPER, functions, cache and "
-        "coordinator are held to the other cores, and the trainer with its loader to the one. All train the "
-        "same network on the same batches in the same order: SUPER's plan; a checksum of all pixels and "
-        "labels is compared, and so is the loss of every step."
+        "A trainer that is held to some cores (--trainer-cores), on a CPU with one torch thread, trains a "
+        f"ResNet. '{CONTENDERS[PILLOW].title}' decodes in workers on the same cores. With SUPER, functions, "
+        "cache and coordinator are held to the other cores, and the trainer with its loader to its own. All "
+        "train the same network on the same batches in the same order: SUPER's plan; a checksum of pixels "
+        "and labels is compared, and on a CPU the loss of every step. A GPU trains in bf16."
     ),
     (
         "Step time is the wall clock of an epoch over its steps, the start of its iterator included. "
-        "'waiting' is the share of it in which the loop has no batch; workers on the trainer's own core slow "
-        "the computing down as well, which it does not show. 'cold': the first epoch, functions warm, cache "
+        "'waiting' is the share of it in which no step is under way, on a GPU by its own clock, copies that "
+        "do not overlap included; workers on the trainer's own cores slow the computing down as well, which "
+        "it does not show. 'cold': the first epoch, functions warm, cache "
         "empty. 'warm': the later ones, everything cached. Of Pillow epochs from the second one on count, "
         "whose workers run. Figures are medians over epochs and rounds; each cold epoch has fresh services."
     ),
     (
         "'gain' is the step time with Pillow over this row's. 'at most': the step time with Pillow over what "
-        "the step cannot go below, the larger of two CPU times: computing alone on the trainer's core, and "
-        "what functions and services spent, over the other cores. Where functions decode no faster than "
-        "Pillow, one added core caps the cold gain at 2."
+        "the step cannot go below, the larger of two times: computing alone, of one batch that lies on the "
+        "device, and what CPU functions and services spent, over the other cores. Where functions decode "
+        "no faster than Pillow, one added core caps the cold gain at 2."
     ),
     (
         "Results of others with preprocessing split from training: steps 2.2 times faster (192 to 86 ms, CPU "
@@ -98,7 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_image_options(parser, photos=2048)
     parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
     parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoaders (2)")
-    parser.add_argument("--width", type=positive, default=8, help="channels of the network's first stage (8)")
+    parser.add_argument("--device", default="cpu", help="torch device that trains: cpu (default) or cuda")
+    parser.add_argument("--model", choices=MODELS, default=SMALL, help=f"({SMALL}; others: torchvision's)")
+    parser.add_argument("--width", type=positive, default=8, help=f"first stage's channels of {SMALL} (8)")
+    parser.add_argument("--trainer-cores", type=positive, default=1, help="cores of the trainer (1)")
     parser.add_argument("--epochs", type=positive, default=3, help="after the first one of each trainer (3)")
     parser.add_argument("--rounds", type=positive, default=3, help="how often each trainer runs (3)")
 
@@ -107,11 +90,13 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Train with each loader; ``say`` gets a line for each.
 
     Raises:
-        SuperError: there is one core only, images or services cannot be had, or a trainer failed.
+        SuperError: there is no such device, no core is left for functions, images or services cannot be had,
+            or a trainer failed.
 
     """
-    started = Started("train")
-    cores = Cores.split(1)
+    device = _device(arguments.device)
+    started = Started(arguments, {**describe_machine(), **describe_environment(device)})
+    cores = Cores.split(arguments.trainer_cores)
     images = prepare_images(arguments.images, arguments, say)
     runs: list[TrainRun] = []
     for number in range(1, arguments.rounds + 1):
@@ -122,25 +107,20 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             runs.append(TrainRun(number, contender, result))
             _check_same_training(runs)
     alone = Alone.of(runs)
-    settings = ("batch_size", "workers", "width", "epochs", "rounds")
     rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(cores.others))
-    group = {"images": images.name, "batch_size": arguments.batch_size, "width": arguments.width}
+    group = {"images": images.name, "batch_size": arguments.batch_size, "model": arguments.model}
     alone_line = (
         f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
         f"{alone.compute_ms_per_image:.2f} ms to train on: decoding is {alone.decode_to_compute:.1f} times "
-        f"computing. Losses of equal steps differ by {loss_difference(runs):.2g} at most."
+        f"computing, which is {1e3 / alone.compute_ms_per_image:,.0f} images/s. Losses of equal steps "
+        f"differ by {loss_difference(runs):.2g} at most."
     )
     return started.report(
-        settings={
-            "image_sets": images.described(),
-            **{name: getattr(arguments, name) for name in settings},
-            "trainer_cores": len(cores.trainer),
-            "other_cores": len(cores.others),
-            "decode_ms_per_image": alone.decode_ms_per_image,
-            "compute_ms_per_image": alone.compute_ms_per_image,
-            "decode_to_compute": alone.decode_to_compute,
-            "loss_difference_max": loss_difference(runs),
-        },
+        image_sets=images.described(),
+        other_cores=len(cores.others),
+        **asdict(alone),
+        decode_to_compute=alone.decode_to_compute,
+        loss_difference_max=loss_difference(runs),
         method=(*_METHOD, alone_line),
         group_by=tuple(group),
         columns=_COLUMNS,
@@ -151,11 +131,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
     """Train with a contender, everything else on the other cores; each cold epoch has fresh services."""
-    workers = CONTENDERS[contender].workers.used(arguments.workers)
+    workers = CONTENDERS[contender].workers_of(arguments.workers)
     spec = TrainSpec(
         contender=contender,
-        loading=images.loading(batch_size=arguments.batch_size, num_workers=workers),
+        loading=images.loading(batch_size=arguments.batch_size, num_workers=workers, device=arguments.device),
         cores=cores.trainer,
+        model=arguments.model,
         width=arguments.width,
         epochs=arguments.epochs + 1,
         alone=contender == PILLOW,
@@ -197,108 +178,24 @@ def _check_same_training(runs: Sequence[TrainRun]) -> None:
 
 
 def loss_difference(runs: Sequence[TrainRun]) -> float:
-    """By how much the losses of equal steps differ between any run and the first, at most."""
-    curves = [[loss for epoch in run.result.epochs for loss in epoch.losses] for run in runs]
-    return max(abs(one - other) for curve in curves for one, other in zip(curve, curves[0], strict=True))
+    """By how much the losses of equal steps differ between any run and the first, at most.
 
-
-# ------------------------------------------------------------------------------------------- training
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSpec:
-    """What one trainer does.
-
-    ``cores`` are the processors that it and its workers may use; ``width`` is the network's; ``alone`` asks
-    for the cost of decoding and of computing, each by itself. Process ids are 0 where no services run.
+    In bf16 nobody looks at them: what a GPU adds up in another order differs by itself.
     """
-
-    contender: str
-    loading: Loading
-    cores: list[int]
-    width: int
-    epochs: int
-    alone: bool
-    cache_pid: int = 0
-    coordinator_pid: int = 0
+    curves = [[loss for epoch in run.result.epochs for loss in epoch.losses] for run in runs]
+    pairs = [pair for curve in curves for pair in zip(curve, curves[0], strict=True)]
+    return max((abs(one - other) for one, other in pairs), default=0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochResult:
-    """One epoch: its wall clock, of it the time without a batch, and the CPU beside; in seconds."""
-
-    steps: int
-    images: int
-    wall_s: float
-    wait_s: float
-    functions_cpu_s: float
-    services_cpu_s: float
-    produced: int
-    losses: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """All epochs; the checksum of one epoch more; milliseconds per image of decoding and computing alone."""
-
-    epochs: list[EpochResult]
-    checksum: int
-    decode_ms_per_image: float | None
-    compute_ms_per_image: float | None
-
-
-def train_on_cores(spec: TrainSpec) -> TrainResult:
-    """Train a small network, with one torch thread."""
-    warming, trainer = (
-        Trainer(
-            lambda: SmallResNet(_CLASSES, spec.width),
-            torch.device("cpu"),
-            cores=spec.cores,
-            threads=1,
-            rate=0.05,
+def _device(name: str) -> torch.device:
+    if name not in ("cpu", "cuda"):
+        raise BenchmarkError(f"--device is cpu or cuda; not {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BenchmarkError(
+            "there is no CUDA device here, or this torch was built without CUDA: run this on a machine with "
+            "an NVIDIA GPU, or with --device cpu"
         )
-        for _ in range(2)
-    )
-    for _ in range(_WARMING_STEPS):
-        warming.step(warming.blank(spec.loading))
-    contender = (
-        open_in_planned_order(spec.loading)
-        if spec.contender == PILLOW
-        else CONTENDERS[spec.contender].open(spec.loading)
-    )
-    try:
-        epochs = [_epoch(contender, trainer, spec) for _ in range(spec.epochs)]
-        seen = sum(checksum(images, labels) for images, labels in contender)
-    finally:
-        contender.close()
-    if not spec.alone:
-        return TrainResult(epochs, seen, None, None)
-    return TrainResult(epochs, seen, decode_ms(spec.loading), warming.compute_ms(spec.loading))
-
-
-def _epoch(contender: Contender, trainer: Trainer, spec: TrainSpec) -> EpochResult:
-    produced, functions_s, services_s = contender.produced(), *_cpu_beside(spec)
-    trainer.start_counting()
-    wall_s = trainer.epoch(contender)
-    functions_end_s, services_end_s = _cpu_beside(spec)
-    return EpochResult(
-        steps=len(trainer.losses),
-        images=trainer.images,
-        wall_s=wall_s,
-        wait_s=wall_s - trainer.busy_s(),
-        functions_cpu_s=functions_end_s - functions_s,
-        services_cpu_s=services_end_s - services_s,
-        produced=contender.produced() - produced,
-        losses=trainer.losses,
-    )
-
-
-def _cpu_beside(spec: TrainSpec) -> tuple[float, float]:
-    """CPU seconds until now of the functions, and of cache and coordinator."""
-    if not spec.coordinator_pid:
-        return 0.0, 0.0
-    services_s = process_cpu_s(spec.coordinator_pid) + process_cpu_s(spec.cache_pid)
-    return descendants_cpu_s(spec.coordinator_pid), services_s
+    return torch.device(name)
 
 
 # -------------------------------------------------------------------------------------------- figures
@@ -319,7 +216,7 @@ class TrainRun:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What an image costs in the trainer's own process: to decode with Pillow, and to train on; CPU ms."""
+    """What an image costs in the trainer's own process, in ms: CPU to decode with Pillow, and to train on."""
 
     decode_ms_per_image: float
     compute_ms_per_image: float
@@ -366,7 +263,7 @@ def rows_of(
 
 def _named(contender: str, part: str, workers: int) -> dict[str, Any]:
     form = CONTENDERS[contender]
-    used = form.workers.used(workers)
+    used = form.workers_of(workers)
     return {"contender": contender, "loader": form.title, "workers": used, "epochs": part}
 
 

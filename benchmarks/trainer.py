@@ -1,45 +1,42 @@
-"""The loop and the small network of ``superdl bench train`` and ``superdl bench gpu``.
+"""A trainer of ``superdl bench train``: its loop, a small network, and what it measures in its own process.
 
 Time is taken where the model computes: on a GPU by an event before and after each step, on a CPU by the
-host's clock. The gap between two steps is what the next batch was waited for, copies that do not overlap
-included. On a GPU the host may run two steps ahead, as a loop does that looks at its losses now and then.
+host's clock. What lies between steps is what batches were waited for, copies that do not overlap included. On
+a GPU the host may run two steps ahead, as a loop does that looks at its losses now and then.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.loading import Loading, Pairs
-from benchmarks.processes import cpu_s_each
+from benchmarks.arm import checksum
+from benchmarks.contenders import CONTENDERS, PILLOW
+from benchmarks.loading import Contender, Loading, Pairs, open_in_planned_order
+from benchmarks.processes import ALONE_S, cpu_s_each, descendants_cpu_s, process_cpu_s
+from superdl.experiments.models import build_model
+from superdl.experiments.training.device import ComputeSpan, synchronise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["SmallResNet", "Trainer", "decode_ms"]
+__all__ = ["MODELS", "SMALL", "EpochResult", "TrainResult", "TrainSpec", "Trainer", "train_on_cores"]
+
+SMALL = "small_resnet"
+MODELS = (SMALL, "resnet18", "resnet50")
 
 _AHEAD = 2
+_CLASSES = 1000
 _SMALL_CLASSES = 10  # at least so many has any network here
-
-
-class _HostMark:
-    """What a CUDA event does, by the host's clock: for a device that computes while the host waits."""
-
-    def record(self) -> None:
-        self._s = time.perf_counter()
-
-    def synchronize(self) -> None:
-        """Nothing is under way."""
-
-    def elapsed_time(self, end: _HostMark) -> float:
-        """Milliseconds."""
-        return 1e3 * (end._s - self._s)
+_WARMING_STEPS = 2  # the first steps of a process choose and compile kernels
+_GPU_WARMING_STEPS = 10  # and take memory
 
 
 class Trainer:
@@ -76,21 +73,9 @@ class Trainer:
         self._model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
         self._optimiser = torch.optim.SGD(self._model.parameters(), lr=rate, momentum=momentum)
         self._precision = precision
-        self.steps: list[tuple[Any, Any]] = []
+        self.steps: list[ComputeSpan] = []
         self.losses: list[float] = []
         self.images = 0
-
-    def mark(self) -> Any:
-        """A moment of the stream that computes."""
-        event: Any = torch.cuda.Event
-        mark = event(enable_timing=True) if self.device.type == "cuda" else _HostMark()
-        mark.record()
-        return mark
-
-    def synchronize(self) -> None:
-        """Wait for all that is under way."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def moved(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The batch on the device; as it is if a loader has brought it there."""
@@ -100,33 +85,28 @@ class Trainer:
     def step(self, batch: tuple[Tensor, Tensor]) -> None:
         """Train on one batch, once no more than the steps before the last ones are under way."""
         if len(self.steps) >= _AHEAD:
-            self.steps[-_AHEAD][1].synchronize()
+            self.steps[-_AHEAD].wait()
         images, labels = self.moved(batch)
-        began = self.mark()
-        with torch.autocast(self.device.type, self._precision, enabled=self._precision is not None):
-            loss = cross_entropy(self._model(images), labels)
-        self._optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-        self._optimiser.step()
-        if self._precision is None:
-            self.losses.append(loss.item())
-        self.steps.append((began, self.mark()))
+        with ComputeSpan(self.device) as span:
+            with torch.autocast(self.device.type, self._precision, enabled=self._precision is not None):
+                loss = cross_entropy(self._model(images), labels)
+            self._optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+            self._optimiser.step()
+            if self._precision is None:
+                self.losses.append(loss.item())
+        self.steps.append(span)
         self.images += len(labels)
 
     def start_counting(self) -> None:
-        """Forget what was counted; the first gap begins now, at the end of a step of no length."""
-        now = self.mark()
-        self.steps = [(now, now)]
+        """Forget what was counted."""
+        self.steps = []
         self.losses = []
         self.images = 0
 
     def busy_s(self) -> float:
         """Seconds with a step under way."""
-        return float(sum(began.elapsed_time(ended) for began, ended in self.steps)) / 1e3
-
-    def waiting_s(self) -> float:
-        """Seconds between steps."""
-        return float(sum(one[1].elapsed_time(after[0]) for one, after in pairwise(self.steps))) / 1e3
+        return sum(span.seconds for span in self.steps)
 
     def blank(self, loading: Loading) -> tuple[Tensor, Tensor]:
         """A batch of black images, on the device."""
@@ -134,30 +114,146 @@ class Trainer:
         images = torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
         return self.moved((images, torch.zeros(loading.batch_size, dtype=torch.int64)))
 
-    def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], *, steps: bool = True) -> float:
-        """Seconds of one epoch; without ``steps`` batches are only brought to the device."""
+    def epoch(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+        """Seconds of one epoch."""
         began_s = time.perf_counter()
         for batch in batches:
-            if steps:
-                self.step(batch)
-            else:
-                self.moved(batch)
-        self.synchronize()
+            self.step(batch)
+        synchronise(self.device)
         return time.perf_counter() - began_s
 
     def compute_ms(self, loading: Loading) -> float:
-        """CPU milliseconds of training on an image, with nothing else done."""
+        """Milliseconds of training on an image, with nothing else done: of a CPU's time, of a GPU's clock."""
         size, side = loading.batch_size, loading.crop
         images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        labels = torch.randint(0, _SMALL_CLASSES, (size,))
-        return 1e3 * cpu_s_each(lambda: self.step((images, labels))) / size
+        batch = self.moved((images, torch.randint(0, _SMALL_CLASSES, (size,))))
+        if self.device.type == "cpu":
+            return 1e3 * cpu_s_each(lambda: self.step(batch)) / size
+        synchronise(self.device)
+        self.start_counting()
+        began_s = time.perf_counter()
+        while time.perf_counter() - began_s < ALONE_S:
+            self.step(batch)
+        synchronise(self.device)
+        return 1e3 * (time.perf_counter() - began_s) / self.images
 
 
-def decode_ms(loading: Loading) -> float:
+def _decode_ms(loading: Loading) -> float:
     """CPU milliseconds of Pillow's way from file to pixels, with nothing else done."""
     pairs = Pairs(loading)
     some = range(min(len(pairs), 64))
     return 1e3 * cpu_s_each(lambda: [pairs[index] for index in some]) / len(some)
+
+
+# ------------------------------------------------------------------------------------ a trainer of its own
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """What one trainer does.
+
+    ``cores`` are the processors that it and its workers may use; ``width`` is the small network's; ``alone``
+    asks for the cost of decoding and of computing, each by itself. Process ids are 0 where no services run.
+    """
+
+    contender: str
+    loading: Loading
+    cores: list[int]
+    model: str
+    width: int
+    epochs: int
+    alone: bool
+    cache_pid: int = 0
+    coordinator_pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResult:
+    """One epoch: its wall clock, of it the time without a batch, and the CPU beside; in seconds."""
+
+    steps: int
+    images: int
+    wall_s: float
+    wait_s: float
+    functions_cpu_s: float
+    services_cpu_s: float
+    produced: int
+    losses: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """All epochs; the checksum of one epoch more; milliseconds per image of decoding and computing alone."""
+
+    epochs: list[EpochResult]
+    checksum: int
+    decode_ms_per_image: float | None
+    compute_ms_per_image: float | None
+
+
+def train_on_cores(spec: TrainSpec) -> TrainResult:
+    """Train, on a CPU with one torch thread."""
+    device = torch.device(spec.loading.device)
+    on_gpu = device.type == "cuda"
+
+    def network() -> nn.Module:
+        if spec.model == SMALL:
+            return SmallResNet(_SMALL_CLASSES, spec.width)
+        return build_model(spec.model, _CLASSES, device)
+
+    warming, trainer = (
+        Trainer(
+            network,
+            device,
+            cores=spec.cores,
+            threads=len(spec.cores) if on_gpu else 1,
+            rate=0.01 if on_gpu else 0.05,
+            momentum=0.9 if on_gpu else 0.0,
+            precision=torch.bfloat16 if on_gpu else None,
+        )
+        for _ in range(2)
+    )
+    blank = warming.blank(spec.loading)
+    for _ in range(_GPU_WARMING_STEPS if on_gpu else _WARMING_STEPS):
+        warming.step(blank)
+    contender = (
+        open_in_planned_order(spec.loading)
+        if spec.contender == PILLOW
+        else CONTENDERS[spec.contender].open(spec.loading)
+    )
+    try:
+        epochs = [_epoch(contender, trainer, spec) for _ in range(spec.epochs)]
+        seen = sum(checksum(*trainer.moved(batch)) for batch in contender)
+    finally:
+        contender.close()
+    if not spec.alone:
+        return TrainResult(epochs, seen, None, None)
+    return TrainResult(epochs, seen, _decode_ms(spec.loading), warming.compute_ms(spec.loading))
+
+
+def _epoch(contender: Contender, trainer: Trainer, spec: TrainSpec) -> EpochResult:
+    produced, functions_s, services_s = contender.produced(), *_cpu_beside(spec)
+    trainer.start_counting()
+    wall_s = trainer.epoch(contender)
+    functions_end_s, services_end_s = _cpu_beside(spec)
+    return EpochResult(
+        steps=len(trainer.steps),
+        images=trainer.images,
+        wall_s=wall_s,
+        wait_s=wall_s - trainer.busy_s(),
+        functions_cpu_s=functions_end_s - functions_s,
+        services_cpu_s=services_end_s - services_s,
+        produced=contender.produced() - produced,
+        losses=trainer.losses,
+    )
+
+
+def _cpu_beside(spec: TrainSpec) -> tuple[float, float]:
+    """CPU seconds until now of the functions, and of cache and coordinator."""
+    if not spec.coordinator_pid:
+        return 0.0, 0.0
+    services_s = process_cpu_s(spec.coordinator_pid) + process_cpu_s(spec.cache_pid)
+    return descendants_cpu_s(spec.coordinator_pid), services_s
 
 
 # ------------------------------------------------------------------------------------------- network

@@ -20,7 +20,12 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["RowLog", "finite", "new_directory", "strict_json", "write_json"]
+__all__ = ["RowLog", "finite", "new_directory", "now_text", "strict_json", "write_json", "write_whole"]
+
+
+def now_text() -> str:
+    """The time by the second, in UTC, as files have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_directory(output: str | Path, name: str) -> Path:
@@ -63,9 +68,15 @@ def strict_json(value: object, *, indent: int | None = None) -> str:
 
 
 def write_json(value: object, path: Path) -> None:
-    """Write ``value`` as a JSON file; a reader sees the old file or the new one, never half of it."""
+    """Write ``value`` as a JSON file, as `write_whole` does."""
+    write_whole(strict_json(value, indent=2) + "\n", path)
+
+
+def write_whole(text: str, path: Path) -> None:
+    """Write a text; a reader sees the old file or the new one, never half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(strict_json(value, indent=2) + "\n", encoding="utf-8")
+    # A name of a file may hold what is no text: it is shown as such, not refused.
+    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     partial.replace(path)
 
 

@@ -156,6 +156,7 @@ class StepRecord:
     gpu_memory_bytes: int | None = None
     plan_epoch: int | None = None
     position: int | None = None
+    straight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,7 @@ class PassSummary:
     job: LoaderCounters | None
     top5_accuracy: float | None = None
     stalls: StallSummary | None = None
+    straight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,9 @@ class Listener:
         """An epoch is done, validation included."""
 
 
+_SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_s", "compute_s")
+
+
 @dataclass(slots=True)
 class PassTotals:
     """The sums of a pass's steps; loss and right answers are weighed by samples."""
@@ -250,6 +255,7 @@ class PassTotals:
     batches: int = 0
     hits: int = 0
     misses: int = 0
+    straight: int = 0
     size_bytes: int = 0
     wait_s: float = 0.0
     read_s: float = 0.0
@@ -265,7 +271,7 @@ class PassTotals:
         if self.batches == 0:
             self.first_batch_s = step.wait_s
         self.batches += 1
-        for name in ("samples", "hits", "misses", "size_bytes", "wait_s", "read_s", "compute_s"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(step, name))
         self.loss += step.loss * step.samples if step.samples else 0.0  # the mean of no samples is NaN
         self.correct += step.accuracy * step.samples
@@ -278,9 +284,8 @@ class PassTotals:
     ) -> PassSummary:
         """Return the pass; means are over samples, not over batches."""
         samples = max(self.samples, 1)
-        sums = ("samples", "batches", "hits", "misses", "size_bytes", "wait_s", "read_s", "compute_s")
         return PassSummary(
-            **{name: getattr(self, name) for name in (*sums, "first_batch_s")},
+            **{name: getattr(self, name) for name in (*_SUMS, "batches", "first_batch_s")},
             wall_s=wall_s,
             decode_s=None if job is None else job.decode_s,
             invocations=None if job is None else job.invocations,

@@ -11,6 +11,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic.dataclasses import dataclass
 
 from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS
@@ -243,6 +244,10 @@ class Spec:
     def to_mapping(self) -> dict[str, Any]:
         """Return the spec as plain mappings that `parse_spec` and YAML accept."""
         return asdict(self)
+
+    def write(self, path: Path) -> None:
+        """Write it as YAML, whole, so that ``superdl run`` repeats it."""
+        path.write_text(yaml.safe_dump(self.to_mapping(), sort_keys=False), encoding="utf-8")
 
 
 def parse_spec(mapping: Mapping[str, Any]) -> Spec:

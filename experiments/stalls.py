@@ -57,11 +57,12 @@ def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
         if step.plan_epoch is None or step.position is None:
             return "unknown"
         return told.get((step.plan_epoch, step.position), "unknown")
-    own_s = 0.0 if step.hits else step.fetch_s + step.decode_s  # else the functions', maybe long ago
+    read = step.hits or step.straight
+    own_s = 0.0 if read else step.fetch_s + step.decode_s  # else the functions', maybe long ago
     if step.step == 0 and 2 * own_s < step.wait_s:
         return "loader_start"
-    if step.hits:
-        return "cache_transfer"
+    if read:
+        return "cache_transfer" if step.hits else "store_read"
     if not own_s:
         return "loading"
     return "source" if step.fetch_s > step.decode_s else "decode"

@@ -18,6 +18,7 @@ from superdl.lambda_prefetch.caches import keep_cache, take_cache, warm_connecti
 from superdl.lambda_prefetch.decode import lift_pillows_bound
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
+from superdl.lambda_prefetch.restoring import restore
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import FileSource
 from superdl.lambda_prefetch.telemetry import telemetry
@@ -39,6 +40,7 @@ from superdl.super_wire.request import (
     clean_text,
     pack_outcome,
 )
+from superdl.super_wire.store import PackMeta, collection_of
 
 if TYPE_CHECKING:
     from superdl.lambda_prefetch.sources import ObjectSource
@@ -53,7 +55,6 @@ _ANSWER_MARGIN_S = 2.0
 
 _MAX_MESSAGE = 2000
 _MAX_ID = 256
-_COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes")
 _REPLY_TIMEOUT_S = 5.0
 
 _own_fingerprint = functools.cache(decoder_fingerprint)
@@ -213,32 +214,45 @@ def _prefetch(
     _check_deployed(request)
     recipe = Recipe.from_json(request.recipe)
     _check_ids(request, recipe)
-    program = Program(
-        recipe,
-        bucket=request.bucket,
-        epoch=request.epoch,
-        limit_pixels=request.limits.image_pixels,
-        step_modules=settings.step_modules,
-    )
-    source = open_source(request.bucket, settings)
     remaining_s = context.get_remaining_time_in_millis() / 1000
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
-    columns = produce(request, program, source, settings, expires_at=expires_at)
+    if request.restores:
+        columns = restore(request, settings, expires_at=expires_at)
+    else:
+        program = Program(
+            recipe,
+            bucket=request.bucket,
+            epoch=request.epoch,
+            limit_pixels=request.limits.image_pixels,
+            step_modules=settings.step_modules,
+        )
+        source = open_source(request.bucket, settings)
+        meta = _pack_meta(request, recipe, settings)
+        columns = produce(request, program, source, settings, expires_at=expires_at, meta=meta)
     if columns.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
         context.end_when_answered()
-    told: dict[str, Any] = {name: tuple(getattr(columns, name)) for name in _COLUMNS}
     result = PrefetchResult(
         request_id=request.request_id,
         function_version=installed_version(),
         cold_start=cold_start,
-        **told,
-        messages=columns.messages,
+        **columns.told(),
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
         clock_s=time.time(),
     )
     telemetry(settings.log_level).finished(result, context)
     return result
+
+
+def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSettings) -> PackMeta | None:
+    """What all records of the request's pack have in common; ``None`` if it is to write none.
+
+    No other epoch wants the samples of a random recipe.
+    """
+    if not request.store or recipe.random or settings.store_read_only:
+        return None
+    collection = collection_of(request.bucket, recipe.digest)
+    return PackMeta(collection, request.bucket, recipe.json, _own_fingerprint(), installed_version())
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:

@@ -3,7 +3,7 @@
 Whatever happens to one sample becomes its outcome and leaves the others alone. The caller watches the
 decoders: a sample that takes longer than ``decode_timeout_s`` is given up, and what was not begun by then
 expires. All threads end with the invocation but the one that is stuck: only the end of its process ends that
-one, which :attr:`ResultColumns.stuck` asks for.
+one, which :attr:`~superdl.lambda_prefetch.results.ResultColumns.stuck` asks for.
 
 The memory used beside the interpreter's own, custom steps' and sockets' is at most
 
@@ -11,6 +11,7 @@ The memory used beside the interpreter's own, custom steps' and sockets' is at m
         + decoders x (largest object + 16 bytes x pixels)
 
 where ``pixels`` are those of the largest image, of which a decoder may hold four copies at 4 bytes a pixel.
+A pack for a store in S3 takes 32 MiB more.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.push import Pusher
+from superdl.lambda_prefetch.results import ResultColumns
 from superdl.lambda_prefetch.settings import decoding_threads
 from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.lambda_prefetch.store import PackSaver
 from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
-from superdl.super_wire.request import Outcome, clean_text
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,38 +39,12 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.sources import ObjectSource
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.request import PrefetchRequest
+    from superdl.super_wire.store import PackMeta
 
-__all__ = ["ResultColumns", "produce"]
+__all__ = ["produce"]
 
 _WORTH_A_THREAD_US = 500
 """A sample that took as long makes the other decoders start; at 60 microseconds they gain nothing."""
-
-_MAX_MESSAGE = 2000  # characters; an error may repeat what it was given, of any length
-
-_STORED = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
-
-
-class ResultColumns:
-    """What became of every sample of a request, column by column, as the result tells it."""
-
-    def __init__(self, request: PrefetchRequest) -> None:
-        count = len(request.keys)
-        self._request = request
-        self.outcomes = [Outcome.EXPIRED] * count
-        self.fetch_us = [0] * count
-        self.decode_us = [0] * count
-        self.push_us = [0] * count
-        self.source_bytes = [0] * count
-        self.record_bytes = [0] * count
-        self.messages: dict[str, str] = {}
-        self.stuck = False
-        """Whether a thread of this process still decodes what was given up."""
-
-    def explain(self, index: int, why: str) -> str:
-        """Note why a sample is not cached; the sentence for people names it."""
-        message = clean_text(f"{self._request.bucket}/{self._request.keys[index]}: {why}")[:_MAX_MESSAGE]
-        self.messages[str(index)] = message
-        return message
 
 
 def produce(
@@ -77,33 +54,24 @@ def produce(
     settings: FunctionSettings,
     *,
     expires_at: float,
+    meta: PackMeta | None = None,
 ) -> ResultColumns:
     """Fetch, decode and push the samples of a request; the outcome of each.
 
     ``expires_at`` is Unix time in seconds: samples not begun by then are not begun, and what was fetched by
-    then is not decoded any more. Cached means that the cache acknowledged it.
+    then is not decoded any more. Cached means that the cache acknowledged it. With ``meta``, a pack of what
+    is cached is written to the request's store.
     """
     columns = ResultColumns(request)
     count = min(decoding_threads(settings.decoders), len(request.keys))
     with (
-        Pusher(request.cache, settings) as pusher,
+        PackSaver(request, meta, settings, columns, expires_at=expires_at) as saver,
+        Pusher(request.cache, settings, saver.add) as pusher,
         Fetchers(request, source, settings, pusher, expires_at) as fetchers,
     ):
         decoders = _Decoders(request, program, fetchers, pusher, columns, expires_at)
         decoders.run(count, settings.decode_timeout_s)
-    answered = {pushed.index for pushed in pusher.results}
-    for index, outcome in enumerate(columns.outcomes):
-        if outcome in _STORED and index not in answered:  # never cached without the cache's word
-            columns.outcomes[index] = Outcome.CACHE_ERROR
-            columns.explain(index, "it was not stored")
-    for pushed in pusher.results:
-        columns.push_us[pushed.index] = pushed.push_us
-        if pushed.refusal:
-            is_full = pushed.refusal.startswith("OOM")  # the only one whose remedy is the coordinator's: room
-            columns.outcomes[pushed.index] = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
-            columns.explain(pushed.index, f"the cache did not take it: {pushed.refusal}")
-        else:
-            columns.record_bytes[pushed.index] = pushed.record_bytes
+    columns.settle(pusher.results)
     return columns
 
 
@@ -123,7 +91,6 @@ class _Decoders:
         self._program = program
         self._fetchers = fetchers
         self._pusher = pusher
-        self._putting = threading.Lock()  # the pusher takes records from one thread at a time
         self._columns = columns
         self._expires_at = expires_at
         self._threads: list[threading.Thread] = []
@@ -246,8 +213,7 @@ class _Decoders:
             return self._making.pop(threading.current_thread(), None) is not None
 
     def _put(self, index: int, header: bytes, payload: memoryview) -> None:
-        with self._putting:
-            self._pusher.put(index, cache_key(self._sample_id(index)), header, payload)
+        self._pusher.put(index, cache_key(self._sample_id(index)), header, payload)
 
     def _sample_id(self, index: int) -> bytes:
         return bytes.fromhex(self._request.ids[index])

@@ -19,6 +19,8 @@ from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.cache import NodeConnections, Reply
 
@@ -123,18 +125,26 @@ class _Record:
 
 
 class Pusher:
-    """Takes records from one thread and stores them from another.
+    """Takes records from any thread and stores them from one of its own.
 
     At most ``settings.push_bytes`` wait. Use it as a context: leaving it normally waits until everything was
     acknowledged or refused, and then :attr:`results` has one entry for every record; leaving it by an
-    exception gives up what still waits.
+    exception gives up what still waits. ``stored`` gets each record that the cache acknowledged, on that
+    thread: its sample's place in the request, header and payload. It raises nothing.
     """
 
-    def __init__(self, cache: str, settings: FunctionSettings) -> None:
+    def __init__(
+        self,
+        cache: str,
+        settings: FunctionSettings,
+        stored: Callable[[int, bytes, memoryview], None] | None = None,
+    ) -> None:
         self.results: list[Pushed] = []
+        self._stored = stored
         self._url = cache
         self._settings = settings
         self._budget = ByteBudget(settings.push_bytes)
+        self._putting = threading.Lock()
         self._bundle: list[_Record] = []
         self._bundle_bytes = 0
         self._waiting: queue.SimpleQueue[list[_Record]] = queue.SimpleQueue()  # bounded by the budget
@@ -164,14 +174,15 @@ class Pusher:
         Small records go in bundles, since waking the other thread costs as much as decoding a small image.
         """
         record = _Record(index, key, header, payload)
-        # What is bundled holds room in the budget: it must be on its way before a large one waits for room.
-        if self._bundle_bytes + record.size_bytes > _BUNDLE_BYTES:
-            self._hand_over()
-        self._budget.acquire(record.size_bytes)
-        self._bundle.append(record)
-        self._bundle_bytes += record.size_bytes
-        if len(self._bundle) == _BUNDLE_RECORDS or self._bundle_bytes > _BUNDLE_BYTES:
-            self._hand_over()
+        with self._putting:
+            # What is bundled holds room in the budget: it must be on its way before a large one waits for it.
+            if self._bundle_bytes + record.size_bytes > _BUNDLE_BYTES:
+                self._hand_over()
+            self._budget.acquire(record.size_bytes)
+            self._bundle.append(record)
+            self._bundle_bytes += record.size_bytes
+            if len(self._bundle) == _BUNDLE_RECORDS or self._bundle_bytes > _BUNDLE_BYTES:
+                self._hand_over()
 
     def _hand_over(self) -> None:
         if self._bundle:
@@ -215,6 +226,8 @@ class Pusher:
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))
         for record, refusal in zip(records, refusals, strict=True):
             self.results.append(Pushed(record.index, record.size_bytes, push_us, refusal))
+            if self._stored is not None and not refusal:
+                self._stored(record.index, record.header, record.payload)
 
     def _exchange(self, records: list[_Record]) -> list[str]:
         if self._broken:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from superdl.lambda_prefetch.sources import Pending
 
-__all__ = ["S3Source", "refused_by_s3"]
+__all__ = ["S3Source", "refused_by_s3", "s3_client"]
 
 # A GET waits some 20 ms for S3, and a small image decodes in a twentieth of one.
 _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
@@ -44,7 +44,7 @@ _BAD_CREDENTIALS = frozenset({"InvalidAccessKeyId", "InvalidToken", "RequestTime
 )
 
 # Any: boto3 makes its clients' methods at run time, and their types are a package of their own.
-_clients: dict[tuple[int, str], Any] = {}
+_clients: dict[tuple[int, str, int, int], Any] = {}
 _clients_lock = threading.Lock()
 
 
@@ -141,7 +141,7 @@ def _read_by_boto3(
     """
     from botocore import exceptions
 
-    client = _client(endpoint_url)
+    client = s3_client(endpoint_url)
     try:
         response = client.get_object(Bucket=bucket, Key=key, IfMatch=f'"{etag}"')
         with response["Body"] as body:
@@ -206,9 +206,12 @@ def _unreachable(why: str) -> SampleFailedError:
     )
 
 
-def _client(endpoint_url: str) -> Any:
-    """This process's client for an endpoint; boto3 clients may be shared by threads, but not over a fork."""
-    place = (os.getpid(), endpoint_url)
+def s3_client(endpoint_url: str, *, silence_s: int = _READ_TIMEOUT_S, attempts: int = _ATTEMPTS) -> Any:
+    """This process's client for an endpoint; boto3 clients may be shared by threads, but not over a fork.
+
+    An attempt fails once the server was silent for ``silence_s``.
+    """
+    place = (os.getpid(), endpoint_url, silence_s, attempts)
     with _clients_lock:
         if place not in _clients:
             import boto3
@@ -216,8 +219,8 @@ def _client(endpoint_url: str) -> Any:
 
             config = Config(
                 connect_timeout=_CONNECT_TIMEOUT_S,
-                read_timeout=_READ_TIMEOUT_S,
-                retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+                read_timeout=silence_s,
+                retries={"mode": "standard", "total_max_attempts": attempts},
                 max_pool_connections=_MAX_THREADS,
                 # The ETag already names the bytes; hashing each body again costs a part of the decode.
                 request_checksum_calculation="when_required",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.store import parse_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,8 @@ LAMBDA_MB_PER_CORE = 1769
 
 _MIB = 2**20
 _LOG_LEVELS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL")
+_SWITCH = ("0", "false", "no", "1", "true", "yes")
+_NO_STORE = frozenset({"", "none", "auto"})  # auto is the coordinator's to find
 _IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
 
 
@@ -36,13 +39,16 @@ class FunctionSettings:
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
     larger than that. ``cache_secret`` names the secret of AWS Secrets Manager that has the cache's user and
-    password; without one they are in ``cache_credentials``.
+    password; without one they are in ``cache_credentials``. ``store`` is the store's address in its normal
+    form, or empty; to one that is ``store_read_only`` no pack is written.
     """
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
     cache_secret: str = ""
     step_modules: frozenset[str] = frozenset()
     file_roots: tuple[str, ...] = ()
+    store: str = ""
+    store_read_only: bool = False
     s3_endpoint_url: str = ""
     s3_client: str = "auto"
     decoders: int = 0
@@ -74,6 +80,8 @@ class FunctionSettings:
             cache_secret=secret,
             step_modules=frozenset(name for name in modules if name),
             file_roots=tuple(os.path.realpath(root) for root in roots if root),
+            store=_store(variables),
+            store_read_only=_one_of(variables, "SUPER_STORE_READ_ONLY", _SWITCH) in _SWITCH[3:],
             s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),
             s3_client=_one_of(variables, "SUPER_S3_CLIENT", ("auto", "boto3")),
             decoders=_whole(variables, "SUPER_DECODERS", 0, 64, 0),
@@ -83,6 +91,14 @@ class FunctionSettings:
             push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),
             log_level=_one_of(variables, "SUPER_LOG_LEVEL", _LOG_LEVELS),
         )
+
+
+def _store(variables: Mapping[str, str]) -> str:
+    text = variables.get("SUPER_STORE", "").strip()
+    try:
+        return "" if text.lower() in _NO_STORE else parse_store(text)
+    except ConfigError as error:
+        raise ConfigError(f"SUPER_STORE: {error}") from error
 
 
 def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default: int) -> int:

@@ -52,6 +52,7 @@ class Telemetry:
                 "outcomes": dict(counts),
                 "duration_ms": result.duration_us // 1000,
                 "messages": list(result.messages.values())[:_MAX_MESSAGES],
+                "store_trouble": result.store_trouble,
             },
         )
         if self._is_metering:
@@ -66,6 +67,8 @@ class Telemetry:
             ("SamplesFailed", MetricUnit.Count, samples - cached),
             ("SourceBytes", MetricUnit.Bytes, sum(result.source_bytes)),
             ("RecordBytes", MetricUnit.Bytes, sum(result.record_bytes)),
+            ("StoreBytes", MetricUnit.Bytes, result.store_bytes),
+            ("StoreTroubles", MetricUnit.Count, int(bool(result.store_trouble))),
             ("FetchTime", MetricUnit.Microseconds, sum(result.fetch_us)),
             ("DecodeTime", MetricUnit.Microseconds, sum(result.decode_us)),
             ("PushTime", MetricUnit.Microseconds, sum(result.push_us)),

@@ -216,7 +216,7 @@ class Pager:
     def _fetch(self, buffer: PrefetchBuffer) -> None:
         with self._wake:
             position, count, head = buffer.asked, buffer.room(), buffer.head
-        page: Any = ()
+        page: Any = None
         error: Exception | None = None
         try:
             page = self._ask(buffer.epoch, position, count, yielded=head, with_keys=True)
@@ -230,10 +230,10 @@ class Pager:
     def _fill(self, buffer: PrefetchBuffer, page: Any) -> CoordinatorError | None:
         session, rank, epoch = self._session, self._rank, buffer.epoch
         try:
-            for message in page:
-                batch = planned_batch(message, session.binding, session.job, rank, epoch)
+            for message in page.batches:
+                batch = planned_batch(message, page.packs, session.binding, session.job, rank, epoch)
                 buffer.add(batch, ready=is_ready(message))
-            reason = "" if page else "it is empty"
+            reason = "" if page.batches else "it is empty"
         except ValueError as wrong:
             reason = str(wrong)
         if not reason:
@@ -247,12 +247,13 @@ class Pager:
         with self._wake:
             head, count = buffer.head, len(buffer.reorderable())
         try:
-            page = self._ask(buffer.epoch, head, count, yielded=head, with_keys=False, patience=_ONE_TRY)
+            how = {"yielded": head, "with_keys": False, "patience": _ONE_TRY}
+            batches = self._ask(buffer.epoch, head, count, **how).batches
         except SuperError as error:  # statuses are advice; the next page will tell what is wrong
             _LOG.debug("no statuses for epoch %d from position %d on: %s", buffer.epoch, head, error)
-            page = ()
+            batches = ()
         with self._wake:
-            for batch in page:
+            for batch in batches:
                 if is_ready(batch):
                     buffer.mark_ready(batch.position)
             buffer.refresh_at_s = time.monotonic() + REFRESH_S

@@ -12,11 +12,13 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.batch_ref import BatchRef, Places
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_dtype_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from superdl.super_wire.batch_ref import DatasetBinding
 
 __all__ = [
@@ -169,8 +171,13 @@ class PrefetchBuffer:
             self.head += 1
 
 
-def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoch: int) -> BatchRef:
-    """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's."""
+def planned_batch(
+    batch: Any, packs: Sequence[str], binding: DatasetBinding, job: str, rank: int, epoch: int
+) -> BatchRef:
+    """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's.
+
+    ``packs`` are those that its page names.
+    """
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
     label_bytes = label_dtype_of(binding.label_dtype).itemsize
     for what, length, right in (
@@ -179,9 +186,18 @@ def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoc
         ("bytes of labels", len(batch.labels), len(batch.labels) == size * label_bytes),
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
         ("keys", len(batch.keys), len(batch.keys) in {0, size}),
+        ("bytes of packs' numbers", len(batch.pack_of), len(batch.pack_of) in {0, 4 * size}),
+        ("bytes of places", len(batch.offsets), len(batch.offsets) == 2 * len(batch.pack_of)),
+        ("bytes of lengths", len(batch.lengths), len(batch.lengths) == len(batch.pack_of)),
     ):
         if not right:
             raise ValueError(f"batch {batch.position} of {size} samples has {length} {what}")
+    places = None
+    if batch.pack_of and binding.store:
+        try:
+            places = Places.of_page(packs, batch.pack_of, batch.offsets, batch.lengths)
+        except ValueError as error:
+            raise ValueError(f"batch {batch.position}: {error}") from error
     return BatchRef(
         dataset_id=binding.dataset_id,
         job=job,
@@ -195,9 +211,11 @@ def planned_batch(batch: Any, binding: DatasetBinding, job: str, rank: int, epoc
         padding=batch.padding,
         keys=tuple(batch.keys),
         cache=binding.cache,
+        store=binding.store,
+        places=places,
     )
 
 
 def is_ready(batch: Any) -> bool:
-    """Whether a reader would find every sample of the proto message ``Batch``, or its tombstone."""
+    """Whether a reader would find every sample of the proto message ``Batch``, or its tombstone, now."""
     return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from superdl.sampler.at_exit import OPEN_JOBS
 from superdl.sampler.checkpoint import Checkpoint
-from superdl.sampler.embedded.embedded import embedded_for
+from superdl.sampler.embedded.embedded import embedded_for, tell_user
 from superdl.sampler.identity import check_schedules, check_still_there, place_in_run, run_id
 from superdl.sampler.pages import Pager
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
@@ -125,6 +125,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
             raise
         if not client.alone:
             OPEN_JOBS.add(client.address, self._session.job, spec.rank)
+        if spec.rank == 0:
+            tell_user(client.address, self.kept)
         self._client = client
         self._by_default = (rank is None, num_replicas is None)
         self._checkpoint = Checkpoint(
@@ -146,6 +148,13 @@ class SuperSampler(DistributedSampler[BatchRef]):
     def job(self) -> str:
         """The id of the job, 32 hex digits; the ranks of a run share it."""
         return self._session.job
+
+    @property
+    def kept(self) -> str:
+        """Where decoded records are kept and how full that was when the job was opened, for people; empty
+        where a store is not wanted.
+        """
+        return self._session.kept
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on

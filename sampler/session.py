@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from superdl.sampler.identity import job_id
 from superdl.sampler.rpc.client import FIRST_CONTACT, RUNNING, Client, Patience
@@ -26,9 +26,7 @@ from superdl.super_wire.errors import (
     UnknownJobError,
 )
 from superdl.super_wire.protocol import PROTOCOL_VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from superdl.super_wire.store import DirectoryStore, StoreError
 
 __all__ = ["JobSpec", "Session"]
 
@@ -60,7 +58,8 @@ class JobSpec:
 class Session:
     """Registers a dataset and opens a job on it when made; raises what ``SuperSampler`` says.
 
-    ``binding`` is what is known of the dataset, ``batches_per_epoch`` is of this rank.
+    ``binding`` is what is known of the dataset, ``batches_per_epoch`` is of this rank, ``kept`` tells people
+    where records are kept.
     """
 
     def __init__(
@@ -176,8 +175,10 @@ class Session:
             classes=tuple(facts.classes),
             label_dtype=facts.label_dtype,
             cache=opened.cache,
+            store=seen_store(opened.store, opened.store_id) if self._dataset.reads_straight else "",
         )
         self.batches_per_epoch = int(opened.batches_per_epoch)
+        self.kept = str(opened.kept)
         self._dataset.bind(self.binding)
 
     def reopen(
@@ -213,8 +214,8 @@ class Session:
         with_keys: bool,
         patience: Patience = RUNNING,
         stopped: threading.Event | None = None,
-    ) -> Sequence[Any]:
-        """Up to ``count`` batches (messages) of the plan from ``position`` on; reopens a forgotten job.
+    ) -> Any:
+        """A page (message) of up to ``count`` batches from ``position`` on; reopens a forgotten job.
 
         Raises:
             UnknownJobError: it was forgotten again and again; CoordinatorUnreachableError: nobody answered.
@@ -230,15 +231,14 @@ class Session:
             count=count,
             yielded=yielded,
             with_keys=with_keys,
+            sees_store=bool(self.binding.store),
         )
         begin_s = time.monotonic()
         end_s = begin_s + self._reopening_s
         opened = 0
         while opened < MAX_REOPENS and (time.monotonic() < end_s or not opened):
             try:
-                page = self._client.call("NextBatches", request, _until(end_s, patience), stopped=stopped)
-                batches: Sequence[Any] = page.batches
-                return batches
+                return self._client.call("NextBatches", request, _until(end_s, patience), stopped=stopped)
             except UnknownJobError:
                 opened += 1
             try:
@@ -270,6 +270,21 @@ class Session:
 
         request = pb.CloseJobRequest(job=self.job, rank=self._spec.rank)
         self._client.call("CloseJob", request, Patience(attempts=2, total_s=2.0, deadline_s=1.0))
+
+
+def seen_store(address: str, store_id: str) -> str:
+    """The address of the coordinator's store if this machine sees that very one, else nothing."""
+    if not address:
+        return ""
+    try:
+        found = DirectoryStore.open(address, create=False, read_only=True)
+    except StoreError as error:
+        _LOG.info("the store is read by way of the cache: %s", error)
+        return ""
+    if found.id != store_id:
+        _LOG.info("the store is read by way of the cache: %s is another one here", address)
+        return ""
+    return found.address
 
 
 def _until(end_s: float, patience: Patience) -> Patience:

@@ -1,6 +1,7 @@
 """``SuperDataset``: a torch dataset whose index is a planned batch and whose items are that batch's tensors.
 
-It reads the cache and nothing else. Which batches there are is the sampler's.
+It reads the cache, and the store's packs where this machine sees them; nothing else. Which batches there are
+is the sampler's.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _THREE_LINES = """\
 
 
 class SuperDataset(Dataset[Any]):
-    """Decoded samples of a source, read from the cache batch by batch.
+    """Decoded samples of a source, read from the cache or the store batch by batch.
 
     An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
     channels_last; samples that are no images are stacked as they are, samples of different dtype or shape
@@ -113,6 +114,10 @@ class SuperDataset(Dataset[Any]):
         self.source = normalise_url(source, name="source")  # what sample ids are made of
         self.recipe = recipe
         self.key_list = None if key_list is None else normalise_url(key_list, name="key_list")
+        self.reads_straight = True
+        """Whether records are read out of the store's packs where this machine sees them; else all come by
+        way of the cache. Change it before a sampler is made.
+        """
         self._transform = transform
         self._on_bad_sample: OnBadSample = on_bad_sample
         self._return_info = bool(return_info)
@@ -156,6 +161,10 @@ class SuperDataset(Dataset[Any]):
             CacheUnreachableError: nobody answered; CacheError: the cache refused, say the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
+
+    def announce(self, ref: BatchRef) -> None:
+        """A batch will be read soon: the disk may begin to fetch what of it lies in the store's packs."""
+        self._reader.announce(ref)
 
     def __getitem__(self, ref: BatchRef) -> Any:
         """Read one batch: ``(images, labels)``, with the info if wanted, or what ``transform`` returns.

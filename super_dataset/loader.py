@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.memory import mover_to, receiving_into
 from superdl.super_wire.errors import ConfigError, UsageError
 
@@ -238,15 +239,14 @@ class _Threads:
     def __init__(
         self, count: int, dataset: Any, collate_fn: Callable[[Any], Any] | None, mover: Mover
     ) -> None:
-        def load(ref: Any) -> Any:
-            item = dataset[ref]
-            return mover.send(item if collate_fn is None else collate_fn(item))
-
         self._count = count
-        self._load = load
-        self._memory = mover.memory
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._mover = mover
         self._lock = threading.Lock()
+        self._announce = dataset.announce if isinstance(dataset, SuperDataset) else None
         self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
+        self._waiting: deque[Any] = deque()  # the refs of the tasks
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
         self._stopped = False
@@ -265,6 +265,7 @@ class _Threads:
         if len(self._threads) < self._count:
             self._start()
         future: Future[Any] = Future()
+        self._waiting.append(ref)
         self._tasks.put((ref, future))
         if self._stopped:  # since check(), so that perhaps no thread is left to see it
             self._refuse_what_waits()
@@ -292,11 +293,26 @@ class _Threads:
                 self._threads.append(thread)
 
     def _serve(self) -> None:
-        with receiving_into(self._memory):
+        with receiving_into(self._mover.memory):
             while (task := self._tasks.get()) is not None:
                 _work(self._load, *task)
                 del task
         self._tasks.put(None)  # for the next thread
+
+    def _load(self, ref: Any) -> Any:
+        self._look_ahead(ref)
+        item = self._dataset[ref]
+        return self._mover.send(item if self._collate_fn is None else self._collate_fn(item))
+
+    def _look_ahead(self, ref: Any) -> None:
+        """A batch is about to be read: the disk may fetch the next one while this one is copied."""
+        waiting = self._waiting
+        with self._lock:
+            while any(one is ref for one in waiting) and waiting.popleft() is not ref:
+                pass  # another thread has it
+            following = waiting[0] if waiting else None
+        if following is not None and self._announce is not None:
+            self._announce(following)
 
     def _refuse_what_waits(self) -> None:
         """Fail what no thread has begun, and leave the sign to end."""

@@ -16,11 +16,46 @@ from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_dtype_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["BatchRef", "Bindable", "DatasetBinding"]
+__all__ = ["BatchRef", "Bindable", "DatasetBinding", "Places"]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where in the packs of a store the records of a batch lie, for readers that see its directory.
+
+    ``packs`` are names. The others hold a little-endian number for each sample, in order: ``pack_of``
+    (uint32) the place of its pack in ``packs``, counted from 1, or 0 where the sample has no place;
+    ``offsets`` (uint64) where in the pack its record begins; ``lengths`` (uint32) how long the whole record
+    is.
+    """
+
+    packs: tuple[str, ...]
+    pack_of: bytes
+    offsets: bytes
+    lengths: bytes
+
+    @classmethod
+    def of_page(cls, packs: Sequence[str], pack_of: bytes, offsets: bytes, lengths: bytes) -> Places:
+        """A batch's places out of its page, whose ``packs`` its numbers count.
+
+        It gets its own packs alone, since a batch travels to workers, and its page does not.
+
+        Raises:
+            ValueError: a number is of no pack of the page.
+        """
+        numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
+        if numbers[-1] > len(packs):
+            raise ValueError(f"a place names pack {numbers[-1]} of {len(packs)}")
+        if numbers[0] > 0:
+            own = own + 1
+        names = tuple(packs[number - 1] for number in numbers.tolist() if number)
+        return cls(names, own.astype("<u4").tobytes(), offsets, lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +65,8 @@ class BatchRef:
     ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``
     (:mod:`superdl.super_wire.label_dtype`); ``padding`` one byte for each sample, 1 where the sample only
     fills up the tail of the epoch (empty: none does). ``keys`` names the samples for messages and may be
-    empty where they did not fit into the page. ``cache`` is an address without credentials.
+    empty where they did not fit into the page. ``cache`` is an address without credentials. Where the trainer
+    sees the store's directory, ``store`` names it, and ``places`` say what of the batch is in its packs.
     """
 
     dataset_id: bytes
@@ -45,6 +81,8 @@ class BatchRef:
     padding: bytes
     keys: tuple[str, ...]
     cache: str
+    store: str = ""
+    places: Places | None = None
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -82,7 +120,8 @@ class BatchRef:
 class DatasetBinding:
     """What is known of a dataset once its source has been listed.
 
-    ``classes`` is empty where a key list gives labels as numbers; the others are as in :class:`BatchRef`.
+    ``classes`` is empty where a key list gives labels as numbers; the others are as in :class:`BatchRef`:
+    ``store`` is empty unless this machine sees it.
     """
 
     dataset_id: bytes
@@ -91,6 +130,7 @@ class DatasetBinding:
     classes: tuple[str, ...]
     label_dtype: str
     cache: str
+    store: str = ""
 
 
 class Bindable(Protocol):
@@ -107,6 +147,10 @@ class Bindable(Protocol):
     @property
     def key_list(self) -> str | None:
         """URL of the key list, if there is one."""
+
+    @property
+    def reads_straight(self) -> bool:
+        """Whether it reads records out of the store's packs, where this machine sees them."""
 
     def bind(self, binding: DatasetBinding) -> None:
         """Take what the coordinator told; called again with the same or newer facts."""

@@ -76,17 +76,23 @@ class OpenJobRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job", "cache", "batches_per_epoch")
+    __slots__ = ("job", "cache", "batches_per_epoch", "kept", "store", "store_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     cache: str
     batches_per_epoch: int
-    def __init__(self, job: _Optional[str] = ..., cache: _Optional[str] = ..., batches_per_epoch: _Optional[int] = ...) -> None: ...
+    kept: str
+    store: str
+    store_id: str
+    def __init__(self, job: _Optional[str] = ..., cache: _Optional[str] = ..., batches_per_epoch: _Optional[int] = ..., kept: _Optional[str] = ..., store: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
 
 class NextBatchesRequest(_message.Message):
-    __slots__ = ("job", "rank", "epoch", "position", "count", "yielded", "with_keys")
+    __slots__ = ("job", "rank", "epoch", "position", "count", "yielded", "with_keys", "sees_store")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +100,7 @@ class NextBatchesRequest(_message.Message):
     COUNT_FIELD_NUMBER: _ClassVar[int]
     YIELDED_FIELD_NUMBER: _ClassVar[int]
     WITH_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SEES_STORE_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     epoch: int
@@ -101,16 +108,19 @@ class NextBatchesRequest(_message.Message):
     count: int
     yielded: int
     with_keys: bool
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., count: _Optional[int] = ..., yielded: _Optional[int] = ..., with_keys: bool = ...) -> None: ...
+    sees_store: bool
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., count: _Optional[int] = ..., yielded: _Optional[int] = ..., with_keys: bool = ..., sees_store: bool = ...) -> None: ...
 
 class Page(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "packs")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    PACKS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[Batch]
-    def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ...) -> None: ...
+    packs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., packs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("position", "batch_id", "sample_ids", "labels", "padding", "keys", "resident", "failed")
+    __slots__ = ("position", "batch_id", "sample_ids", "labels", "padding", "keys", "resident", "failed", "pack_of", "offsets", "lengths")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +129,9 @@ class Batch(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    PACK_OF_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     position: int
     batch_id: bytes
     sample_ids: bytes
@@ -127,7 +140,10 @@ class Batch(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[str]
     resident: int
     failed: int
-    def __init__(self, position: _Optional[int] = ..., batch_id: _Optional[bytes] = ..., sample_ids: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., resident: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+    pack_of: bytes
+    offsets: bytes
+    lengths: bytes
+    def __init__(self, position: _Optional[int] = ..., batch_id: _Optional[bytes] = ..., sample_ids: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., resident: _Optional[int] = ..., failed: _Optional[int] = ..., pack_of: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., lengths: _Optional[bytes] = ...) -> None: ...
 
 class GetBatchStatusRequest(_message.Message):
     __slots__ = ("batch_ids",)
@@ -296,7 +312,7 @@ class ExecutorPrices(_message.Message):
     def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ..., coordinator_hour: _Optional[float] = ...) -> None: ...
 
 class JobStats(_message.Message):
-    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "functions_usd", "source_requests_usd", "transfer_usd", "cache_usd", "coordinator_usd", "stall_causes", "recent_stalls")
+    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "functions_usd", "source_requests_usd", "transfer_usd", "cache_usd", "coordinator_usd", "stall_causes", "recent_stalls", "samples_restored", "samples_straight", "store_requests", "store_bytes", "store_requests_usd")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +349,11 @@ class JobStats(_message.Message):
     COORDINATOR_USD_FIELD_NUMBER: _ClassVar[int]
     STALL_CAUSES_FIELD_NUMBER: _ClassVar[int]
     RECENT_STALLS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_RESTORED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_STRAIGHT_FIELD_NUMBER: _ClassVar[int]
+    STORE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    STORE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORE_REQUESTS_USD_FIELD_NUMBER: _ClassVar[int]
     job: str
     source: str
     epoch: int
@@ -369,7 +390,12 @@ class JobStats(_message.Message):
     coordinator_usd: float
     stall_causes: _containers.RepeatedCompositeFieldContainer[StallTotal]
     recent_stalls: _containers.RepeatedCompositeFieldContainer[Stall]
-    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., functions_usd: _Optional[float] = ..., source_requests_usd: _Optional[float] = ..., transfer_usd: _Optional[float] = ..., cache_usd: _Optional[float] = ..., coordinator_usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ...) -> None: ...
+    samples_restored: int
+    samples_straight: int
+    store_requests: int
+    store_bytes: int
+    store_requests_usd: float
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., functions_usd: _Optional[float] = ..., source_requests_usd: _Optional[float] = ..., transfer_usd: _Optional[float] = ..., cache_usd: _Optional[float] = ..., coordinator_usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ..., samples_restored: _Optional[int] = ..., samples_straight: _Optional[int] = ..., store_requests: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_requests_usd: _Optional[float] = ...) -> None: ...
 
 class StallTotal(_message.Message):
     __slots__ = ("cause", "batches", "wait_s")
@@ -396,7 +422,7 @@ class Stall(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., cause: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class CacheStats(_message.Message):
-    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "needed_bytes", "total_requests_in_flight", "concurrency", "capacity", "total_usd", "usd_per_hour", "spending", "free_bytes")
+    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "needed_bytes", "total_requests_in_flight", "concurrency", "capacity", "total_usd", "usd_per_hour", "spending", "free_bytes", "store", "store_used_bytes", "store_room_bytes", "store_packs", "store_trouble")
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -412,6 +438,11 @@ class CacheStats(_message.Message):
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     SPENDING_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STORE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORE_ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORE_PACKS_FIELD_NUMBER: _ClassVar[int]
+    STORE_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     budget_bytes: int
     resident_bytes: int
     resident_samples: int
@@ -427,4 +458,9 @@ class CacheStats(_message.Message):
     usd_per_hour: float
     spending: str
     free_bytes: int
-    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reproduced_samples: _Optional[int] = ..., thrashing: bool = ..., needed_bytes: _Optional[int] = ..., total_requests_in_flight: _Optional[int] = ..., concurrency: _Optional[int] = ..., capacity: _Optional[int] = ..., total_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., spending: _Optional[str] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    store: str
+    store_used_bytes: int
+    store_room_bytes: int
+    store_packs: int
+    store_trouble: str
+    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reproduced_samples: _Optional[int] = ..., thrashing: bool = ..., needed_bytes: _Optional[int] = ..., total_requests_in_flight: _Optional[int] = ..., concurrency: _Optional[int] = ..., capacity: _Optional[int] = ..., total_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., spending: _Optional[str] = ..., free_bytes: _Optional[int] = ..., store: _Optional[str] = ..., store_used_bytes: _Optional[int] = ..., store_room_bytes: _Optional[int] = ..., store_packs: _Optional[int] = ..., store_trouble: _Optional[str] = ...) -> None: ...

@@ -15,11 +15,14 @@ class WorkCounters:
     """What a job has gained and cost since it was opened, over all its ranks.
 
     ``cache_hits`` are samples that a reader's first GET found, ``samples_reused`` those that were resident
-    when planned. Seconds are sums over functions (``fetch_s``, ``decode_s``, ``push_s``) or readers
-    (``read_s``, ``wait_s``). ``stalls`` are batches that a reader had to wait for, ``hedges`` second requests
-    that raced a straggler, ``source_requests`` GETs, ``read_bytes`` those out of the cache. ``usd`` is the
-    job's share of what was spent, the sum of the five before it; such a share falls where others use the
-    same samples. The ledger of `coordinator.core` says what each is for.
+    when planned. ``samples_produced`` were decoded, ``samples_restored`` came from the store into the cache,
+    ``samples_straight`` from the store to readers. Seconds are sums over functions (``fetch_s``,
+    ``decode_s``, ``push_s``) or readers (``read_s``, ``wait_s``). ``stalls`` are batches that a reader had to
+    wait for, ``hedges`` second requests that raced a straggler, ``source_requests`` GETs, ``read_bytes``
+    those out of the cache. ``store_requests`` are GETs and PUTs of a store in a bucket, ``store_bytes`` what
+    functions read from a store or wrote to it. ``usd`` is the job's share of what was spent, the sum of the
+    six before it; such a share falls where others use the same samples. The ledger of `coordinator.core` says
+    what each is for.
     """
 
     batches_read: int = 0
@@ -27,6 +30,8 @@ class WorkCounters:
     cache_misses: int = 0
     samples_reused: int = 0
     samples_produced: int = 0
+    samples_restored: int = 0
+    samples_straight: int = 0
     samples_failed: int = 0
     retries: int = 0
     invocations: int = 0
@@ -42,8 +47,11 @@ class WorkCounters:
     gb_s: float = 0.0
     source_requests: int = 0
     read_bytes: int = 0
+    store_requests: int = 0
+    store_bytes: int = 0
     functions_usd: float = 0.0
     source_requests_usd: float = 0.0
+    store_requests_usd: float = 0.0
     transfer_usd: float = 0.0
     cache_usd: float = 0.0
     coordinator_usd: float = 0.0

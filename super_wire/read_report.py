@@ -34,10 +34,10 @@ _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
 class ReadReport:
     """What a reader did with one batch, or still waits for.
 
-    ``samples`` of the batch, ``hits`` found by the first GET, ``missed`` offsets still missing, ``corrupt``
-    those of them whose record failed its check. ``done`` is 1 once the batch was delivered or given up. Times
-    in microseconds: ``wait_us`` between attempts, ``read_us`` receiving, ``check_us`` checking
-    what came.
+    ``samples`` of the batch, ``hits`` found in packs or by the first GET, ``straight`` of them in packs,
+    ``missed`` offsets still missing, ``corrupt`` those of them whose record in the cache failed its check.
+    ``done`` is 1 once the batch was delivered or given up. Times in microseconds: ``wait_us`` between
+    attempts, ``read_us`` receiving, ``check_us`` checking what came. ``size_bytes`` came out of the cache.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class ReadReport:
     size_bytes: int
     attempt: int
     done: int
+    straight: int = 0
     missed: tuple[int, ...] = ()
     corrupt: tuple[int, ...] = ()
 

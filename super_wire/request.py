@@ -40,7 +40,7 @@ __all__ = [
     "read_outcome",
 ]
 
-REQUEST_VERSION = 2
+REQUEST_VERSION = 3
 MAX_SAMPLES_PER_REQUEST = 4096
 
 OUTCOME_FIELD = b"r"
@@ -79,6 +79,10 @@ class Outcome(enum.StrEnum):
     """The request's expiry came first; it was not tried."""
     TIMED_OUT = "timed_out"
     """Decoding it took longer than the function's setting allows; a faster machine may do it in time."""
+    NOT_STORED = "not_stored"
+    """The store has no good record of it at the place that a restore names: gone, cut off or broken."""
+    STORE_ERROR = "store_error"
+    """The store did not answer, or refused; the record may well be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,11 @@ class PrefetchRequest:
     begun by then stays so. ``answer_to`` is the stream in the cache where the function puts its result, empty
     where the invocation's answer is waited for. ``golden`` is the fingerprint that its decoder must have,
     ``function_version`` the version of SUPER that it must be; both are empty where the caller has checked.
+
+    ``store`` is the store's address; empty, there is none. Without ``packs`` the function decodes, and writes
+    what it decoded to the store as a pack. With ``packs`` the request is a *restore*: the function reads each
+    sample's whole record from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from ``offsets[i]``, and decodes
+    nothing.
     """
 
     request_id: str
@@ -113,6 +122,16 @@ class PrefetchRequest:
     answer_to: str = ""
     golden: str = ""
     function_version: str = ""
+    store: str = ""
+    packs: tuple[str, ...] = ()
+    pack_of: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def restores(self) -> bool:
+        """Whether records come from the store, and nothing is decoded."""
+        return bool(self.packs)
 
     def to_json(self) -> str:
         """As JSON text, for any executor."""
@@ -133,8 +152,10 @@ class PrefetchRequest:
             raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
+        _check_places(request)
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
-        if clean_text(every := "".join((*texts, *request.keys, *request.versions))) != every:
+        lists = (*request.keys, *request.versions, *request.packs)
+        if clean_text(every := "".join((*texts, request.store, *lists))) != every:
             raise ConfigError("a prefetch request has a text with a lone surrogate, which UTF-8 has not")
         return request
 
@@ -148,6 +169,11 @@ class PrefetchResult:
     ``messages`` explains outcomes other than ``cached``, by the sample's place in the request.
     ``duration_us`` is the function's own measure of its time; ``billed_us`` and ``memory_mb`` are what is
     billed, 0 where nobody says. ``clock_s`` is the function's clock when it answered, Unix time in seconds.
+
+    ``pack`` names the pack that was written, ``offsets`` say where in it each sample's record begins, 0 for
+    those that it does not hold; both are empty where none was written. ``store_trouble`` says why the store
+    was not written or read. ``store_requests`` are requests to S3 for it, ``store_bytes`` what was read from
+    it or written to it.
     """
 
     request_id: str
@@ -164,6 +190,11 @@ class PrefetchResult:
     billed_us: int = 0
     memory_mb: int = 0
     clock_s: float = 0.0
+    pack: str = ""
+    offsets: tuple[int, ...] = ()
+    store_trouble: str = ""
+    store_requests: int = 0
+    store_bytes: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values, which is what a handler returns."""
@@ -178,13 +209,20 @@ class PrefetchResult:
         columns = (result.fetch_us, result.decode_us, result.push_us, result.source_bytes)
         if {len(column) for column in (*columns, result.record_bytes)} != {len(result.outcomes)}:
             raise ConfigError("the columns of a prefetch result differ in length")
+        if len(result.offsets) != (len(result.outcomes) if result.pack else 0):
+            raise ConfigError(
+                "a prefetch result has as many offsets as samples where it names a pack, else none"
+            )
         unknown = set(result.outcomes) - frozenset(Outcome)
         if unknown:
             raise ConfigError(f"unknown outcomes in a prefetch result: {reprlib.repr(sorted(unknown))}")
-        if result.messages or not result.function_version.isascii():
+        texts = (result.function_version, result.pack, result.store_trouble)
+        if result.messages or not "".join(texts).isascii():
             messages = {place: clean_text(message) for place, message in result.messages.items()}
-            version = clean_text(result.function_version)
-            result = replace(result, messages=messages, function_version=version)
+            version, pack, trouble = map(clean_text, texts)
+            result = replace(
+                result, messages=messages, function_version=version, pack=pack, store_trouble=trouble
+            )
         return result
 
 
@@ -224,6 +262,19 @@ def clean_text(text: str) -> str:
     Words of others end in tombstones, replies and logs, where what cannot be encoded would break the whole.
     """
     return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def _check_places(request: PrefetchRequest) -> None:
+    count = len(request.keys) if request.packs else 0
+    if not count == len(request.pack_of) == len(request.offsets) == len(request.lengths):
+        raise ConfigError(
+            "a restore has one of pack_of, offsets and lengths for each key; a request without packs none"
+        )
+    if request.packs and not request.store:
+        raise ConfigError("a request that names packs names their store")
+    used = set(request.pack_of)
+    if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
+        raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")
 
 
 def _is_count(value: object) -> bool:

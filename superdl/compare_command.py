@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from superdl.experiments.output import strict_json
 
+    os.environ.setdefault("SUPER_STORE", "none")  # else what one run decoded would serve the next
     console = Console(stderr=arguments.json)
     report = _of_runs(arguments, console) if arguments.runs else _of_spec(arguments, console)
     if arguments.json:
@@ -77,7 +79,7 @@ def _of_spec(arguments: argparse.Namespace, console: Console) -> Comparison:
 
 
 def _of_runs(arguments: argparse.Namespace, console: Console) -> Comparison:
-    from superdl.experiments.comparing.found_runs import compare_runs
+    from superdl.experiments.comparing.comparison import compare_runs
     from superdl.experiments.comparing.running import publish
     from superdl.experiments.output import new_directory
     from superdl.super_wire.errors import ConfigError

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-_DIGITS_IMAGES = {"train": 1438, "val": 359}
 _DIGITS_BYTES = 1797 * 4096
 _MEGABYTE = 1e6
 
@@ -105,12 +104,12 @@ def _list(*, as_json: bool) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS
+    from superdl.experiments.data import DIGITS_FORMAT, MADE_SETS, PUBLISHED_SETS
 
     stands_in = {one.like: one.name for one in PUBLISHED_SETS.values()}
     about = "10 classes of 64x64 JPEGs: scans of handwriting (scikit-learn's)"
     rows: list[dict[str, Any]] = [
-        {"name": "digits", "about": about, **_DIGITS_IMAGES, "bytes": _DIGITS_BYTES, "quick": None}
+        {"name": "digits", "about": about, **DIGITS_FORMAT["counts"], "bytes": _DIGITS_BYTES, "quick": None}
     ]
     for made in MADE_SETS.values():
         sizes = {"bytes": made.disk_bytes(made.train + made.val), "quick": made.quick}

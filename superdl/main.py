@@ -22,6 +22,7 @@ __all__ = ["main"]
 _MODULES = {
     "coordinator": "superdl.coordinator.__main__",
     "doctor": "superdl.doctor.command",
+    "store": "superdl.store.command",
     "warm": "superdl.warm.command",
 }
 _COMMANDS = {
@@ -33,6 +34,7 @@ _COMMANDS = {
     "cost": "say what an epoch and a month cost, by way of loading",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
     "warm": "fill the cache ahead of the jobs that will read it",
+    "store": "look after a store of decoded records: what lies in it, whether it is right, what may go",
     "doctor": "see what would keep this machine from training, and what to do about it",
     "stats": "show what a coordinator's jobs do, or what happened to a batch",
     "bench": "measure SUPER beside other loaders (needs a checkout)",

@@ -1,8 +1,9 @@
-"""Options that several subcommands have: ``--set``, and ``--resize``, ``--crop``, ``--recipe``."""
+"""What several subcommands have: ``--set``; ``--resize``, ``--crop``, ``--recipe``; asking a person."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["above_zero", "add_overrides", "add_recipe_options", "recipe_of"]
+__all__ = ["above_zero", "add_overrides", "add_recipe_options", "agreed", "recipe_of"]
 
 Number = TypeVar("Number", int, float)
 
@@ -35,6 +36,21 @@ def above_zero(option: str, value: Number) -> Number:
     if not value > 0:
         raise ConfigError(f"{option} is above 0; not {value}")
     return value
+
+
+def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
+    """Whether a person agrees, or has by ``--yes``.
+
+    Raises:
+        ConfigError: nobody can be asked; the message has ``otherwise``.
+    """
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"nobody can be asked here: {otherwise}")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:

@@ -28,8 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Make the page."""
     from superdl.experiments.comparing.comparison import is_comparison, read_comparison
     from superdl.experiments.comparing.show import comparison_page
-    from superdl.experiments.reporting.page import PAGE_NAME, write_page
-    from superdl.experiments.reporting.plots import plots_missing  # --help needs none of this
+    from superdl.experiments.output import write_whole
+    from superdl.experiments.reporting.page import (
+        PAGE_NAME,
+        plots_missing,  # --help needs none of this
+    )
     from superdl.experiments.reporting.run_files import read_run
     from superdl.experiments.reporting.run_page import run_page
     from superdl.super_wire.errors import ConfigError
@@ -44,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         page = run_page(known)
     path = directory / PAGE_NAME
     try:
-        write_page(page, path)
+        write_whole(page, path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; copy the run to where you may") from error
     missing = plots_missing()

@@ -36,8 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask and print."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.sampler.rpc.client import FIRST_CONTACT, Client
-    from superdl.sampler.rpc.connection import checked_address
+    from superdl.sampler.rpc import FIRST_CONTACT, Client, checked_address
     from superdl.super_wire import coordinator_pb2 as pb
 
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
@@ -121,6 +120,12 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             f"  cost: {job['usd']:.4f} USD; {job['gb_s']:,.1f} GB-s, {job['source_requests']:,} GETs, "
             f"{_mib(job['source_bytes'])} fetched, {_mib(job['record_bytes'])} into the cache, "
             f"{_mib(job['read_bytes'])} out of it"
+            + (
+                f"\n  store: {job['samples_restored']:,} samples restored, {job['samples_straight']:,} read "
+                f"straight; {job['store_requests']:,} requests, {_mib(job['store_bytes'])}"
+                if answer["cache"]["store"]
+                else ""
+            )
         )
     _print_cache(answer["cache"], console)
     _print_executors(answer["executors"], console)
@@ -150,6 +155,11 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
             f"  thrash: samples are dropped and produced again; {_mib(cache['needed_bytes'])} for records "
             f"would end it, a maxmemory of {_mib(maxmemory_for(cache['needed_bytes']))}"
         )
+    if cache["store"]:
+        room = f" of {_mib(cache['store_room_bytes'])}" if cache["store_room_bytes"] else ""
+        trouble = f"; in trouble: {cache['store_trouble']}" if cache["store_trouble"] else ""
+        stored = f"{cache['store_packs']:,} packs, {_mib(cache['store_used_bytes'])}{room}{trouble}"
+        console.print(f"store {cache['store']}: {stored}")
     spending = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
     console.print(
         f"functions: {cache['total_requests_in_flight']:,} requests in flight, {cache['concurrency']:,} of "

@@ -5,7 +5,13 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import settings
+
+# Processes of tests inherit it: none may write below the home directory. Tests of the store name their own.
+os.environ["SUPER_STORE"] = "none"
 
 pytest_plugins = [
     "tests.fixtures.images",
@@ -24,3 +30,13 @@ settings.register_profile("light", max_examples=50, deadline=None, derandomize=T
 settings.register_profile("heavy", max_examples=500, deadline=None)
 # The default; --hypothesis-profile on the command line is applied later and wins.
 settings.load_profile("light")
+
+_SLOW_LIMIT_S = 300
+"""What trains or fills caches for a minute takes some minutes on a machine that is busy with other things."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests a longer limit than pyproject.toml's, unless they name their own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW_LIMIT_S))

@@ -178,7 +178,7 @@ def _event(job: str, report: ReadReport) -> BatchRead:
         report.wait_us,
         report.size_bytes,
     )
-    if max(numbers) > _NUMBER_MAX or report.hits > report.samples:
+    if max(numbers) > _NUMBER_MAX or not report.straight <= report.hits <= report.samples:
         raise ValueError(
             f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]
         )
@@ -195,4 +195,5 @@ def _event(job: str, report: ReadReport) -> BatchRead:
         read_us=report.read_us,
         wait_us=report.wait_us,
         size_bytes=report.size_bytes,
+        straight=report.straight,
     )

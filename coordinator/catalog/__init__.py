@@ -9,9 +9,17 @@ thread, is the coordinator's.
 from __future__ import annotations
 
 from superdl.coordinator.catalog.catalog import Catalog
-from superdl.coordinator.catalog.lister import list_source
+from superdl.coordinator.catalog.lister import list_objects, list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
 from superdl.coordinator.catalog.source import Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
 
-__all__ = ["Catalog", "ListingCancelledError", "PackedStrings", "Source", "list_source", "parse_source"]
+__all__ = [
+    "Catalog",
+    "ListingCancelledError",
+    "PackedStrings",
+    "Source",
+    "list_objects",
+    "list_source",
+    "parse_source",
+]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -77,18 +78,19 @@ class LabelColumn:
         return self._column.finish(), self._column.classes
 
 
-class _Column:
+class _Column(ABC):
     """What collects labels of one form."""
 
     classes: tuple[str, ...] = ()
     """Once finished: the class names sorted, if labels are texts."""
 
+    @abstractmethod
     def append(self, label: Any) -> None:
-        raise NotImplementedError
+        """Take the next row's label."""
 
+    @abstractmethod
     def finish(self) -> NDArray[Any]:
         """The labels, shape (rows, ...)."""
-        raise NotImplementedError
 
 
 def _column_for(label: object) -> _Column:

@@ -23,7 +23,7 @@ from superdl.super_wire.errors import SourceEmptyError, SourceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["list_source"]
+__all__ = ["list_objects", "list_source"]
 
 _SHOWN = 5
 
@@ -79,6 +79,21 @@ def list_source(
     prefix = place.prefix.encode()
     keys = PackedStrings.pack(prefix + key for key in rows.keys) if prefix else rows.keys
     return Catalog.build(place.bucket, keys, versions, rows.labels, rows.classes)
+
+
+def list_objects(
+    source: str, progress: Callable[[int], None] = lambda _: None
+) -> tuple[PackedStrings, PackedStrings]:
+    """Keys and versions of all that lies below a source, whatever its name, in any order.
+
+    Raises:
+        SourceError: as :func:`list_source`.
+    """
+    found = _list(parse_source(source), Tally(progress, threading.Event()), images_only=False)
+    return (
+        PackedStrings.concatenate([folder.keys for folder in found]),
+        PackedStrings.concatenate([folder.versions for folder in found]),
+    )
 
 
 def _list(place: Source, tally: Tally, *, images_only: bool) -> list[Folder]:

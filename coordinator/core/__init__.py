@@ -21,6 +21,8 @@ event                   changes                                       may cause 
 ``CacheResized``        the budget                                    ``Drop``, or waiting ranks go on
 ``ExecutorResized``     the bound on an executor's requests
 ``ExecutorsIneligible`` who may produce a dataset                     its ranks look for other executors
+``RecordsStored``       places in the store
+``PacksLost``           places in the store                           straight ranks look again
 ``Tick``                nothing but the time
 ======================= ============================================= ====================================
 
@@ -52,9 +54,11 @@ from superdl.coordinator.core.events import (
     FailureKind,
     JobClosed,
     JobOpened,
+    PacksLost,
     Prefetch,
     ReadBack,
     RecordReadBack,
+    RecordsStored,
     RequestDone,
     RequestFailed,
     Tick,
@@ -95,11 +99,13 @@ __all__ = [
     "JobClosed",
     "JobOpened",
     "Ledger",
+    "PacksLost",
     "Plan",
     "Prefetch",
     "Prices",
     "ReadBack",
     "RecordReadBack",
+    "RecordsStored",
     "RequestDone",
     "RequestFailed",
     "SampleSet",

@@ -9,7 +9,7 @@ import numpy as np
 
 from superdl.coordinator.core.dispatching import wake_times_s
 from superdl.coordinator.core.ledger import Spending
-from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,7 @@ def problems(state: State) -> Iterator[str]:
     yield from _cursors(state)
     yield from _stalls(state)
     yield from _money(state)
+    yield from _store(state)
 
 
 def _stalls(state: State) -> Iterator[str]:
@@ -95,7 +96,9 @@ def stuck_work(state: State, now: float) -> Iterator[str]:
             yield f"{len(eligible.ready)} ranks may look ahead, and {free[0].name} has a place"
         if eligible.deferred and eligible.defer_until_s < min(wake_times_s(state, now), default=math.inf):
             yield f"{len(eligible.deferred)} ranks wait for a cheaper executor, and nothing ends that"
-        if eligible.deferred and free and not blocked and not eligible.has_cheaper(free[0]):
+        # With a store, what lies there may wait for a dearer one that can restore it.
+        waits = eligible.deferred and not state.settings.store
+        if waits and free and not blocked and not eligible.has_cheaper(free[0]):
             yield f"{len(eligible.deferred)} ranks wait, and no executor is cheaper than {free[0].name}"
 
 
@@ -119,3 +122,23 @@ def _money(state: State) -> Iterator[str]:
     borne_usd = state.ledger.total_costs().usd
     if not math.isclose(borne_usd, state.ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
         yield f"jobs bear {borne_usd} USD of {state.ledger.total_usd}"
+
+
+def _store(state: State) -> Iterator[str]:
+    """Places are known only of what may be stored, and only who sees the store has to do with it."""
+    for key, samples in state.sets.items():
+        if samples.packs is None:
+            continue
+        if key.epoch != EVERY_EPOCH or not state.settings.store:
+            yield f"{key}: places in a store are known, which has none of it"
+        if int(np.count_nonzero(samples.packs)) != samples.stored_count:
+            yield f"{key}: {samples.stored_count} places are counted, which is wrong"
+    for request in state.requests.values():
+        blind = state.fleet.executors[request.executor].store is None
+        if (request.restore or request.save) and (blind or request.samples.epoch != EVERY_EPOCH):
+            yield f"request {request.number} has to do with a store that it cannot see"
+        if request.restore and request.save:
+            yield f"request {request.number} restores and saves"
+    for job in state.jobs.values():
+        if job.straight != all(cursor.sees_store for cursor in job.cursors.values()):
+            yield f"{job.name} is straight, or not, against its ranks"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.core import auditing, events, ranks, requesting, results
+from superdl.coordinator.core import auditing, events, ranks, requesting, restoring, results
 from superdl.coordinator.core.consistency import problems, stuck_work
 from superdl.coordinator.core.diagnosis import history, needed_bytes
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
@@ -43,7 +43,9 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.ExecutorsIneligible: requesting.executors_ineligible,
     events.JobClosed: ranks.job_closed,
     events.JobOpened: ranks.job_opened,
+    events.PacksLost: restoring.packs_lost,
     events.RecordReadBack: results.record_read_back,
+    events.RecordsStored: restoring.records_stored,
     events.RequestDone: results.request_done,
     events.RequestFailed: results.request_failed,
     events.Tick: lambda *_: None,  # time itself changes nothing; what is due is found with every event
@@ -130,6 +132,11 @@ class Core:
     def spent_usd(self) -> float:
         """What is spent, and what requests in flight will have cost though nobody hears of their end."""
         return self.state.ledger.total_usd + self.state.ledger.committed_usd(self.state.in_flight)
+
+    @property
+    def store_trouble(self) -> str:
+        """Why an executor does not read the store now, or not write to it; empty while all is well."""
+        return restoring.trouble(self.state)
 
     def lookahead_batches(self, job: Job) -> int:
         """How far a job looks ahead now: the farthest of its ranks."""

@@ -17,6 +17,7 @@ import numpy as np
 from superdl.coordinator.core.journal import Cause, Stall, Work
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import LEAST_BATCHES, WINDOW_SHARE, batches_wanted, share_of
+from superdl.coordinator.core.restoring import waits_for_the_store
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
@@ -73,7 +74,10 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
             continue
         why = f", racing request {request.hedge_of}" if request.hedge_of is not None else ""
         account = f"on account of {request.job}{why}"
-        told.append((request.made_s, f"request {request.number} for {count} of its samples, {account}"))
+        from_where = "from the store, " if request.restore else ""
+        told.append(
+            (request.made_s, f"request {request.number} for {count} of its samples, {from_where}{account}")
+        )
         if request.ended_s is not None:
             told.append((request.ended_s, f"request {request.number} ended: {request.ending}"))
     return sorted(told, key=lambda entry: entry[0])
@@ -109,15 +113,18 @@ def _cause_at_once(
     commonest = SampleState(int(counts.argmax()))
     if commonest is SampleState.WAITING:
         return Cause.THROTTLE if _is_limited(state, cursor.job, now) else Cause.RETRY
-    if commonest not in _NOT_ASKED_FOR:
-        return None  # also where a record came since the reader looked
+    from_store = waits_for_the_store(state, samples, indices, now)
+    if commonest not in _NOT_ASKED_FOR:  # also where a record came since the reader looked
+        return Cause.STORE if from_store else None
     if cursor.fresh:
         return Cause.COLD_START
     if samples.dropped[indices].any() or cursor.key in state.room_search.waiting:
         return Cause.CACHE_MEMORY
     if state.ledger.spending is not Spending.FREELY:
         return Cause.SPENDING
-    return Cause.LATE_PLANNING if state.eligible_for(cursor.job.dataset).idle(now) > 0 else None
+    idle = state.eligible_for(cursor.job.dataset).idle(now) > 0
+    not_asked_for = Cause.LATE_PLANNING if idle else None
+    return Cause.STORE if from_store else not_asked_for
 
 
 def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
@@ -130,6 +137,8 @@ def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
         return Cause.CACHE_MEMORY
     if done.throttled or _is_limited(state, job, now):
         return Cause.THROTTLE
+    if done.store_us > done.fetch_us + done.decode_us:
+        return Cause.STORE
     seen = done if done.fetch_us + done.decode_us else whole
     return Cause.SOURCE if seen.waits_for_the_source else Cause.DECODE
 

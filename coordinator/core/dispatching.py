@@ -17,6 +17,7 @@ from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.requesting import race_stragglers, request
+from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.room import fits, next_use, next_use_s, relieve, room_for, urgent_room_for
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.timing import request_size
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Ahead, Cursor
     from superdl.coordinator.core.queues import Retry
+    from superdl.coordinator.core.restoring import Way
     from superdl.coordinator.core.state import State
 
 __all__ = ["dispatch", "expire_tombstones", "wake_times_s", "watch_spending"]
@@ -95,36 +97,46 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if soonest is not None and cursor.deadline_s() > soonest[1]:
         state.wake(cursor)
         return
-    executor = _executor_for(state, cursor, now)
-    if executor is None:
+    for way in ways(state, ahead.samples, ahead.indices, now):
+        executor = _executor_for(state, cursor, way, now)
+        if executor is not None:
+            break
+    else:
         return
-    count = min(ahead.indices.size, _request_samples(state, executor, cursor, now))
+    count = min(way.indices.size, _request_samples(state, executor, cursor, way, now))
     room = count
     if not fits(state, ahead.samples, count):
         later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
         room = room_for(state, ahead.samples, count, later_than_s=later_than_s, now=now)
     if room:
-        cursor.pending[0] = ahead._replace(indices=ahead.indices[room:])
-        request(state, executor, ahead.samples, ahead.indices[:room], job.name, now)
+        taken, left = way.indices[:room], way.without(room)
+        if (
+            way.restore
+            and cursor.next_ahead >= cursor.watermark + _FIRST_BATCHES
+            and _slack_s(cursor, now) > 0
+        ):
+            taken, left = with_their_packs(state, ahead.samples, taken), ahead.indices
+        cursor.pending[0] = ahead._replace(indices=left)
+        request(state, executor, ahead.samples, taken, job.name, now, restore=way.restore)
     if room == count:
         state.wake(cursor)
     else:
         state.room_search.waiting[cursor.key] = None
 
 
-def _executor_for(state: State, cursor: Cursor, now: float) -> ExecutorState | None:
+def _executor_for(state: State, cursor: Cursor, way: Way, now: float) -> ExecutorState | None:
     """Who is to have what a rank has found; ``None`` if that waits, and then it is noted until when."""
     job, soon = cursor.job, cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
     eligible = state.eligible_for(job.dataset)
     slack_s = _slack_s(cursor, now) if cursor.pace.known or soon else math.inf
-    samples = min(cursor.pending[0].indices.size, job.plan.batch_size, state.settings.request_samples)
-    executor = eligible.choose(now, slack_s=slack_s, soon=soon, samples=samples)
+    samples = min(way.indices.size, job.plan.batch_size, state.settings.request_samples)
+    executor = way.executors.choose(now, slack_s=slack_s, soon=soon, samples=samples)
     if executor is None:
         if not eligible.deferred:
             eligible.has_changed(now)  # than from now on
         eligible.deferred[cursor.key] = None
-        defer_until_s = now + eligible.deferral_ends_in_s(now, slack_s=slack_s, samples=samples) + _MOMENT_S
-        eligible.defer_until_s = min(eligible.defer_until_s, defer_until_s)
+        ends_in_s = way.executors.deferral_ends_in_s(now, slack_s=slack_s, samples=samples)
+        eligible.defer_until_s = min(eligible.defer_until_s, now + ends_in_s + _MOMENT_S)
     return executor
 
 
@@ -142,11 +154,11 @@ def _wake_waiting_for_room(state: State, now: float) -> None:
         state.wake_those(cursors)
 
 
-def _request_samples(state: State, executor: ExecutorState, cursor: Cursor, now: float) -> int:
+def _request_samples(state: State, executor: ExecutorState, cursor: Cursor, way: Way, now: float) -> int:
     """Where readers wait again and again, functions are too few, and nothing is gained by small requests."""
     return request_size(
-        executor.latency,
-        wanted=min(cursor.pending[0].indices.size, cursor.job.plan.batch_size),
+        way.executors.latency_of(executor),
+        wanted=min(way.indices.size, cursor.job.plan.batch_size),
         idle=executor.idle(now),
         slack_s=math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now),
         most=state.settings.request_samples,
@@ -173,23 +185,25 @@ def _request_retries(state: State, now: float) -> bool:
         wanted = _wanted(state, retry)
         if not wanted.size:
             continue
-        eligible = state.eligible_for(retry.samples.dataset)
-        executor = eligible.choose(now, failed_by=retry.failed_by)
-        if executor is None:  # those that have places are of no use for it
+        for way in ways(state, retry.samples, wanted, now):
+            executor = way.executors.choose(now, failed_by=retry.failed_by)
+            if executor is not None:
+                break
+        else:  # those that have places are of no use for it
             put_off.append((retry, wanted))
             continue
-        places = eligible.places(now)
-        share = 1 if retry.alone else min(state.settings.request_samples, math.ceil(wanted.size / places))
+        places, mine = way.executors.places(now), way.indices
+        share = 1 if retry.alone else min(state.settings.request_samples, math.ceil(mine.size / places))
         if retry.urgent:
-            wanted, share = _suspects_alone(state, retry, wanted, share)
+            mine, share = _suspects_alone(state, retry, mine, share)
             room = urgent_room_for(state, retry.samples, share, now)
         else:
-            wanted, later_than_s = _soonest_first(state, retry, wanted, share)
+            mine, later_than_s = _soonest_first(state, retry, mine, share)
             room = room_for(state, retry.samples, share, later_than_s=later_than_s, now=now)
         if room:
-            request(state, executor, retry.samples, wanted[:room], retry.job, now)
+            request(state, executor, retry.samples, mine[:room], retry.job, now, restore=way.restore)
         if room or retry.urgent:
-            state.retry_queue.put_back(retry, wanted[room:])
+            state.retry_queue.put_back(retry, way._replace(indices=mine).without(room))
         else:
             _leave_to_lookahead(state, retry, wanted)
         lacks_room = not room and retry.urgent

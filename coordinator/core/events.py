@@ -41,9 +41,11 @@ __all__ = [
     "FailureKind",
     "JobClosed",
     "JobOpened",
+    "PacksLost",
     "Prefetch",
     "ReadBack",
     "RecordReadBack",
+    "RecordsStored",
     "RequestDone",
     "RequestFailed",
     "Tick",
@@ -100,7 +102,10 @@ class JobClosed:
 
 @dataclass(frozen=True, slots=True)
 class BatchesAsked:
-    """A sampler asked for batches [start, stop) of an epoch; it has given out all before ``yielded``."""
+    """A sampler asked for batches [start, stop) of an epoch; it has given out all before ``yielded``.
+
+    ``sees_store``: its readers read records straight out of the store.
+    """
 
     job: str
     rank: int
@@ -108,11 +113,15 @@ class BatchesAsked:
     start: int
     stop: int
     yielded: int
+    sees_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """A read report: what a reader found of a batch, and what it still misses (offsets in the batch)."""
+    """A read report: what a reader found of a batch, and what it still misses (offsets in the batch).
+
+    ``straight`` of its samples came straight out of the store.
+    """
 
     job: str
     rank: int
@@ -126,6 +135,7 @@ class BatchRead:
     read_us: int
     wait_us: int
     size_bytes: int = 0
+    straight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +145,11 @@ class RequestDone:
     ``outcomes`` are places in :data:`OUTCOME_ORDER`; times in microseconds, lengths in bytes; ``messages`` by
     offset. ``duration_us`` is the time that the function itself took, ``gb_s`` what of it is billed, times
     its memory; ``source_requests`` are GETs.
+
+    ``pack`` is the number of the pack that the function wrote, 0 for none, ``stored`` which of the samples
+    are in it. ``store_trouble`` says why the store did not take or give what it should have;
+    ``store_requests`` are GETs and PUTs of a store in a bucket, ``store_bytes`` were read from or written to
+    the store.
     """
 
     request_id: int
@@ -149,6 +164,11 @@ class RequestDone:
     gb_s: float = 0.0
     source_requests: int = 0
     cold_start: bool = False
+    pack: int = 0
+    stored: NDArray[np.bool_] | None = None
+    store_trouble: str = ""
+    store_requests: int = 0
+    store_bytes: int = 0
 
 
 class FailureKind(enum.Enum):
@@ -246,6 +266,26 @@ class ExecutorsIneligible:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordsStored:
+    """These samples of a dataset lie in the store, in packs of these numbers (uint32, none is 0).
+
+    The dataset is known: the event comes with or after its :class:`JobOpened`. It replaces what was known of
+    these samples' places.
+    """
+
+    dataset: bytes
+    indices: NDArray[np.int64]
+    packs: NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class PacksLost:
+    """These packs are gone, or of no use: nothing lies there any more."""
+
+    packs: NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; see :attr:`superdl.coordinator.core.Core.wake_at_s`."""
 
@@ -256,7 +296,8 @@ class Prefetch:
 
     ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
     request in flight for the same samples, which this one races; ``executor`` is the number of the one that
-    is to carry it out.
+    is to carry it out. ``restore``: bring the records from their places in the store, all of which are known.
+    ``save``: write a pack of what is decoded.
     """
 
     request_id: int
@@ -266,6 +307,8 @@ class Prefetch:
     expires_in_s: float
     hedge_of: int | None = None
     executor: int = 0
+    restore: bool = False
+    save: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +373,9 @@ Event: TypeAlias = (
     | ExecutorsIneligible
     | JobClosed
     | JobOpened
+    | PacksLost
     | RecordReadBack
+    | RecordsStored
     | RequestDone
     | RequestFailed
     | Tick

@@ -18,15 +18,29 @@ from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Conc
 from superdl.coordinator.core.timing import LatencyModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from superdl.coordinator.core.queues import CursorKey
 
-__all__ = ["EligibleExecutors", "ExecutorState", "Fleet"]
+__all__ = ["EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess"]
 
 _SLOW = 0.99
 _NO_OTHER_S = 5.0
 _UNKNOWN_LATE_S = 5.0
+
+
+@dataclass(slots=True)
+class StoreAccess:
+    """How an executor fares with the store: how long restores take it, and whether reading and writing works.
+
+    ``read_probe`` and ``write_probe`` are the requests that try it again, one at a time, after it has not.
+    """
+
+    latency: LatencyModel = field(default_factory=LatencyModel)
+    reading: CircuitBreaker = field(default_factory=CircuitBreaker)
+    writing: CircuitBreaker = field(default_factory=CircuitBreaker)
+    read_probe: int = 0
+    write_probe: int = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +65,12 @@ class ExecutorState:
     """Billed for them so far."""
     read_back_s: float = -math.inf
     """When one of its records was chosen to be read back last."""
+    store: StoreAccess | None = None
+    """``None``: there is no store, or its functions do not see it."""
+
+    def latency_of(self, *, restore: bool) -> LatencyModel:
+        """How long it takes to restore, or to produce."""
+        return self.store.latency if restore and self.store is not None else self.latency
 
     def idle(self, now: float) -> int:
         """How many of its functions have nothing to do."""
@@ -71,15 +91,24 @@ class EligibleExecutors:
         ready: ranks that may have something to look ahead to.
         deferred: ranks that wait for a place at a cheaper executor.
         defer_until_s: when the first of those can wait no more.
+
+    Args:
+        executors: they, the cheapest first.
+        restores: whether they are asked for records of the store, which takes them another time.
     """
 
-    def __init__(self, executors: Sequence[ExecutorState]) -> None:
+    def __init__(self, executors: Sequence[ExecutorState], *, restores: bool = False) -> None:
         self.executors = tuple(executors)
+        self._restores = restores
         self.ready: TimeQueue[CursorKey] = TimeQueue()
         self.deferred: dict[CursorKey, None] = {}
         self.defer_until_s = math.inf
         self._alone = len(self.executors) == 1
         self._seen: tuple[object, ...] = ()
+
+    def latency_of(self, executor: ExecutorState) -> LatencyModel:
+        """How long an executor takes for what it is asked for here."""
+        return executor.latency_of(restore=self._restores)
 
     def places(self, now: float) -> int:
         """How many more requests may be made."""
@@ -142,7 +171,12 @@ class EligibleExecutors:
     def has_changed(self, now: float) -> bool:
         """Whether what :meth:`choose` looks at has changed since it was asked last, time apart."""
         seen = tuple(
-            (self.places_of(executor, now) > 0, self._is_sound(executor), executor.latency.known)
+            (
+                self.places_of(executor, now) > 0,
+                self._is_sound(executor),
+                executor.latency.known,
+                executor.store and (executor.store.latency.known, executor.store.reading.tripped),
+            )
             for executor in self.executors
         )
         changed = seen != self._seen
@@ -153,7 +187,12 @@ class EligibleExecutors:
         """How long slow requests take: waiting for one executor, and then another, where there are several;
         ``None`` before enough is known.
         """
-        times_s = [executor.latency.quantile_s(samples, _SLOW) for executor in self.executors]
+        models = [
+            # As long as it has only restored, that is what it does.
+            executor.latency if executor.latency.answers or not executor.store else executor.store.latency
+            for executor in self.executors
+        ]
+        times_s = [model.quantile_s(samples, _SLOW) for model in models]
         known_s = [time_s for time_s in times_s if time_s is not None]
         return sum(known_s) if known_s else None
 
@@ -161,10 +200,10 @@ class EligibleExecutors:
         """When a request to an executor becomes a straggler; of one that has never answered, when it would be
         one at the slowest other, or after a while. ``None``: that cannot be said.
         """
-        late_s = executor.latency.quantile_s(samples, quantile)
+        late_s = self.latency_of(executor).quantile_s(samples, quantile)
         if late_s is not None or self._alone:
             return late_s
-        others_s = [other.latency.quantile_s(samples, _SLOW) for other in self.executors]
+        others_s = [self.latency_of(other).quantile_s(samples, _SLOW) for other in self.executors]
         return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
 
     def can_turn_elsewhere(self, executor: ExecutorState) -> bool:
@@ -191,12 +230,13 @@ class EligibleExecutors:
             executor for executor in self.executors[: self.executors.index(than)] if self._is_sound(executor)
         ]
 
-    @staticmethod
-    def _deferrable_s(cheaper: Sequence[ExecutorState], dearer: ExecutorState, samples: int) -> float | None:
+    def _deferrable_s(
+        self, cheaper: Sequence[ExecutorState], dearer: ExecutorState, samples: int
+    ) -> float | None:
         """What is wanted sooner than that does not wait for a cheaper executor: the time of a slow request
         there and, since it may come to nothing, here; ``None`` before enough is known.
         """
-        times_s = [executor.latency.quantile_s(samples, _SLOW) for executor in (*cheaper, dearer)]
+        times_s = [self.latency_of(executor).quantile_s(samples, _SLOW) for executor in (*cheaper, dearer)]
         known_s = [time_s for time_s in times_s if time_s is not None]
         return sum(known_s) if len(known_s) == len(times_s) else None
 
@@ -215,10 +255,15 @@ class Fleet:
 
     Args:
         names: what people call them, the cheapest first; at least one.
+        see_store: the numbers of those whose functions see a store.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.executors = tuple(ExecutorState(number, name) for number, name in enumerate(names))
+    def __init__(self, names: Sequence[str], see_store: Container[int] = ()) -> None:
+        self.executors = tuple(
+            ExecutorState(number, name, store=StoreAccess() if number in see_store else None)
+            for number, name in enumerate(names)
+        )
+        self._restorers: dict[tuple[int, ...], EligibleExecutors] = {}
         self._groups: dict[frozenset[int], EligibleExecutors] = {
             frozenset(): EligibleExecutors(self.executors)
         }
@@ -229,6 +274,14 @@ class Fleet:
         if found is None:
             executors = [executor for executor in self.executors if executor.number not in ineligible]
             found = self._groups[ineligible] = EligibleExecutors(executors)
+        return found
+
+    def restorers(self, executors: Sequence[ExecutorState]) -> EligibleExecutors:
+        """Some executors, as who may be asked to restore; no rank waits for them alone."""
+        numbers = tuple(executor.number for executor in executors)
+        found = self._restorers.get(numbers)
+        if found is None:
+            found = self._restorers[numbers] = EligibleExecutors(executors, restores=True)
         return found
 
     @property

@@ -88,6 +88,8 @@ class Cursor:
     caution: float = 1.0
     lapsed: bool = False
     """It has shown no sign of life lately."""
+    sees_store: bool = False
+    """Its readers take what the store has straight from there."""
     wanted_bytes: int = 0
     notes: deque[BatchNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_RANK))
     read_ahead: set[int] = field(default_factory=set)
@@ -179,6 +181,10 @@ class Job:
     stalls: JobStalls = field(default_factory=JobStalls)
     lapsed: bool = False
     """Whether no rank of it has shown a sign of life lately."""
+    straight: bool = False
+    """Whether all its readers see the store: then what lies there is wanted in the cache only where a reader
+    misses it.
+    """
 
     def absolute(self, epoch: int, position: int) -> int:
         """The absolute position of a batch."""
@@ -196,6 +202,16 @@ class Job:
         """A rank has fallen silent, or come back."""
         self.lapsed = all(cursor.lapsed for cursor in self.cursors.values())
 
+    def sees_store_changed(self) -> None:
+        """A rank has come or gone, or its readers see the store now, or do not; what was passed over because
+        it lies there is looked at again.
+        """
+        was_straight = self.straight
+        self.straight = bool(self.cursors) and all(cursor.sees_store for cursor in self.cursors.values())
+        if was_straight and not self.straight:
+            for cursor in self.cursors.values():
+                cursor.look_again()
+
     @property
     def _living(self) -> list[Cursor]:
         """The ranks that show signs of life; all, if none does."""
@@ -205,6 +221,11 @@ class Job:
     def watermark(self) -> int:
         """Absolute position of the slowest rank."""
         return min(cursor.watermark for cursor in self._living)
+
+    @property
+    def asked(self) -> int:
+        """Absolute position before which a sampler may know all batches."""
+        return max(cursor.asked for cursor in self.cursors.values())
 
     @property
     def interval_s(self) -> float:

@@ -68,6 +68,8 @@ class Cause(enum.Enum):
     """Executors took fewer requests at once than they have functions."""
     SOURCE = "source"
     """Functions were at work, and waited for objects more than they decoded."""
+    STORE = "store"
+    """Its samples lie in the store and were on their way into the cache."""
     DECODE = "decode"
     """Functions were at work, decoding most of the time."""
     RETRY = "retry"
@@ -102,11 +104,15 @@ class Work:
     fetch_us: int = 0
     decode_us: int = 0
     duration_us: int = 0
+    store_us: int = 0
 
-    def add(self, answer: RequestDone) -> None:
+    def add(self, answer: RequestDone, *, restore: bool) -> None:
         """A function has answered."""
         self.answers += 1
         self.cold_starts += answer.cold_start
+        if restore:
+            self.store_us += answer.fetch_us
+            return
         self.fetch_us += answer.fetch_us
         self.decode_us += answer.decode_us
         self.duration_us += answer.duration_us

@@ -55,13 +55,15 @@ class Costs:
     """US dollars by what is paid for; a field ``x`` is the counter ``super_x_total`` of :meth:`counters`.
 
     ``functions_usd``: invocations and their memory times duration; ``source_requests_usd``: GETs;
-    ``transfer_usd``: bytes out of the source, into the cache and out of it; ``cache_usd`` and
-    ``coordinator_usd``: by the hour, used or not; ``trainers_usd``: training machines, which no coordinator
-    knows of and a bill adds; ``earlier_usd``: what coordinators before this one have spent, in one sum.
+    ``store_requests_usd``: GETs and PUTs of the store; ``transfer_usd``: bytes out of the source, into the
+    cache and out of it; ``cache_usd`` and ``coordinator_usd``: by the hour, used or not; ``trainers_usd``:
+    training machines, which no coordinator knows of and a bill adds; ``earlier_usd``: what coordinators
+    before this one have spent, in one sum.
     """
 
     functions_usd: float = 0.0
     source_requests_usd: float = 0.0
+    store_requests_usd: float = 0.0
     transfer_usd: float = 0.0
     cache_usd: float = 0.0
     coordinator_usd: float = 0.0
@@ -184,17 +186,21 @@ class Ledger:
         source_bytes: int,
         record_bytes: int,
         now: float,
+        store_gets: int = 0,
+        store_puts: int = 0,
     ) -> float:
         """A function was invoked; returns what that cost."""
         prices = self._prices[executor]
         functions_usd = prices.invocation + prices.gb_s * gb_s
         gets_usd = prices.source_request * source_requests
+        store_usd = prices.source_request * store_gets + prices.store_put * store_puts
         fetched_usd, pushed_usd = prices.source_gb * source_bytes / _GB, prices.record_gb * record_bytes / _GB
-        usd = functions_usd + gets_usd + fetched_usd + pushed_usd
+        usd = functions_usd + gets_usd + store_usd + fetched_usd + pushed_usd
         if usd:
             costs = self._pools.setdefault(dataset, _Pool()).costs
             costs.functions_usd += functions_usd
             costs.source_requests_usd += gets_usd
+            costs.store_requests_usd += store_usd
             costs.transfer_usd += fetched_usd + pushed_usd
             self._count(usd, now)
         known_usd = self._request_usd[executor]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from superdl.coordinator.core.auditing import audit
 from superdl.coordinator.core.jobs import Ahead, CursorSpan
 from superdl.coordinator.core.journal import BatchNote, NoteKind
+from superdl.coordinator.core.restoring import share_in_cache, wanted_in_cache
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ def window_end(state: State, cursor: Cursor) -> int:
     """
     job = cursor.job
     epoch, _ = job.epoch_and_position(cursor.lookahead)
-    batch_bytes = state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
+    samples = state.set_of(job.samples_of(epoch))
+    batch_bytes = samples.sample_bytes * job.plan.batch_size
     wanted = batches_wanted(state, cursor, caution=cursor.caution)
-    state.want(cursor, int(wanted * batch_bytes))
-    scarcity = WINDOW_SHARE * state.budget_bytes / state.wanted_bytes
+    state.want(cursor, int(wanted * batch_bytes * share_in_cache(job, samples)))
+    scarcity = WINDOW_SHARE * state.budget_bytes / max(state.wanted_bytes, 1)
     return max(cursor.watermark + share_of(wanted, scarcity), cursor.yielded + LEAST_BATCHES)
 
 
@@ -82,7 +84,8 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
         while cursor.pending:
             ahead = cursor.pending.popleft()
             if ahead.stop > cursor.watermark:  # else it was read without us
-                absent = state.set_of(ahead.samples).among(ahead.indices, SampleState.ABSENT)
+                samples = state.set_of(ahead.samples)
+                absent = wanted_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
                 if absent.size:
                     return ahead._replace(indices=absent)
         end = window_end(state, cursor)
@@ -105,10 +108,10 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             if key.epoch == EVERY_EPOCH:
                 state.thrash.needed(key.dataset, indices.size, now)
         start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
-        absent = indices[states == SampleState.ABSENT]
+        absent = wanted_in_cache(job, samples, indices[states == SampleState.ABSENT])
         cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))
         cursor.notes.append(BatchNote(now, NoteKind.LOOKED, start, cursor.lookahead, absent.size))
         asker = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
         if (states == SampleState.CHECKING).any():  # what is found absent is to be told to this rank too
             state.audit_watchers.setdefault(key, {})[cursor.key] = None
-        audit(state, key, samples.to_check(indices), asker)
+        audit(state, key, samples.to_check(wanted_in_cache(job, samples, indices)), asker)

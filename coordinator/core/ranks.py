@@ -64,8 +64,11 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
             job, event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
         )
         cursor.reach = start
+        # A directory may well be seen by readers, and restoring is soon done where their first page says no.
+        cursor.sees_store = state.settings.store and not state.settings.whole_packs
         job.cursors[event.rank] = cursor
         job.lapsed_changed()
+        job.sees_store_changed()
         state.cursors_of[job.dataset] += 1
         state.ledger.joined(job.name)
     renew(state, cursor, now)
@@ -83,6 +86,7 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
     state.cursors_of[job.dataset] -= 1
     state.rest(cursor)
     state.room_search.reset()
+    job.sees_store_changed()
     if job.cursors:
         job.lapsed_changed()
     else:
@@ -115,6 +119,11 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     if event.yielded > 0:  # an epoch that goes on has ended the one before it
         cursor.skip_to(job.absolute(event.epoch, 0))
     cursor.skip_to(cursor.yielded - _UNREPORTED_BATCHES)
+    if cursor.sees_store != (event.sees_store and state.settings.store):
+        cursor.sees_store = not cursor.sees_store
+        job.sees_store_changed()
+        for other in job.cursors.values():
+            state.wake(other)
     state.wake(cursor)
 
 
@@ -142,11 +151,12 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
     if event.done:
         counters = job.counters
         counters.batches_read += 1
-        counters.cache_hits += event.hits
+        counters.cache_hits += event.hits - event.straight
         counters.cache_misses += event.samples - event.hits
         counters.read_s += event.read_us / 1e6
         counters.wait_s += event.wait_us / 1e6
         counters.read_bytes += event.size_bytes
+        counters.samples_straight += event.straight
         if event.hits < event.samples:
             counters.stalls += 1
             stall_ended(state, place, job, event.wait_us, now)

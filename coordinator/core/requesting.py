@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.coordinator.core import restoring
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, Prefetch, Warn
 from superdl.coordinator.core.jobs import JobCounters
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _LATE_LEAST_S = 0.05
+_RESTORE_LATE_LEAST_S = 2.0
 _LOOK_EVERY_S = 0.05
 
 
@@ -71,12 +73,19 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
 
 
 def request(
-    state: State, executor: ExecutorState, key: SetKey, indices: NDArray[np.int64], job: str, now: float
+    state: State,
+    executor: ExecutorState,
+    key: SetKey,
+    indices: NDArray[np.int64],
+    job: str,
+    now: float,
+    *,
+    restore: bool = False,
 ) -> None:
-    """Have absent samples produced by an executor, on account of a job."""
+    """Have absent samples produced by an executor, or restored from the store, on account of a job."""
     indices = indices.copy()  # a view would keep alive all that it was cut from
     samples = state.set_of(key)
-    again = int(np.count_nonzero(samples.dropped[indices]))
+    again = 0 if restore else int(np.count_nonzero(samples.dropped[indices]))
     state.thrash.reproduced_samples += again
     if again and key.epoch == EVERY_EPOCH and state.thrash.produced_again(key.dataset, again, now):
         if needed_bytes(state) > state.budget_bytes:
@@ -92,6 +101,8 @@ def request(
     unsettled = np.ones(indices.size, dtype=np.bool_)
     number = next(state.numbers)
     made = Request(number, key, indices, job, counters, reserved, now, unsettled, executor.number)
+    if executor.store is not None:
+        restoring.mark(state, made, executor.store, now, restore=restore)
     _send(state, made, now)
 
 
@@ -118,6 +129,9 @@ def _race(state: State, number: int, now: float) -> bool:
         executor=executor.number,
         rival=number,
         hedge_of=number,
+        # A store that hangs is raced by decoding; and one pack of the samples is enough.
+        restore=False,
+        save=False,
     )
     late.rival = rival.number
     _send(state, rival, now)
@@ -134,8 +148,13 @@ def _send(state: State, made: Request, now: float) -> None:
     executor.samples_in_flight += made.indices.size
     executor.requests += 1
     executor.concurrency.used(executor.in_flight, now)
-    eligible = state.eligible_for(made.samples.dataset)
+    if made.restore:
+        eligible = state.fleet.restorers((executor,))
+    else:
+        eligible = state.eligible_for(made.samples.dataset)
     late_s = eligible.late_s(executor, made.indices.size, state.settings.hedge_quantile)
+    if made.restore:
+        late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
     if made.rival is None:
         state.stragglers.watch(made.number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
     state.actions.append(
@@ -147,6 +166,8 @@ def _send(state: State, made: Request, now: float) -> None:
             state.settings.request_ttl_s,
             hedge_of=made.hedge_of,
             executor=made.executor,
+            restore=made.restore,
+            save=made.save,
         )
     )
 
@@ -164,11 +185,16 @@ def stragglers_to_race(state: State, now: float) -> list[int]:
         return unproven
     wanted = [number for number in wanted if number not in unproven]
     idle = min(allowed, state.fleet.idle(now))
-    chosen = wanted[:idle]
+    # Nothing is decoded for nothing but idleness that the store will bring.
+    chosen = [number for number in wanted if not state.requests[number].restore][:idle]
     if len(chosen) < allowed and len(state.misses) and now >= watched.look_again_s:
         watched.look_again_s = now + _LOOK_EVERY_S
         misses = state.misses.by_set(now)
-        chosen += [number for number in wanted[idle:] if _is_missed(state, state.requests[number], misses)]
+        chosen += [
+            number
+            for number in wanted
+            if number not in chosen and _is_missed(state, state.requests[number], misses)
+        ]
     return unproven + chosen[:allowed]
 
 
@@ -176,8 +202,10 @@ def _is_unproven(state: State, request: Request) -> bool:
     """Whether the executor of a straggler has never answered, though there is another: no share of all
     requests bounds its rivals, but that it is soon set aside.
     """
+    executor = state.fleet.executors[request.executor]
     return (
-        not state.fleet.executors[request.executor].latency.answers
+        not executor.latency.answers
+        and not (executor.store and executor.store.latency.answers)
         and len(state.eligible_for(request.samples.dataset).executors) > 1
     )
 
@@ -195,13 +223,15 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
     counters.gb_s += gb_s
     record_bytes = 0
     if answer is not None:
-        state.stalls.work_for(request.samples.dataset).add(answer)
+        state.stalls.work_for(request.samples.dataset).add(answer, restore=request.restore)
         record_bytes = int(answer.record_bytes[answer.outcomes == CACHED].sum())
         counters.fetch_s += answer.fetch_us / 1e6
         counters.decode_s += answer.decode_us / 1e6
         counters.push_s += answer.push_us / 1e6
         counters.source_bytes += answer.source_bytes
         counters.source_requests += answer.source_requests
+        counters.store_requests += answer.store_requests
+        counters.store_bytes += answer.store_bytes
         counters.record_bytes += record_bytes
     usd = state.ledger.invoked(
         request.samples.dataset,
@@ -210,6 +240,8 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
         source_requests=answer.source_requests if answer else 0,
         source_bytes=answer.source_bytes if answer else 0,
         record_bytes=record_bytes,
+        store_gets=answer.store_requests if answer and request.restore else 0,
+        store_puts=answer.store_requests if answer and not request.restore else 0,
         now=now,
     )
     executor = state.fleet.executors[request.executor]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.coordinator.core import restoring
 from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, FailureKind, ReadBack, Warn
 from superdl.coordinator.core.queues import Retry
 from superdl.coordinator.core.requesting import charge, landed, settle
@@ -45,6 +46,9 @@ _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
 _CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
 _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED])
+_NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
+_AT_ONCE = _UNCOUNTED | _NOT_RESTORED
+"""Where one of these came, an answer was over sooner than usual."""
 _WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
 _EXECUTOR_FAULTS = np.isin(
     OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR]
@@ -62,16 +66,17 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if request is None:
         return
     executor = state.fleet.executors[request.executor]
-    if (
-        not _UNCOUNTED[event.outcomes].any() and _WORKED[event.outcomes].any()
-    ):  # else it was over sooner than usual
-        executor.latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
+    if not _AT_ONCE[event.outcomes].any() and _WORKED[event.outcomes].any():
+        latency = executor.latency_of(restore=request.restore)
+        latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
         executor.concurrency.succeeded()
     if not event.cold_start:
         executor.concurrency.begun(now - request.made_s - event.duration_us / 1e6, executor.in_flight, now)
     _judge(executor, event, request.made_s, now)
     _judge_loser(state, request, now)
     usd = charge(state, request, event.gb_s, now, answer=event)
+    if executor.store is not None:
+        restoring.answered(state, request, executor, event, now)
     executor.samples += int(np.count_nonzero(event.outcomes == CACHED))
     if request.rival is None and (event.outcomes == CACHED).all():
         _all_cached(state, request, event, usd, now)
@@ -83,22 +88,23 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     samples.move(indices[tombstoned], SampleState.FAILED)
     for offset in np.flatnonzero(tombstoned):
         state.remember_failure(request.samples, int(indices[offset]), event.messages.get(int(offset), ""))
-    counters = request.counters
     produced = int(np.count_nonzero(cached))
-    counters.samples_produced += produced
-    counters.samples_failed += int(np.count_nonzero(tombstoned))
+    _count(request, produced)
+    request.counters.samples_failed += int(np.count_nonzero(tombstoned))
     state.ledger.produced(request.samples.dataset, request.job, produced, usd, request.executor)
     if produced:
         state.outages = 0
     expired_early = _expired_early(state, request, event, now)
     uncounted = open_ & _UNCOUNTED[event.outcomes] & (not expired_early)
-    counted = open_ & ~(cached | tombstoned | uncounted)
+    not_restored = open_ & _NOT_RESTORED[event.outcomes] & request.restore
+    counted = open_ & ~(cached | tombstoned | uncounted | not_restored)
     request.end(now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not")
     _drop_late(state, request, indices[~open_ & (event.outcomes == CACHED)])
     settle(state, request, cached | tombstoned)
     if request.rival in state.requests:
         return  # it may still bring the rest
-    settle(state, request, uncounted | counted)
+    settle(state, request, uncounted | counted | not_restored)
+    _try_at_once(state, request, indices[not_restored], now)
     _make_room_for_refused(state, request, int(np.count_nonzero(uncounted & (event.outcomes == _CACHE_FULL))))
     why = {
         int(offset): event.messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
@@ -138,7 +144,9 @@ def _judge(executor: ExecutorState, event: RequestDone, made_s: float, now: floa
 def _judge_loser(state: State, winner: Request, now: float) -> None:
     """An executor whose request was overtaken by a later one elsewhere may answer none at all."""
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
-    if loser is not None and loser.executor != winner.executor and loser.made_s < winner.made_s:
+    if loser is not None and loser.restore:
+        restoring.overtaken(state, loser, now)
+    elif loser is not None and loser.executor != winner.executor and loser.made_s < winner.made_s:
         reason = f"no answer within {now - loser.made_s:.1f} s, when another executor had answered"
         state.fleet.executors[loser.executor].breaker.failed(reason, loser.made_s, now)
 
@@ -154,7 +162,7 @@ def _all_cached(state: State, request: Request, event: RequestDone, usd: float, 
     count = request.indices.size
     state.set_of(request.samples).store(request.indices, event.record_bytes)
     choose_to_read_back(state, request, request.indices, event.record_bytes, now)
-    request.counters.samples_produced += count
+    _count(request, count)
     state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
     state.outages = 0
     state.samples_in_flight -= count
@@ -183,12 +191,18 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     else:
         executor.breaker.failed(message, request.made_s, now)
     request.end(now, message)
+    not_restored = request.restore and event.kind not in _UNCOUNTED_FAILURES
+    if not_restored:
+        restoring.came_to_nothing(state, request, executor, message, now)
     if request.rival in state.requests:
         settle(state, request, np.zeros_like(request.unsettled))
         return  # the rival may still bring all
     left = np.flatnonzero(request.unsettled)
     messages = dict.fromkeys(left.tolist(), message)
     settle(state, request, request.unsettled.copy())
+    if not_restored:
+        _try_at_once(state, request, request.indices[left], now)
+        return
     if event.kind is FailureKind.LOST:
         unsuspected = _unsuspected(state, request, left)
         _try_again(state, request, left[unsuspected], messages, now, counts=False, alone=False)
@@ -219,6 +233,24 @@ def _drop_late(state: State, request: Request, written: NDArray[np.int64]) -> No
     late = state.set_of(request.samples).among(written, SampleState.ABSENT)
     if late.size:
         state.actions.append(Drop(request.samples, late))
+
+
+def _count(request: Request, samples: int) -> None:
+    """So many samples are cached that were not."""
+    if request.restore:
+        request.counters.samples_restored += samples
+    else:
+        request.counters.samples_produced += samples
+
+
+def _try_at_once(
+    state: State, request: Request, indices: NDArray[np.int64], now: float, *, failed_by: int | None = None
+) -> None:
+    """Have samples tried again without a wait, by no fault of theirs: elsewhere, or in another way."""
+    if indices.size:
+        state.set_of(request.samples).move(indices, SampleState.WAITING)
+        request.counters.retries += indices.size
+        state.retry_queue.add(now, Retry(request.samples, indices, request.job, failed_by=failed_by))
 
 
 def _try_again(
@@ -278,10 +310,7 @@ def _turn_elsewhere(
         for place, index in enumerate(indices.tolist()):
             samples.blamed_on_executor[index] = samples.blamed_on_executor.get(index, 0) + 1
             turns[place] = samples.blamed_on_executor[index] <= _BLAMED_ON_EXECUTOR_MAX
-    turning = indices[turns]
-    samples.move(turning, SampleState.WAITING)
-    request.counters.retries += turning.size
-    state.retry_queue.add(now, Retry(request.samples, turning, request.job, failed_by=request.executor))
+    _try_at_once(state, request, indices[turns], now, failed_by=request.executor)
     return offsets[~turns]
 
 

@@ -158,13 +158,23 @@ def next_use(key: SetKey, indices: NDArray[np.int64], job: Job) -> NDArray[np.in
     return np.where(batches < job.plan.batches_per_epoch - start, batches + ahead, NEVER_SOON)
 
 
-def next_use_s(key: SetKey, indices: NDArray[np.int64], jobs: Iterable[Job]) -> NDArray[np.float64]:
-    """Seconds until any job needs each sample, as its pace goes; infinite where none will within an epoch."""
+def next_use_s(
+    key: SetKey,
+    indices: NDArray[np.int64],
+    jobs: Iterable[Job],
+    stored: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float64]:
+    """Seconds until any job needs each sample in the cache, as its pace goes; infinite where none will within
+    an epoch. What is ``stored`` a straight job needs only where a sampler may have told where it is before.
+    """
     soonest = np.full(indices.size, np.inf)
     for job in jobs:
         if job.dataset == key.dataset:
             batches = next_use(key, indices, job)
-            np.minimum(soonest, np.where(batches >= NEVER_SOON, np.inf, job.due_in_s(batches)), out=soonest)
+            never = batches >= NEVER_SOON
+            if stored is not None and job.straight:
+                never |= stored & (batches + job.watermark >= job.asked)
+            np.minimum(soonest, np.where(never, np.inf, job.due_in_s(batches)), out=soonest)
     return soonest
 
 
@@ -200,7 +210,8 @@ def choose_victims(
             places.append(np.full(candidates.size, len(keys)))
             keys.append(samples.key)
             found.append(candidates)
-            scores.append(next_use_s(samples.key, candidates, jobs))
+            stored = None if samples.packs is None else samples.stored(candidates)
+            scores.append(next_use_s(samples.key, candidates, jobs, stored))
             sizes.append(samples.stored_bytes[candidates].astype(np.int64))
     if not keys:
         return []

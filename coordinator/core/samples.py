@@ -100,7 +100,8 @@ class SampleSet:
     bool, was in the cache and had to make room. What is resident has a footprint, and keeps it while the
     cache is asked whether it still is; nothing else has one. ``unanswered`` counts, of the few of which no
     answer came back, how often none did; ``blamed_on_executor``, of those that failed at an executor which
-    was blamed for it, how often.
+    was blamed for it, how often. ``packs`` uint32, the number of the pack in the store where a record lies, 0
+    where no place is known; ``None`` where none is known at all, as always of a random recipe.
     """
 
     def __init__(
@@ -118,6 +119,10 @@ class SampleSet:
         self.stored_bytes: NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
         self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
         self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
+        self.packs: NDArray[np.uint32] | None = None
+        self.stored_count = 0
+        self._by_pack: tuple[NDArray[np.int64], NDArray[np.uint32]] | None = None
+        self._moved = 0
         self._doubted: NDArray[np.bool_] | None = None
         self.unanswered: dict[int, int] = {}
         self.blamed_on_executor: dict[int, int] = {}
@@ -148,6 +153,38 @@ class SampleSet:
         if self._doubted is not None:
             unsure |= self._doubted[indices] & (states == SampleState.RESIDENT)
         return indices[unsure]
+
+    def stored(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of which of ``indices`` a place in the store is known."""
+        if self.packs is None:
+            return np.zeros(indices.size, dtype=np.bool_)
+        known: NDArray[np.bool_] = self.packs[indices] != 0
+        return known
+
+    def place(self, indices: NDArray[np.int64], packs: NDArray[np.uint32] | int) -> None:
+        """The records of ``indices`` lie in these packs of the store; 0: nobody knows where."""
+        if self.packs is None:
+            self.packs = np.zeros(self.state.size, dtype=np.uint32)
+        self.stored_count -= int(np.count_nonzero(self.packs[indices]))
+        self.packs[indices] = packs
+        self.stored_count += int(np.count_nonzero(self.packs[indices]))
+        self._moved += indices.size
+        if self._moved > max(self.state.size // 16, 1024):  # sorting is for many at once
+            self._by_pack, self._moved = None, 0
+
+    def lying_in(self, pack: int) -> NDArray[np.int64]:
+        """The samples that lie in a pack, but for some of which that was told lately."""
+        if self.packs is None:
+            return np.empty(0, dtype=np.int64)
+        if self._by_pack is None:
+            order = np.argsort(self.packs, kind="stable")
+            self._by_pack = order, self.packs[order]
+        order, packs = self._by_pack
+        found: NDArray[np.int64] = order[
+            slice(*np.searchsorted(packs, np.array([pack, pack + 1], dtype=np.uint64)))
+        ]
+        still: NDArray[np.int64] = found[self.packs[found] == pack]
+        return still
 
     def held(self) -> NDArray[np.int64]:
         """All samples that are in the cache, on their way there, or may be, ascending."""

@@ -34,9 +34,9 @@ class Prices:
     """US dollars for each unit of what is counted; all zero where nothing is billed by use.
 
     ``invocation`` one request to a function; ``gb_s`` one second of one GB (2**30 bytes) of its memory;
-    ``source_request`` one GET; ``source_gb`` and ``record_gb`` one GB fetched from the source, and written to
-    or read from the cache; ``hour`` the cache and the coordinator, used or not, of which
-    ``coordinator_hour`` is the coordinator's.
+    ``source_request`` one GET, of the source or of a store in a bucket, ``store_put`` one PUT there;
+    ``source_gb`` and ``record_gb`` one GB fetched from the source, and written to or read from the cache;
+    ``hour`` the cache and the coordinator, used or not, of which ``coordinator_hour`` is the coordinator's.
     """
 
     invocation: float = 0.0
@@ -44,6 +44,7 @@ class Prices:
     source_request: float = 0.0
     source_gb: float = 0.0
     record_gb: float = 0.0
+    store_put: float = 0.0
     hour: float = 0.0
     coordinator_hour: float = 0.0
 
@@ -65,10 +66,13 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """What the core is told of an executor: what people call it, and what its work costs."""
+    """What the core is told of an executor: what people call it, what its work costs, and whether its
+    functions see the store.
+    """
 
     name: str = "local"
     prices: Prices = field(default_factory=Prices)
+    sees_store: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,8 @@ class CoreSettings:
     longer looked ahead for. A request that takes longer than ``hedge_quantile`` of all may be raced by a
     second one, as long as those are no more than ``hedge_share`` of all requests. ``executors`` are those
     that there are, the cheapest first; ``max_usd_per_hour`` and ``max_usd`` bound what is spent at their
-    prices; ``spent_usd`` was spent before, by earlier coordinators.
+    prices; ``spent_usd`` was spent before, by earlier coordinators. ``store`` says that there is one,
+    ``whole_packs`` that reading a pack as a whole costs hardly more than a record of it, as in a bucket.
     """
 
     budget_bytes: int
@@ -102,6 +107,8 @@ class CoreSettings:
     max_usd_per_hour: float = math.inf
     max_usd: float = math.inf
     spent_usd: float = 0.0
+    store: bool = False
+    whole_packs: bool = False
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -71,6 +71,10 @@ class Request:
     """The request that races this one, whichever came first."""
     hedge_of: int | None = None
     """The straggler that this one was made to race."""
+    restore: bool = False
+    """The records come from the store."""
+    save: bool = False
+    """What is decoded goes to the store, too."""
     ended_s: float | None = None
     ending: str = ""
 
@@ -147,7 +151,10 @@ class State:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self.fleet = Fleet([facts.name for facts in settings.executors])
+        see_store = [
+            number for number, facts in enumerate(settings.executors) if settings.store and facts.sees_store
+        ]
+        self.fleet = Fleet([facts.name for facts in settings.executors], see_store)
         self.ledger = Ledger(
             [facts.prices for facts in settings.executors],
             max_usd=settings.max_usd,

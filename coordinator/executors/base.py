@@ -160,6 +160,11 @@ class Executor(Protocol):
         """Whether its answers come through the cache, and not by return."""
         return False
 
+    @classmethod
+    def sees_store(cls, settings: Any, address: str) -> bool:  # noqa: ARG003  # others look at their settings
+        """Whether its functions reach the store at ``address``: everybody reaches a bucket."""
+        return address.startswith("s3://")
+
     async def start(self) -> None:
         """Make ready to invoke, within a bounded time.
 

@@ -52,9 +52,10 @@ _CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of the local executor: how many worker processes it has."""
+    """Settings of the local executor: how many worker processes it has, and at which priority they run."""
 
     workers: int = setting(1, "processes of the local executor (1)", low=1, high=4096)
+    worker_nice: int = setting(0, "their niceness: 19 gives way to all else (0)", low=0, high=19)
 
 
 class LocalExecutor(Executor):
@@ -77,6 +78,7 @@ class LocalExecutor(Executor):
         workers = settings.workers
         self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
         self._function, self._environment = context.function, context.environment
+        self._nice = settings.worker_nice
         self.fingerprint = ""
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()  # those who wait are served in their order
         self._workers: set[_Worker] = set()
@@ -85,6 +87,11 @@ class LocalExecutor(Executor):
         self._ready = asyncio.Event()
         self._failures = 0
         self._last_failure = ""
+
+    @classmethod
+    def sees_store(cls, settings: LocalSettings, address: str) -> bool:  # noqa: ARG003  # it reaches both kinds
+        """Its functions see what this machine sees."""
+        return True
 
     @property
     def worker_pids(self) -> list[int]:
@@ -162,7 +169,8 @@ class LocalExecutor(Executor):
         worker = None
         try:
             environment = {**QUIET, **os.environ, **self._environment}
-            worker = await _Worker.start(_MODULE, self._function, environment=environment)
+            arguments = (self._function, str(self._nice))
+            worker = await _Worker.start(_MODULE, *arguments, environment=environment)
             self._workers.add(worker)
             self._admit(await worker.warm())
             self._free.put_nowait(worker)

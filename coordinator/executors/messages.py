@@ -12,7 +12,7 @@ import math
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
 from superdl.super_wire.errors import ConfigError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FunctionClock",
     "ListedDataset",
+    "RecordPlaces",
     "Warmed",
     "read_object",
     "read_result",
@@ -79,6 +80,15 @@ class ListedDataset(Protocol):
         """The sample ids of some samples, concatenated."""
 
 
+class RecordPlaces(NamedTuple):
+    """Where records lie in the store; ``pack_of`` is a place in ``packs`` plus one, and 0 for unknown."""
+
+    packs: tuple[str, ...]
+    pack_of: NDArray[np.uint32]
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint32]
+
+
 def request_for(
     dataset: ListedDataset,
     indices: NDArray[np.int64],
@@ -87,8 +97,14 @@ def request_for(
     request_id: str,
     cache: str,
     expires_in_s: float,
+    store: str = "",
+    places: RecordPlaces | None = None,
 ) -> PrefetchRequest:
-    """A request for samples of a dataset, by their places in its catalog."""
+    """A request for samples of a dataset, by their places in its catalog.
+
+    With ``places``, all of them known, to restore them from ``store``; else to decode them, and to write a
+    pack to ``store``, if one is named.
+    """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
     return PrefetchRequest(
         request_id=request_id,
@@ -100,6 +116,11 @@ def request_for(
         keys=tuple(map(bytes.decode, catalog.keys.take(indices))),
         versions=tuple(map(bytes.decode, catalog.versions.take(indices))),
         ids=tuple(ids[at : at + _HEX_DIGITS] for at in range(0, len(ids), _HEX_DIGITS)),
+        store=store,
+        packs=places.packs if places else (),
+        pack_of=tuple((places.pack_of - 1).tolist()) if places else (),
+        offsets=tuple(places.offsets.tolist()) if places else (),
+        lengths=tuple(places.lengths.tolist()) if places else (),
     )
 
 

@@ -36,7 +36,7 @@ class Machine:
     """A machine that is paid for by the hour.
 
     ``vcpus`` of x86 are hyperthreads, two to a core; those of ``arm`` are cores. ``gpu`` names the kind of
-    its ``gpus``, if it has any.
+    its ``gpus``, if it has any; ``nvme_gb`` is disk that comes with it.
     """
 
     hour: _Usd
@@ -45,6 +45,7 @@ class Machine:
     gpus: Annotated[int, Field(ge=0)] = 0
     gpu: str = ""
     arm: bool = False
+    nvme_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     def __post_init__(self) -> None:
         if bool(self.gpus) != bool(self.gpu):

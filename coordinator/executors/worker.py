@@ -1,9 +1,10 @@
 """What runs functions: a worker process of the local executor, or a task on a node of a Ray cluster.
 
-``python -m superdl.coordinator.executors.worker module:attribute`` reads requests from its standard input and
-writes answers to its standard output; what the function prints goes to standard error. It ends when its input
-ends, even in the middle of a request: so no worker outlives the coordinator, however that dies. Each message
-is a line of JSON; Ray's driver speaks so too. This module imports neither asyncio nor grpc, ray or torch.
+``python -m superdl.coordinator.executors.worker module:attribute NICE`` reads requests from standard input
+and writes answers to its standard output; what the function prints goes to standard error. It ends when its
+input ends, even in the middle of a request: so no worker outlives the coordinator, however that dies. Each
+message is a line of JSON; Ray's driver speaks so too. This module imports neither asyncio nor grpc, ray or
+torch.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ def run_task(
 def main(arguments: list[str]) -> int:
     """Serve until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to answer
+    os.nice(int(arguments[1]))
     requests_in, answers_out = take_standard_streams(_STDERR)
     try:
         _load(arguments[0])

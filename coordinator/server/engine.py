@@ -43,8 +43,11 @@ from superdl.coordinator.executors import (
     PayloadTooLargeError,
     ThrottledError,
 )
+from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.messages import request_for
+from superdl.coordinator.store import StoreChoice
+from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.errors import (
     CacheError,
     CacheUnreachableError,
@@ -60,7 +63,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from superdl.coordinator.cache.cache import Cache
-    from superdl.coordinator.catalog.datasets import DatasetRegistry
+    from superdl.coordinator.catalog.datasets import Dataset, DatasetRegistry
     from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.super_wire.request import PrefetchResult
@@ -75,6 +78,8 @@ _ANSWER_MARGIN_S = 2.0  # of its time a function keeps so much back for answerin
 _RETRY_S = 0.5
 _NUMBER_MAX = 2**40
 _DIGITS_MAX = 10
+_SAVING_S = 2.0
+_MAX_WORDS = 600
 _TICK_LEAST_S = 0.001
 _SENDS_PER_TURN = 16
 _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
@@ -100,6 +105,7 @@ class Engine:
         cache: where records are.
         executors: what runs functions, in the order in which the settings name them.
         datasets: of which those are open that the core speaks of.
+        keeper: of the store, if there is one.
         function_memory_mb: memory of a function, to account for GB-seconds where results do not tell it.
     """
 
@@ -109,6 +115,7 @@ class Engine:
         cache: Cache,
         executors: Sequence[ManagedExecutor],
         datasets: DatasetRegistry,
+        keeper: StoreKeeper | None = None,
         *,
         function_memory_mb: int = 1769,
     ) -> None:
@@ -117,7 +124,9 @@ class Engine:
         self._cache = cache
         self._executors = executors
         self.datasets = datasets
+        self.keeper = keeper or StoreKeeper(StoreChoice(""), datasets, 0, read_only=False)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._saving: set[asyncio.Task[None]] = set()
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
         self._run = uuid.uuid4().hex[:8]
@@ -173,11 +182,15 @@ class Engine:
         self.post(Tick())
 
     async def close(self) -> None:
-        """Stop: what is under way is abandoned, which the next coordinator will find out."""
+        """Stop: what is under way is abandoned, which the next coordinator will find out; but what is being
+        written to the store may end, within a bounded time.
+        """
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._to_send.clear()
+        if self._saving:
+            await asyncio.wait(self._saving, timeout=_SAVING_S)
         await cancel_and_wait(*self._tasks)
         if not self.failed.done():
             self.failed.cancel()
@@ -209,7 +222,11 @@ class Engine:
         before hundreds of requests are put together.
         """
         for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
-            self._start(self._prefetch(*self._to_send.popleft()))
+            action, dropping = self._to_send.popleft()
+            task = self._start(self._prefetch(action, dropping))
+            if action.save and self.keeper.saves:
+                self._saving.add(task)
+                task.add_done_callback(self._saving.discard)
         if self._to_send:
             asyncio.get_running_loop().call_soon(self._send_some)
 
@@ -233,6 +250,9 @@ class Engine:
         if dropping is not None:
             await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
+        keeper, places = self.keeper, None
+        if action.restore:
+            places = keeper.places.of(dataset.content, action.indices, with_gone=True)
         request = request_for(
             dataset,
             action.indices,
@@ -240,11 +260,13 @@ class Engine:
             request_id=f"{action.request_id}-{self._run}",
             cache=self._cache.address,
             expires_in_s=action.expires_in_s,
+            store=keeper.address if places or (action.save and keeper.saves) else "",
+            places=places,
         )
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
             result = await executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
-            done = self._done(action, result, is_remote=not dataset.catalog.bucket.startswith("file://"))
+            done = self._done(action, result, dataset)
         except (ExecutorError, ConfigError) as error:
             kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
             _log.warning(
@@ -256,7 +278,7 @@ class Engine:
         else:
             self.post(done)
 
-    def _done(self, action: Prefetch, result: PrefetchResult, *, is_remote: bool) -> RequestDone:
+    def _done(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> RequestDone:
         """An answer as an event; answers come from a network."""
         fault = _fault_of_answer(result, action.indices.size)
         if fault:
@@ -265,6 +287,8 @@ class Engine:
             error.ran_s = took_us / 1e6 if 0 <= took_us <= _NUMBER_MAX else 0.0  # it is billed all the same
             raise error
         memory_gb = result.memory_mb / 1024 or self._memory_gb
+        pack, stored = self.keeper.heard(dataset, action.indices, result)
+        is_remote = not dataset.catalog.bucket.startswith("file://")
         return RequestDone(
             request_id=action.request_id,
             outcomes=np.array([_OUTCOME_NUMBERS[outcome] for outcome in result.outcomes], dtype=np.uint8),
@@ -278,6 +302,11 @@ class Engine:
             gb_s=(result.billed_us or result.duration_us) / 1e6 * memory_gb,
             source_requests=sum(size > 0 for size in result.source_bytes) if is_remote else 0,
             cold_start=result.cold_start,
+            pack=pack,
+            stored=stored,
+            store_trouble=one_line(result.store_trouble, _MAX_WORDS),
+            store_requests=result.store_requests,
+            store_bytes=result.store_bytes,
         )
 
     async def _audit(self, action: Audit) -> None:
@@ -342,7 +371,8 @@ def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
         return "the function's messages are not numbered by sample"
     numbers = (
         *(result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us),
-        (result.duration_us, result.billed_us, result.memory_mb),
+        (result.duration_us, result.billed_us, result.memory_mb, result.store_requests, result.store_bytes),
+        result.offsets,
     )
     if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in numbers):
         return f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"

@@ -1,6 +1,7 @@
 """Pages of a plan: batches with ids, labels and status, as ``NextBatches`` answers them.
 
-A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys come along where they fit.
+A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys come along where they fit. For
+readers that see the store, batches tell where in it their records lie.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.datasets import Dataset
-    from superdl.coordinator.core import Core, Job
+    from superdl.coordinator.core import Core, Job, Plan
+    from superdl.coordinator.executors.messages import RecordPlaces
+    from superdl.coordinator.store.places import Places
 
-__all__ = ["Occurrence", "PlannedBatches", "page_of"]
+__all__ = ["Occurrence", "PlannedBatches", "page_of", "places_fit"]
 
 _PAGE_BYTES = MAX_REPLY_BYTES - 4096
 _BATCH_BYTES = 96
 _KEY_BYTES = 4
+_PLACE_BYTES = 16
+_PACK_NAME_BYTES = 64  # more than one takes
 _OCCURRENCES_MAX = 16
 _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
@@ -62,6 +67,39 @@ class PlannedBatches:
         return list(self._occurrences.get(batch, ()))
 
 
+def places_fit(plan: Plan, dataset: Dataset) -> bool:
+    """Whether the places of a batch fit into a page, each record being in another pack."""
+    sample_bytes = ID_BYTES + dataset.catalog.label_bytes + 1 + _PLACE_BYTES + _PACK_NAME_BYTES
+    return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
+
+
+class _PagePlaces:
+    """Where the records of a page lie. Packs are named once, in the order in which batches need them."""
+
+    def __init__(self, page: pb.Page, found: RecordPlaces) -> None:
+        self._page = page
+        self._found = found
+        # A pack's number in the page, by its number in what was found.
+        self._numbers = np.zeros(len(found.packs) + 1, dtype="<u4")
+
+    def new_packs(self, first: int, end: int) -> list[int]:
+        """Numbers of the packs that a batch of these samples would add to the page's."""
+        theirs = np.unique(self._found.pack_of[first:end])
+        new: list[int] = theirs[(theirs > 0) & (self._numbers[theirs] == 0)].tolist()
+        return new
+
+    def fields(self, first: int, end: int, new: list[int]) -> dict[str, bytes]:
+        """The fields of the batch that is added; nothing if none of its samples has a place."""
+        names, found = self._page.packs, self._found
+        self._numbers[new] = np.arange(len(names) + 1, len(names) + 1 + len(new))
+        names.extend(found.packs[number - 1] for number in new)
+        pack_of = self._numbers[found.pack_of[first:end]]
+        if not pack_of.any():
+            return {}
+        offsets, lengths = found.offsets[first:end].astype("<u8"), found.lengths[first:end].astype("<u4")
+        return {"pack_of": pack_of.tobytes(), "offsets": offsets.tobytes(), "lengths": lengths.tobytes()}
+
+
 def page_of(
     core: Core,
     job: Job,
@@ -72,26 +110,33 @@ def page_of(
     start: int,
     count: int,
     with_keys: bool,
+    places: Places | None = None,
 ) -> pb.Page:
     """Up to ``count`` batches of one rank from ``start`` on: at least one, unless the epoch ends there."""
     catalog = dataset.catalog
+    sample_bytes = ID_BYTES + catalog.label_bytes + (_PLACE_BYTES if places else 0)
     # What a full batch takes without keys is known before any id is derived.
-    fitting = max(1, _PAGE_BYTES // (job.plan.batch_size * (ID_BYTES + catalog.label_bytes) + _BATCH_BYTES))
+    fitting = max(1, _PAGE_BYTES // (job.plan.batch_size * sample_bytes + _BATCH_BYTES))
     stop = min(start + min(count, fitting), job.plan.batches_per_epoch)
     span = job.plan.span(epoch, start, stop, rank)
     offsets: list[int] = span.offsets.tolist()
     ids = dataset.ids(span.indices, epoch)
     labels, label_bytes = catalog.labels_at(span.indices).tobytes(), catalog.label_bytes
     states = core.state.states(job.samples_of(epoch), span.indices)
-    resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     page, size = pb.Page(), 0
+    found = places.of(dataset.content, span.indices) if places else None
+    placing = _PagePlaces(page, found) if found else None
+    states = states if found is None else np.where(found.pack_of > 0, SampleState.RESIDENT, states)
+    resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     for number, batch in enumerate(batch_ids(ids, offsets)):
         first, end = offsets[number], offsets[number + 1]
         padding = span.padding[first:end]
         keys = catalog.keys.take(span.indices[first:end]) if with_keys else []
         key_bytes = len(b"".join(keys)) + _KEY_BYTES * len(keys)
         padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
-        batch_bytes = (end - first) * (ID_BYTES + label_bytes) + len(padding_bytes) + _BATCH_BYTES
+        new_packs = placing.new_packs(first, end) if placing else []
+        batch_bytes = (end - first) * sample_bytes + len(padding_bytes) + _BATCH_BYTES
+        batch_bytes += len(new_packs) * _PACK_NAME_BYTES
         if number and size + batch_bytes + key_bytes > _PAGE_BYTES:
             break
         if batch_bytes + key_bytes > _PAGE_BYTES:
@@ -106,6 +151,7 @@ def page_of(
             keys=cast("list[str]", keys),  # protobuf takes UTF-8 as it is
             resident=resident[number],
             failed=failed[number],
+            **(placing.fields(first, end, new_packs) if placing else {}),
         )
     return page
 

@@ -31,7 +31,9 @@ from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
 from superdl.coordinator.server.trust import warn_if_insecure
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
+from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -103,8 +105,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     The steps go on while it serves, each again after its pause in seconds.
     """
     warn_if_insecure(settings)
-    prices = load_prices(settings.prices)  # what is wrong here is told at once
-    facts = tuple(ExecutorFacts(name, prices.of(name)) for name in settings.executors)
+    facts = _facts(settings)  # what is wrong here is told at once
     tls = (
         ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
     )
@@ -118,17 +119,16 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     context = executor_context(settings, outcomes)
     manager = ExecutorManager([partial(executor.of, settings, context) for executor in executors])
     stack.push_async_callback(manager.close)
+    datasets, keeper = await _with_store(settings, stack)
     info = await _warm_and_take_over(manager, cache)
     if outcomes is not None:
         await outcomes.begin()
     await manager.agree(partial(agree_on_fingerprint, cache))
     core_settings = _core_settings(settings, info, facts, await cache.spent_usd())
-    lister = partial(list_source, allowed=allowed_to_listings(settings))
-    datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, lister=lister)
-    stack.push_async_callback(datasets.close)
     memory_mb = settings.function_memory_mb
-    engine = Engine(core_settings, cache, manager.executors, datasets, function_memory_mb=memory_mb)
+    engine = Engine(core_settings, cache, manager.executors, datasets, keeper, function_memory_mb=memory_mb)
     stack.push_async_callback(engine.close)
+    keeper.begin(manager.fingerprint, engine.post)
     manager.tell_changes(engine.post)
     reports = ReportReader(cache, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
@@ -160,6 +160,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         known = [one for content, one in datasets.opened.items() if content in engine.core.state.datasets]
         eligibility.tell_changes(known, engine.post)
         manager.tell_changes(engine.post)
+        keeper.step()
 
     steps: _Steps = {
         "upkeep": (upkeep.once, _UPKEEP_S),
@@ -169,6 +170,30 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     if outcomes is not None:
         steps["outcomes"] = outcomes.read_once, 0.0
     return engine, steps
+
+
+async def _with_store(
+    settings: Settings, stack: contextlib.AsyncExitStack
+) -> tuple[DatasetRegistry, StoreKeeper]:
+    """The registry of datasets, and the store, opened before functions look for it."""
+    lister = partial(list_source, allowed=allowed_to_listings(settings))
+    datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, lister=lister)
+    stack.push_async_callback(datasets.close)
+    choice, read_only = settings.store_choice, settings.store_read_only
+    keeper = StoreKeeper(choice, datasets, settings.store_bytes, read_only=read_only)
+    stack.push_async_callback(keeper.close)
+    await keeper.open()
+    return datasets, keeper
+
+
+def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
+    """What the core is told of executors."""
+    prices, store = load_prices(settings.prices), settings.store_choice.address
+    classes = executor_classes(settings.executors)
+    return tuple(
+        ExecutorFacts(one.name, prices.of(one.name), sees_store=one.sees_store(settings, store))
+        for one in classes
+    )
 
 
 async def _warm_and_take_over(manager: ExecutorManager, cache: Cache) -> CacheInfo:
@@ -209,6 +234,8 @@ def _core_settings(
         max_usd=settings.max_usd or math.inf,
         max_usd_per_hour=settings.max_usd_per_hour or math.inf,
         spent_usd=spent_usd,
+        store=bool(settings.store_choice.address),
+        whole_packs=is_bucket(settings.store_choice.address),
     )
 
 

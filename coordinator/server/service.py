@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 
 from superdl.coordinator.core import BatchesAsked, DatasetFacts, JobClosed, JobOpened, Plan
-from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
+from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit
 from superdl.coordinator.server.statistics import (
     batch_status,
     cache_stats,
@@ -161,6 +161,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
+        await self._engine.keeper.opened(dataset)
         # From here on nothing waits, so that of two ranks with two plans the second is refused.
         job = self._core.job(request.job)
         if job is not None and (job.plan, job.dataset) != (plan, dataset.content):
@@ -183,9 +184,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             known_absent=self._cache_was_empty,
         )
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
-        self._engine.post(JobOpened(request.job, facts, plan, request.rank, *at, ineligible))
+        opened = JobOpened(request.job, facts, plan, request.rank, *at, ineligible)
+        keeper = self._engine.keeper
+        self._engine.post_all([opened, *(() if is_known else keeper.stored(dataset.content))])
+        store_id = keeper.store_id if places_fit(plan, dataset) else ""
         return pb.Job(
-            job=request.job, cache=self._engine.cache_address, batches_per_epoch=plan.batches_per_epoch
+            job=request.job,
+            cache=self._engine.cache_address,
+            batches_per_epoch=plan.batches_per_epoch,
+            kept=keeper.told,
+            store=keeper.address if store_id else "",
+            store_id=store_id,
         )
 
     @_typed_errors
@@ -195,24 +204,26 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if request.rank not in job.cursors:
             raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
         _check_place(job.plan, request.epoch, request.position)
+        dataset = self._datasets[job.dataset]
+        sees_store = request.sees_store and places_fit(job.plan, dataset)
         page = page_of(
             self._core,
             job,
-            self._datasets[job.dataset],
+            dataset,
             rank=request.rank,
             epoch=request.epoch,
             start=request.position,
             count=max(1, min(request.count, _MAX_COUNT)),
             with_keys=request.with_keys,
+            places=self._engine.keeper.places if sees_store else None,
         )
         for batch in page.batches:
             place = Occurrence(request.job, request.rank, request.epoch, batch.position)
             self._planned.add(batch.batch_id, place)
         stop = request.position + len(page.batches)
         yielded = min(request.yielded, stop)
-        self._engine.post(
-            BatchesAsked(request.job, request.rank, request.epoch, request.position, stop, yielded)
-        )
+        asked = (request.job, request.rank, request.epoch, request.position, stop, yielded)
+        self._engine.post(BatchesAsked(*asked, sees_store=sees_store))
         return page
 
     @_typed_errors
@@ -254,7 +265,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 job_stats(core, job, self._datasets[job.dataset].listing.source, with_stalls=with_stalls)
                 for job in jobs
             ],
-            cache=cache_stats(core, self._engine.now_s()),
+            cache=cache_stats(core, self._engine.keeper, self._engine.now_s()),
             coordinating=coordinating(self._settings) if self._settings else None,
             prices=executor_prices(core),
             executors=executor_stats(core, self._eligibility.absences),

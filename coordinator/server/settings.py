@@ -19,6 +19,7 @@ from superdl.coordinator.executors.base import check_settings, setting
 from superdl.coordinator.executors.local import LocalSettings
 from superdl.coordinator.executors.ray_executor import RaySettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
+from superdl.coordinator.store import AUTO, StoreChoice, chosen_store
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, executor_names
 from superdl.super_wire.request import MAX_SAMPLES_PER_REQUEST
@@ -72,6 +73,13 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
     request_timeout_s: float = setting(
         60.0, "seconds for a function to begin a sample (60)", low=1e-3, high=_ANY_S
     )
+    store: str = setting(
+        "", "where decoded records are kept: a directory, s3://bucket/prefix, auto or none (none)"
+    )
+    store_bytes: int = setting(
+        0, "what the store may take, such as 100gb (a quarter of what its disk has free)", high=2**60
+    )
+    store_read_only: bool = setting(False, "read from the store, and never write to it")
     catalog_max_age_s: float = setting(
         300.0, "a new run lists a source again after this (300)", low=1e-3, high=_ANY_S
     )
@@ -99,8 +107,27 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
 
     def __post_init__(self) -> None:
         executor_names(self.executor)
+        _ = self.store_choice
         self.check_trust()
         check_settings(self)
+
+    @property
+    def store_choice(self) -> StoreChoice:
+        """The store's address, or why there is none.
+
+        Raises:
+            ConfigError: it is none, or the functions of no executor see it.
+        """
+        choice = chosen_store(self.store, os.environ)
+        classes = executor_classes(self.executors)
+        if not choice.address or any(executor.sees_store(self, choice.address) for executor in classes):
+            return choice
+        words = f"functions of {self.executor} do not see the directory {choice.address}"
+        if self.store == AUTO:
+            return StoreChoice("", words)
+        raise ConfigError(
+            f"{words}: name a store that they reach, as s3://bucket/prefix, or none (SUPER_STORE)"
+        )
 
     @property
     def executors(self) -> tuple[str, ...]:
@@ -199,6 +226,8 @@ def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) 
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
     environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}
+    if address := settings.store_choice.address:
+        environment |= {"SUPER_STORE": address, "SUPER_STORE_READ_ONLY": str(int(settings.store_read_only))}
     return ExecutorContext(
         cache=settings.cache,
         function=settings.function,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.paging import Occurrence
     from superdl.coordinator.server.settings import Settings
+    from superdl.coordinator.store.keeper import StoreKeeper
 
 __all__ = ["batch_status", "cache_stats", "coordinating", "executor_prices", "executor_stats", "job_stats"]
 
@@ -76,8 +77,8 @@ def coordinating(settings: Settings) -> pb.Coordinating:
     return told
 
 
-def cache_stats(core: Core, now: float) -> pb.CacheStats:
-    """The state of the cache, and what all jobs have in common."""
+def cache_stats(core: Core, keeper: StoreKeeper, now: float) -> pb.CacheStats:
+    """The state of the cache and of the store, and what all jobs have in common."""
     return pb.CacheStats(
         budget_bytes=core.state.budget_bytes,
         resident_bytes=core.state.resident_bytes,
@@ -94,6 +95,11 @@ def cache_stats(core: Core, now: float) -> pb.CacheStats:
         usd_per_hour=core.state.ledger.usd_per_hour(now),
         spending=core.state.ledger.spending.value,
         free_bytes=core.state.free_bytes,
+        store=keeper.address,
+        store_used_bytes=keeper.room.used_bytes,
+        store_room_bytes=keeper.room.bytes,
+        store_packs=len(keeper.room.sizes),
+        store_trouble=core.store_trouble or keeper.trouble,
     )
 
 

@@ -153,8 +153,8 @@ def main(arguments: Sequence[str]) -> None:
     parent, *words = arguments
     # Where a shell started all of it in the background, SIGINT came ignored, and nothing could end the run.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.platform == "linux":  # interrupted when the parent goes, so that the run still writes its report
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    # Interrupted when the parent goes, so that the run still writes its report.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != int(parent):  # it died before the call above
         sys.exit(1)
     command = entry_points(group="console_scripts")["superdl"]  # which knows this package, not the reverse

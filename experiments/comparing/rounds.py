@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
-import yaml
 
 from superdl.experiments.comparing.measured import RoundMeasured, read_measured_run
 from superdl.experiments.comparing.processes import RunProcess, run_together
@@ -80,7 +79,7 @@ def _run_of(trial: Trial, folder: Path, one: Round, services: _SharedServices | 
         loader = replace(spec.loader, coordinator=services.address)
         spec = replace(spec, executor="auto", loader=loader)
     file = place / "spec.yaml"
-    file.write_text(yaml.safe_dump(spec.to_mapping(), sort_keys=False), encoding="utf-8")
+    spec.write(file)
     title = f"{one.arm}, repeat {one.repeat}" + (f", trial {trial.name}" if trial.name else "")
     return RunProcess(title, file, place / "output.txt")
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import yaml
 
 from superdl.experiments.comparing.arms import Arm, arms_of, rounds_of
 from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport, write_comparison
@@ -21,9 +18,10 @@ from superdl.experiments.comparing.rounds import ComparisonFailedError, run_roun
 from superdl.experiments.comparing.show import comparison_page, print_comparison
 from superdl.experiments.data import prepare_data
 from superdl.experiments.manifest import Manifest, describe_environment, describe_hardware
-from superdl.experiments.output import new_directory
-from superdl.experiments.reporting.page import PAGE_NAME, write_page
+from superdl.experiments.output import new_directory, now_text, write_whole
+from superdl.experiments.reporting.page import PAGE_NAME
 from superdl.experiments.reporting.run_page import write_run_page
+from superdl.experiments.run.listeners import say
 from superdl.experiments.training.device import pick_device
 
 if TYPE_CHECKING:
@@ -58,11 +56,10 @@ def compare(
     """
     chosen = arms_of(spec, arms)
     device, directory = pick_device(spec.device), new_directory(spec.output, f"{spec.name}-compare")
-    text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
-    (directory / "spec.yaml").write_text(text, encoding="utf-8")
+    spec.write(directory / "spec.yaml")
     report = Comparison(
         name=spec.name,
-        started_at=_now(),
+        started_at=now_text(),
         directory=str(directory),
         repeats=spec.compare.repeats,
         warmup_epochs=spec.compare.warmup_epochs,
@@ -75,10 +72,10 @@ def compare(
         environment=describe_environment(device) | {"cpu": describe_hardware()["cpu"]},
     )
     manifest, start_s = Manifest(directory, spec, device, started_at=report.started_at), time.monotonic()
-    _say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {directory}")
+    say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {directory}")
     try:
         for data in {trial.spec.data: None for arm in chosen for trial in arm.trials}:  # nothing is timed yet
-            prepare_data(data, lambda line: _say(console, line))
+            prepare_data(data, lambda line: say(console, line))
         _run_all(report, chosen, console, keep_going=keep_going)
     except BaseException as error:
         report.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -87,7 +84,7 @@ def compare(
     finally:
         report.took_s = time.monotonic() - start_s
         publish(report, console)
-        manifest.end(report.status, _now())
+        manifest.end(report.status, now_text())
     return report
 
 
@@ -95,12 +92,8 @@ def publish(report: Comparison, console: Console) -> None:
     """Write all that people and programs read of a comparison into its directory, and print it."""
     directory = Path(report.directory)
     write_comparison(report, directory)
-    write_page(comparison_page(report), directory / PAGE_NAME)
+    write_whole(comparison_page(report), directory / PAGE_NAME)
     print_comparison(report, console)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_going: bool) -> None:
@@ -109,7 +102,7 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_
         arm, of_arm = next(pair for pair in zip(arms, report.arms, strict=True) if pair[0].name == one.arm)
         at_once = f", {len(arm.trials)} trials at once" if len(arm.trials) > 1 else ""
         place, folder = f"[{one.number}/{len(rounds)}]", Path("runs", f"{one.number:02d}-{one.arm}")
-        _say(console, f"{place} {one.arm}, repeat {one.repeat} of {report.repeats}{at_once}")
+        say(console, f"{place} {one.arm}, repeat {one.repeat} of {report.repeats}{at_once}")
         try:
             measured = run_round(one, arm, directory / folder)
         except ComparisonFailedError as error:
@@ -122,7 +115,7 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console, *, keep_
             report.rounds.append(RoundReport(*one, str(folder), figures))
         if len(arm.trials) == 1:  # of many at once nobody wants every page, and each takes a second
             _write_pages(directory / folder, console)
-        _say(console, f"{place} {report.rounds[-1].phrase()}")
+        say(console, f"{place} {report.rounds[-1].phrase()}")
         write_comparison(report, directory)
     failed = len(rounds) - report.measured
     report.status = "failed" if failed else "finished"
@@ -135,7 +128,7 @@ def _write_pages(folder: Path, console: Console) -> None:
         try:
             write_run_page(path.parent)
         except Exception as error:  # noqa: BLE001  # whatever drawing raises, the figures matter more
-            _say(console, f"the page of {path.parent} was not made ({error}); superdl report tries again")
+            say(console, f"the page of {path.parent} was not made ({error}); superdl report tries again")
 
 
 def _notes(arm: Arm) -> Iterator[str]:
@@ -150,7 +143,3 @@ def _notes(arm: Arm) -> Iterator[str]:
     elsewhere = sorted({spec.executor for spec in functions} - {"auto", "local"})
     if elsewhere:
         yield f"{arm.name} runs functions by {', '.join(elsewhere)}: their CPU is not counted."
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -12,8 +12,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as ConsoleTable
 
 from superdl.experiments.comparing.figures import mean_by_name
-from superdl.experiments.reporting.page import Table, facts_table, render
-from superdl.experiments.reporting.plots import Plot, draw_bars, height_of_bars, plot_of
+from superdl.experiments.reporting.page import (
+    Plot,
+    Table,
+    draw_bars,
+    facts_table,
+    height_of_bars,
+    plot_of,
+    render,
+)
 from superdl.experiments.reporting.quantities import ABSENT, number, seconds
 
 if TYPE_CHECKING:
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
     from superdl.experiments.comparing.comparison import Comparison
     from superdl.experiments.comparing.figures import Figure, Spread
-    from superdl.experiments.reporting.plots import Drawing
+    from superdl.experiments.reporting.page import Drawing
 
 __all__ = ["comparison_page", "print_comparison"]
 

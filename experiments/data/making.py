@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.experiments.data.whole_directory import MANIFEST, check_room, manifest_of, written_once
 from superdl.experiments.image_sets import SPLITS, MadeSet
-from superdl.sampler.embedded.host import usable_cores
+from superdl.sampler.embedded import usable_cores
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:

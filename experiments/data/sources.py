@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from superdl.experiments.data.making import made_in, make_digits, make_set
 from superdl.experiments.data.whole_directory import check_room, written_once
 from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
+from superdl.experiments.output import write_whole
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 
 if TYPE_CHECKING:
@@ -228,9 +229,7 @@ def _write_once(path: Path, content: str) -> None:
         if path.is_file() and path.read_text(encoding="utf-8") == content:
             return
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(content, encoding="utf-8")
-        partial.replace(path)
+        write_whole(content, path)
     except OSError as error:
         raise ConfigError(
             f"the classes of the validation images cannot be written to {path}: {error.strerror}; link the "
@@ -240,7 +239,10 @@ def _write_once(path: Path, content: str) -> None:
 
 # --------------------------------------------------------------------------------------------- MNIST
 
-_MNIST_PREFIXES = {"train": "train", "val": "t10k"}
+_MNIST_STEMS = {
+    "train": ("train-images-idx3", "train-labels-idx1"),
+    "val": ("t10k-images-idx3", "t10k-labels-idx1"),
+}
 _MNIST_PLACES = (".", "raw", "MNIST/raw", "mnist/raw")
 _DIGITS = 10
 _MNIST_BYTES = 0x800  # bytes, in so many dimensions
@@ -252,23 +254,16 @@ _MnistFiles = dict[str, tuple[Path, Path]]
 def _find_mnist(directory: Path) -> _MnistFiles | None:
     """Find the four files in a directory, or where torchvision puts them below it; None if none is there."""
     for place in _MNIST_PLACES:
-        found = {
-            f"{prefix}-{kind}": _file(directory / place, f"{prefix}-{kind}")
-            for prefix in _MNIST_PREFIXES.values()
-            for kind in ("images-idx3", "labels-idx1")
-        }
-        there = {stem: path for stem, path in found.items() if path is not None}
-        if there and len(there) < len(found):
-            absent = sorted(f"{stem}-ubyte" for stem in found.keys() - there.keys())
+        stems = [stem for pair in _MNIST_STEMS.values() for stem in pair]
+        there = {stem: path for stem in stems if (path := _file(directory / place, stem)) is not None}
+        absent = [f"{stem}-ubyte" for stem in stems if stem not in there]
+        if there and absent:
             raise SourceError(
                 f"{directory / place} has a part of MNIST; these are not there, as .gz or unpacked: "
                 f"{', '.join(absent)}"
             )
         if there:
-            return {
-                split: (there[f"{prefix}-images-idx3"], there[f"{prefix}-labels-idx1"])
-                for split, prefix in _MNIST_PREFIXES.items()
-            }
+            return {split: (there[images], there[labels]) for split, (images, labels) in _MNIST_STEMS.items()}
     return None
 
 

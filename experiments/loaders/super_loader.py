@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from superdl.experiments.loaders.workers import data_loader, end_workers
@@ -53,6 +54,8 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         rank=request.rank,
         num_replicas=request.replicas,
     )
+    if sampler.kept and (request.loader.coordinator or os.environ.get("SUPER_COORDINATOR")):
+        request.tell(sampler.kept)  # an embedded one says so itself
     return dataset, sampler
 
 

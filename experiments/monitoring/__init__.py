@@ -6,6 +6,6 @@ Sampled in one thread whose cost is bounded; what a step or a pass took is measu
 from __future__ import annotations
 
 from superdl.experiments.monitoring.monitor import PhaseUsage, Utilization, UtilizationMonitor
-from superdl.experiments.monitoring.readings import GpuReading, meter_of
+from superdl.experiments.monitoring.readings import GROUPS, GpuReading, meter_of
 
-__all__ = ["GpuReading", "PhaseUsage", "Utilization", "UtilizationMonitor", "meter_of"]
+__all__ = ["GROUPS", "GpuReading", "PhaseUsage", "Utilization", "UtilizationMonitor", "meter_of"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.monitoring.readings import ProcessGroups
+from superdl.experiments.monitoring.readings import GROUPS, ProcessGroups
 from superdl.experiments.output import RowLog
 from superdl.experiments.records import Listener
 
@@ -48,7 +48,7 @@ UTILIZATION_COLUMNS = (
 _INTERVAL_S = 1.0
 _MAX_SHARE = 0.01
 """Of one core, for the thread: after a costly sample it rests so long that this is kept to."""
-_SHOWN = ("trainer", "workers", "functions", "cache", "coordinator")
+_SHOWN = GROUPS[:5]
 _MIB = 2**20
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUPS", "GpuMeter", "GpuReading", "GroupReading", "ProcessGroups", "group_of", "meter_of"]
 
-GROUPS = ("trainer", "workers", "supervisor", "coordinator", "cache", "functions", "other")
+GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "supervisor", "other")
+"""The parts of a run, in the order in which tables and plots have them."""
 
 _SERVERS = ("valkey-server", "redis-server")
 _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")

@@ -1,23 +1,47 @@
 """A page is a Jinja2 template and its values: tables, plots, words. It becomes one HTML file.
 
-No script, no font, no image from elsewhere. Every text is escaped; what a page says is in its template.
+No script, no font, no image from elsewhere. Every text is escaped; what a page says is in its template. Bars,
+lines and areas are drawn by matplotlib as SVG images that lie in the page itself. Matplotlib is optional
+(`superdl[train]`) and imported only when something is drawn. Neither its state for interactive use (pyplot)
+nor a user's settings of it have a part, so the same figures give the same image. Series differ by hatch, dash
+and marker too: a black and white print loses nothing. None leaves a gap.
 """
 
 from __future__ import annotations
 
-import os
+import base64
+import io
+import itertools
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from superdl.experiments.reporting.plots import plots_missing
 from superdl.experiments.reporting.quantities import count, number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["PAGE_NAME", "Cell", "Table", "facts_table", "render", "write_page"]
+    from matplotlib.axes import Axes
+
+    Drawing = Callable[[Axes], None]
+    Values = Sequence[float | None]
+
+__all__ = [
+    "PAGE_NAME",
+    "Cell",
+    "Plot",
+    "Table",
+    "draw_bars",
+    "draw_lines",
+    "draw_stack",
+    "facts_table",
+    "height_of_bars",
+    "plot_of",
+    "plots_missing",
+    "render",
+]
 
 PAGE_NAME = "report.html"
 
@@ -60,9 +84,156 @@ def _written(cell: Cell) -> str:
     return count(cell) if isinstance(cell, int) else number(cell)
 
 
-def write_page(html: str, path: Path) -> None:
-    """Write the page; a reader sees the old file or the new one, never half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # A name of a file may hold what is no text: it is shown as such, not refused.
-    partial.write_text(html, encoding="utf-8", errors="backslashreplace")
-    partial.replace(path)
+# --------------------------------------------------------------------------------------------- plots
+
+_NEEDED = "plots need the package matplotlib: pip install 'superdl[train]', then superdl report DIRECTORY"
+
+_FILLS = (
+    ("#1f3b57", ""),
+    ("#f4b26a", "////"),
+    ("#c9dcee", ""),
+    ("#6f9a68", "\\\\\\\\"),
+    ("#ffffff", "||||"),
+    ("#8a8a8a", ""),
+    ("#f7e3c6", "xxxx"),
+    ("#b0708f", "----"),
+    ("#e6e6e6", "++++"),
+)
+"""Colour and hatch of areas, in turn."""
+_WIDTH_IN = 8.2
+_ROW_IN = 3.0
+_MARKERS = 25
+"""A line has so many markers at most."""
+_SETTINGS: dict[str, Any] = {
+    "svg.fonttype": "path",  # letters are shapes: no font is looked for where the page is read
+    "svg.hashsalt": "superdl",
+    "text.parse_math": False,
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.prop_cycle": "cycler(color=['#1f3b57', '#c8741a', '#4f7f49', '#000000', '#8a4a6b', '#6e6e6e'],"
+    " linestyle=['-', '--', '-.', ':', '--', '-.'], marker=['o', 's', '^', 'D', 'v', 'x'])",
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.0,
+}
+
+
+class Plot(NamedTuple):
+    """An image for a page: its caption, and the address of data that holds all of it."""
+
+    caption: str
+    image: str
+
+
+def plots_missing() -> str | None:
+    """Why nothing can be drawn here; None where it can."""
+    try:
+        import matplotlib.figure  # noqa: F401  # to see whether it is there
+    except ImportError as error:
+        return f"{_NEEDED} ({error})"
+    return None
+
+
+def plot_of(
+    caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
+) -> Plot | None:
+    """Draw charts side by side in so many columns, each by a function that gets its axes.
+
+    ``row_in`` is the height of a row in inches. None: there is nothing to draw, or nothing to draw it with.
+    """
+    if not drawings or plots_missing() is not None:
+        return None
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    rows = -(-len(drawings) // columns)
+    file = io.BytesIO()
+    with matplotlib.style.context(["default", _SETTINGS]), warnings.catch_warnings():
+        # A name in a script that the font lacks shows as boxes; the page's tables have it in letters.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(_WIDTH_IN, row_in * rows), layout="constrained")
+        for axes, draw in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, drawings):
+            if draw is None:
+                axes.set_axis_off()
+                continue
+            draw(axes)
+            if len(axes.get_legend_handles_labels()[1]) > 1:
+                axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=max(1, 4 // columns))
+        undated = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=undated, transparent=True)
+    return Plot(caption, "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode())
+
+
+def height_of_bars(bars: int) -> float:
+    """The height in inches of a chart with so many bars."""
+    return 0.9 + 0.34 * bars
+
+
+def draw_bars(
+    axes: Axes, *, title: str, label: str, bars: Mapping[str, float | None], spread: Sequence[Values] = ()
+) -> None:
+    """Lying bars with their values, by name; ``spread`` is how far each reaches below and above."""
+    lengths = [value or 0.0 for value in bars.values()]
+    reach = [[value or 0.0 for value in side] for side in spread] or None
+    drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=reach, capsize=4, color=_FILLS[0][0])
+    told = ["" if value is None else number(value) for value in bars.values()]
+    axes.bar_label(drawn, told, padding=4, fontsize=8)
+    axes.set_title(title)
+    axes.set_xlabel(label)
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.12)
+
+
+def draw_lines(
+    axes: Axes,
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Mapping[str, tuple[Sequence[float], Values]],
+    top: float | None = None,
+) -> None:
+    """Lines by name, each of its places and values, from zero up to ``top``, or to what is drawn."""
+    for name, (xs, values) in lines.items():
+        ys = [float("nan") if value is None else value for value in values]
+        axes.plot(xs, ys, label=name, markevery=-(-len(xs) // _MARKERS) or 1)
+    _name_axes(axes, title, x_label, y_label, [x for xs, _ in lines.values() for x in xs])
+    axes.set_ylim(0, top)
+
+
+def draw_stack(
+    axes: Axes,
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    xs: Sequence[float],
+    layers: Mapping[str, Sequence[float]],
+    end: float,
+    top: float | None = None,
+) -> None:
+    """Areas on each other, by name; each holds from its place on to the next, the last to ``end``."""
+    low = [0.0] * (len(xs) + 1)
+    for (name, heights), (colour, hatch) in zip(layers.items(), itertools.cycle(_FILLS), strict=False):
+        high = [under + height for under, height in zip(low, [*heights, *heights[-1:]], strict=True)]
+        look = {"facecolor": colour, "hatch": hatch, "edgecolor": "#222222", "linewidth": 0.6}
+        axes.fill_between([*xs, end], low, high, step="post", label=name, **look)
+        low = high
+    _name_axes(axes, title, x_label, y_label, [*xs, end])
+    axes.set_ylim(0, top)
+
+
+def _name_axes(axes: Axes, title: str, x_label: str, y_label: str, xs: Sequence[float]) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    if all(float(x).is_integer() for x in xs):  # what is counted has no halves
+        axes.xaxis.get_major_locator().set_params(integer=True)

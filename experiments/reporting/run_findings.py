@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from superdl.experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["STALL_CAUSES", "Explanation", "findings"]
+__all__ = ["STALL_CAUSES", "Explanation", "causes_of", "findings"]
 
 _NO_LIMIT = 0.05
 """Waiting for less of a pass than this does not matter."""
@@ -41,6 +41,9 @@ STALL_CAUSES = {
         "images came from the source more slowly than they were decoded",
         "the bucket in the same region; more functions",
     ),
+    "store": Explanation(
+        "records were on their way from the store", "a store that readers see; a faster disk; more functions"
+    ),
     "decode": Explanation("decoding took most of the time", "more functions, or a second executor"),
     "retry": Explanation(
         "samples had failed and waited for another attempt", "superdl stats --batch tells why they failed"
@@ -55,11 +58,20 @@ STALL_CAUSES = {
         "reading from the cache, or handing over, took longer than the step",
         "more workers; loader super-threads; a nearer cache",
     ),
+    "store_read": Explanation(
+        "reading from the store's disk took longer than the step", "more workers; a faster disk"
+    ),
     "loader_start": Explanation("its workers or threads were starting", "persistent workers"),
     "loading": Explanation("the loader, which does not tell what it did, was late"),
     "unknown": Explanation("the coordinator does not know why"),
 }
 """The causes of `docs/runs.md`, in its order."""
+
+
+def causes_of(passes: Sequence[Pass]) -> list[str]:
+    """The causes of some passes' stalls, in the order in which docs have them."""
+    there = {cause for one in passes for cause in one.stalls}
+    return [cause for cause in STALL_CAUSES if cause in there] + sorted(there - STALL_CAUSES.keys())
 
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:

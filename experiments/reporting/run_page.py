@@ -1,24 +1,31 @@
-"""The page of a run, ``report.html``: made from the files of its directory, and of nothing else.
+"""The page of a run, ``report.html``, with its tables: made from its directory's files, and of nothing else.
 
 So ``superdl report DIRECTORY`` can make it at any time, also of a run that was killed. What it says beside
-the figures is in ``templates/run.html``.
+the figures is in ``templates/run.html``. A table by pass is a mapping of heads to values: a further figure of
+a pass is one more line in one of these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.reporting.page import PAGE_NAME, facts_table, render, write_page
-from superdl.experiments.reporting.run_files import RunFiles, read_run
-from superdl.experiments.reporting.run_findings import findings
+from superdl.experiments.monitoring import GROUPS
+from superdl.experiments.output import write_whole
+from superdl.experiments.reporting.page import PAGE_NAME, Cell, Table, facts_table, render
+from superdl.experiments.reporting.quantities import share
+from superdl.experiments.reporting.run_files import Pass, RunFiles, read_run
+from superdl.experiments.reporting.run_findings import STALL_CAUSES, causes_of, findings
 from superdl.experiments.reporting.run_plots import run_plots
-from superdl.experiments.reporting.run_tables import run_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["run_page", "write_run_page"]
+__all__ = ["run_page", "run_tables", "write_run_page"]
+
+_ROWS_MOST = 40
+_Value = Callable[[Pass], Cell]
 
 
 def write_run_page(directory: Path) -> Path:
@@ -29,7 +36,7 @@ def write_run_page(directory: Path) -> Path:
 
     """
     path = directory / PAGE_NAME
-    write_page(run_page(read_run(directory)), path)
+    write_whole(run_page(read_run(directory)), path)
     return path
 
 
@@ -71,3 +78,175 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}={'null' if value is None else value}"
+
+
+# -------------------------------------------------------------------------------------------- tables
+
+
+def run_tables(run: RunFiles) -> dict[str, Table | None]:
+    """All tables by name; None where the files do not tell."""
+    bill = run.facts.get("bill")
+    return {
+        "passes": _by_pass("Passes over the data", run.passes, _PASSES),
+        "time": _by_pass("Time of loading and computing", run.passes, _TIME),
+        "status": _by_pass(
+            "Status checks", [one for one in run.passes if one.job.get("status_calls")], _STATUS
+        ),
+        "stalls": _stalls(run),
+        "causes": _causes(run),
+        "processors": _processors(run),
+        "bill": _bill(bill) if bill else None,
+    }
+
+
+def _figure(name: str, factor: float | None = None) -> _Value:
+    return lambda one: _times(one.figures.get(name), factor)
+
+
+def _counter(name: str, factor: float | None = None) -> _Value:
+    return lambda one: _times(one.job.get(name), factor)
+
+
+def _times(value: float | None, factor: float | None) -> Cell:
+    return value if factor is None or value is None else factor * value
+
+
+def _percent(part: float | None, whole: float | None) -> Cell:
+    return _times(share(part, whole), 100)
+
+
+_PASSES: dict[str, _Value] = {
+    "images": _figure("samples"),
+    "steps": _figure("batches"),
+    "time (s)": _figure("wall_s"),
+    "throughput (images/s)": _figure("images_per_s"),
+    "loss (mean)": _figure("loss"),
+    "top-1 (% right)": _figure("accuracy", 100),
+    "top-5 (% right)": _figure("top5_accuracy", 100),
+    "waiting (% of time)": lambda one: _percent(one.figures["wait_s"], one.figures["wall_s"]),
+    "first batch (s)": _figure("first_batch_s"),
+}
+"""How each pass went."""
+_TIME: dict[str, _Value] = {
+    "time (s)": _figure("wall_s"),
+    "waiting (s)": _figure("wait_s"),
+    "computing (s)": _figure("compute_s"),
+    "reading (s, sum)": _figure("read_s"),
+    "fetching (s, sum)": _counter("fetch_s"),
+    "decoding (s, sum)": _counter("decode_s"),
+    "writing (s, sum)": _counter("push_s"),
+    "found in the cache (samples)": _figure("hits"),
+    "missed (samples)": _figure("misses"),
+    "read from the store (samples)": _figure("straight"),
+    "produced (samples)": _counter("samples_produced"),
+    "retried (samples)": _counter("retries"),
+    "failed (samples)": _counter("samples_failed"),
+}
+"""Where the time of loading went, and what was done."""
+_STATUS: dict[str, _Value] = {
+    "calls": _counter("status_calls"),
+    "in the background (ms)": _counter("status_s", 1000),
+    "thereof CPU (ms)": _counter("status_cpu_s", 1000),
+    "each call (ms)": lambda one: _times(share(one.job.get("status_s"), one.job["status_calls"]), 1000),
+    "trainer waited (ms)": _counter("status_wait_s", 1000),
+    "trainer waited (% of time)": lambda one: _percent(one.job.get("status_wait_s"), one.figures["wall_s"]),
+}
+"""What asking the coordinator for the plan has cost."""
+
+
+def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:
+    """A row for each pass; figures that no pass has are left out, and of very many passes the middle."""
+    columns = {head: [value(one) for one in passes] for head, value in values.items()}
+    columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
+    rows: list[Sequence[Cell]] = list(zip([one.name for one in passes], *columns.values(), strict=True))
+    if len(rows) > _ROWS_MOST:
+        half = _ROWS_MOST // 2
+        rows[half:-half] = [(f"{len(rows) - _ROWS_MOST} more", *[""] * len(columns))]
+    return Table(caption, ("pass", *columns), rows) if rows else None
+
+
+def _stalls(run: RunFiles) -> Table | None:
+    """Why the trainer waited, by pass, with a column for each cause that there was."""
+    told = [one for one in run.passes if one.figures.get("stalls")]
+
+    def of_stalls(name: str) -> _Value:
+        return lambda one: one.figures["stalls"][name]
+
+    def waited_for(cause: str) -> _Value:
+        return lambda one: one.stalls.get(cause, 0.0)
+
+    def bound_by_computing(one: Pass) -> Cell:
+        stalls = one.figures["stalls"]
+        return _percent(stalls["steps"] - stalls["stalled"], stalls["steps"])
+
+    return _by_pass(
+        "Stalls by cause",
+        told,
+        {
+            "steps": of_stalls("steps"),
+            "stalled (steps)": of_stalls("stalled"),
+            "bound by computing (% of steps)": bound_by_computing,
+            **{f"{cause.replace('_', ' ')} (s)": waited_for(cause) for cause in causes_of(told)},
+            "all stalls (s)": of_stalls("wait_s"),
+            "all stalls (% of time)": lambda one: _percent(
+                one.figures["stalls"]["wait_s"], one.figures["wall_s"]
+            ),
+        },
+    )
+
+
+def _causes(run: RunFiles) -> Table | None:
+    """What the causes that there were mean."""
+    named = [cause for cause in causes_of(run.passes) if cause in STALL_CAUSES]
+    rows = [(cause.replace("_", " "), *STALL_CAUSES[cause]) for cause in named]
+    heads = ("cause", "the trainer waited since", "what helps")
+    return Table("What the causes mean", heads, rows) if rows else None
+
+
+def _processors(run: RunFiles) -> Table | None:
+    """What each phase used of processors, memory and the GPU."""
+    figures = {(one.epoch, one.split): one.figures for one in run.passes}
+    rows: list[dict[str, Cell]] = []
+    for phase in (run.facts.get("utilization") or {}).get("phases") or ():
+        groups, wall_s = phase["groups"], phase["wall_s"]
+        of_pass = figures.get((phase["epoch"], phase["split"]), {})
+        cpu_s = sum(group["cpu_s"] for group in groups.values())
+        memory = [group["pss_bytes_max"] for group in groups.values()]
+        row: dict[str, Cell] = {
+            "phase": phase["split"] if phase["epoch"] is None else f"{phase['epoch'] + 1} {phase['split']}",
+            "time (s)": wall_s,
+            "computing (% of time)": _percent(of_pass.get("compute_s"), wall_s),
+        }
+        row |= {f"{name} (cores)": groups.get(name, {}).get("cpu_cores") for name in GROUPS}
+        row["all (cores)"] = share(cpu_s, wall_s)
+        # With several ranks the CPU is rank 0's, and the images are of all.
+        images = of_pass.get("samples") if run.ranks == 1 else None
+        row["CPU (ms/image)"] = _times(share(cpu_s, images), 1000)
+        row["memory (most, MB)"] = None if None in memory else sum(memory) / 1e6
+        row["GPU (% busy)"] = phase["gpu_percent"]
+        row["GPU memory (most, MB)"] = _times(phase["gpu_memory_bytes_max"], 1e-6)
+        rows.append(row)
+    heads = [head for head in (rows[0] if rows else ()) if any(row[head] is not None for row in rows)]
+    table = Table("Processors in use, by phase", heads, [[row[head] for head in heads] for row in rows])
+    return table if rows else None
+
+
+def _bill(bill: dict[str, Any]) -> Table:
+    """What was paid for what, in the whole run, in its first epoch, and in an epoch after it."""
+    epochs = [one["usd"] for one in bill["epochs"]]
+    priced = all(line["usd"] is not None for line in bill["lines"])
+    total = {
+        "name": "all of it" if priced else "what has a price here",
+        "usd": bill["usd"],
+        "by_epoch": epochs,
+    }
+    rows = [
+        (line["name"], line["usd"], *_first_and_later(line["by_epoch"]), line.get("how", ""))
+        for line in [*bill["lines"], total]
+    ]
+    heads = ("what", "the run (USD)", "first epoch (USD)", "an epoch after it (USD, mean)", "how")
+    return Table("The bill", heads, rows, total=True)
+
+
+def _first_and_later(by_epoch: Sequence[float]) -> tuple[Cell, Cell]:
+    return by_epoch[0] if by_epoch else None, fmean(by_epoch[1:]) if len(by_epoch) > 1 else None

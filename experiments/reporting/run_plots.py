@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.experiments.reporting.plots import draw_lines, draw_stack, plot_of
-from superdl.experiments.reporting.run_tables import GROUPS, causes_of
+from superdl.experiments.monitoring import GROUPS
+from superdl.experiments.reporting.page import draw_lines, draw_stack, plot_of
+from superdl.experiments.reporting.run_findings import causes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from superdl.experiments.reporting.plots import Drawing, Plot, Values
+    from superdl.experiments.reporting.page import Drawing, Plot, Values
     from superdl.experiments.reporting.run_files import Pass, RunFiles, UsageRow
 
     Line = tuple[Sequence[float], Values]

@@ -107,7 +107,8 @@ def print_report(report: RunReport, console: Console) -> None:
         _print_hint(
             console,
             "Seconds overlap: workers read and functions decode while the model computes. Decoding is summed "
-            "over functions and counts what they do ahead. Hits and misses are samples at the first look.",
+            "over functions and counts what they do ahead. Hits, misses and reads from the store are samples "
+            "at the first look.",
         )
     if report.utilization is not None and report.epochs:
         console.print(utilization_table(report.utilization, _images(report)))
@@ -198,4 +199,5 @@ def _cells(figures: PassSummary) -> dict[str, str]:
         "function\ncalls": count(figures.invocations),
         "cache\nhits": count(figures.hits),
         "cache\nmisses": count(figures.misses),
+        "store\nreads": count(figures.straight),
     }

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -23,9 +23,15 @@ from torch.nn.functional import cross_entropy
 from superdl.experiments.models import build_model
 from superdl.experiments.run.listeners import say
 from superdl.experiments.run.training_run import images_of, opened_loader, shipped_steps_allowed
-from superdl.experiments.training.device import autocast, compute_type, pick_device, seed_everything
+from superdl.experiments.training.device import (
+    autocast,
+    compute_type,
+    pick_device,
+    seed_everything,
+    synchronise,
+)
 from superdl.experiments.training.ranks import join_ranks, process_rank
-from superdl.sampler.embedded.host import available_memory_bytes
+from superdl.sampler.embedded import available_memory_bytes
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,8 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchSizes",
-    "CpuProbe",
-    "CudaProbe",
+    "Probe",
     "StepShape",
     "TriedBatch",
     "find_batch_size",
@@ -68,16 +73,6 @@ class BatchSizes:
     device: str
     limit_bytes: int
     tried: tuple[TriedBatch, ...]
-
-
-class Probe(Protocol):
-    """What can try a size on a ``device``, ``cpu`` or a GPU's name, that has ``limit_bytes``."""
-
-    device: str
-    limit_bytes: int
-
-    def try_size(self, batch_size: int) -> TriedBatch:
-        """Take a step of this size, or say that it would not fit."""
 
 
 def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> BatchSizes:
@@ -140,71 +135,36 @@ class StepShape:
     threads: int | None
 
 
-class _Steps:
-    """A model that takes steps of random images."""
+class Probe:
+    """Tries sizes: on a GPU in this process, on a CPU each in a child, below a share of free memory."""
 
-    def __init__(self, shape: StepShape, device: torch.device) -> None:
+    def __init__(
+        self, shape: StepShape, device: torch.device, *, share_of: int = 1, limit_bytes: int | None = None
+    ) -> None:
+        """Set the limit; ``share_of`` processes of this host share a CPU's memory."""
         self._shape = shape
-        self._device = device
-        self._dtype = compute_type(shape.precision, device)
-        self._model = build_model(shape.model, shape.classes, device, side=shape.side).train()
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6)
-
-    def take(self, batch_size: int) -> None:
-        side = self._shape.side
-        images = torch.randint(0, 256, (batch_size, 3, side, side), dtype=torch.uint8)
-        images = images.to(self._device).contiguous(memory_format=torch.channels_last)
-        labels = torch.randint(0, self._shape.classes, (batch_size,)).to(self._device)
-        with autocast(self._device, self._dtype):
-            loss = cross_entropy(self._model(images), labels)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._optimizer.step()
-
-
-class CudaProbe:
-    """Tries on a GPU, in this process."""
-
-    def __init__(self, shape: StepShape, device: torch.device) -> None:
-        """Make the model on ``device``."""
-        self._device = device
-        self.device = torch.cuda.get_device_name(device)
-        self.limit_bytes = torch.cuda.mem_get_info(device)[0]
-        self._steps = _Steps(shape, device)
-
-    def try_size(self, batch_size: int) -> TriedBatch:
-        """Take two steps: the optimiser's state comes with the first."""
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        try:
-            for _ in range(2):
-                self._steps.take(batch_size)
-            torch.cuda.synchronize(self._device)
-        except torch.OutOfMemoryError:
-            return TriedBatch(batch_size, fits=False, memory_bytes=None, measured=True)
-        peak = torch.cuda.max_memory_reserved(self._device)
-        return TriedBatch(batch_size, fits=True, memory_bytes=peak, measured=True)
-
-
-class CpuProbe:
-    """Tries each size in a child process, kept below the share of the memory that is free now."""
-
-    device = "cpu"
-
-    def __init__(self, shape: StepShape, *, share_of: int = 1, limit_bytes: int | None = None) -> None:
-        """Set the limit; ``share_of`` processes of this host share its memory."""
-        self.limit_bytes = limit_bytes or int(_SHARE * available_memory_bytes() / share_of)
+        self._on_gpu = device.type == "cuda"
         self._measured: list[tuple[int, int]] = []
-        self._shape = shape
+        if self._on_gpu:
+            self.device, self.limit_bytes = (
+                torch.cuda.get_device_name(device),
+                torch.cuda.mem_get_info(device)[0],
+            )
+        else:
+            self.device = "cpu"
+            self.limit_bytes = limit_bytes or int(_SHARE * available_memory_bytes() / share_of)
 
     def try_size(self, batch_size: int) -> TriedBatch:
-        """Take a step, unless those before say that it would not fit; memory grows with the batch."""
+        """Take a step of this size, or say that it would not fit; memory grows with the batch."""
+        if self._on_gpu:
+            peak = _peak_of(self._shape, "cuda", batch_size)
+            return TriedBatch(batch_size, fits=peak is not None, memory_bytes=peak, measured=True)
         expected = self._expected_bytes(batch_size)
         if expected is not None and expected > self.limit_bytes:
             return TriedBatch(batch_size, fits=False, memory_bytes=expected, measured=False)
         try:
             with ProcessPoolExecutor(1, get_context("spawn")) as child:  # a process keeps its peak
-                peak = child.submit(_peak_of, self._shape, batch_size).result()
+                peak = child.submit(_peak_of, self._shape, "cpu", batch_size).result() or 0
         except BrokenProcessPool as error:
             raise ConfigError(
                 f"the process that tried a batch of {batch_size} was killed; what it said is above, and if "
@@ -214,27 +174,48 @@ class CpuProbe:
         return TriedBatch(batch_size, fits=peak <= self.limit_bytes, memory_bytes=peak, measured=True)
 
     def _expected_bytes(self, batch_size: int) -> int | None:
-        """What a larger batch than those measured would take, on the line through the last two."""
-        grown: list[tuple[int, int]] = []
-        for size, peak in sorted(self._measured):
-            if not grown or peak > grown[-1][1]:
-                grown.append((size, peak))
+        """What a larger batch than those measured would take, on the line through the last two that grew."""
+        grown = [(size, peak) for size, peak in sorted(self._measured) if peak > self._least(size)]
         if len(grown) < _POINTS or batch_size <= grown[-1][0]:
             return None
         (size, peak), (larger, its_peak) = grown[-2:]
         return int(its_peak + _MARGIN * (its_peak - peak) / (larger - size) * (batch_size - larger))
 
+    def _least(self, batch_size: int) -> int:
+        """The most that a smaller batch has taken: of small ones, what Python itself takes hides the rest."""
+        return max((peak for size, peak in self._measured if size < batch_size), default=0)
 
-def _peak_of(shape: StepShape, batch_size: int) -> int:
-    """In the child: take two steps; the most memory that the process has had, in bytes.
 
-    ``getrusage`` would count the parent's too on Linux; ``VmHWM`` does not.
+def _peak_of(shape: StepShape, kind: str, batch_size: int) -> int | None:
+    """Take two steps of images made up, as the optimiser's state comes with the first; the most memory that
+    they took, in bytes. None: a GPU has not enough.
+
+    Of a CPU it is the most that this process has had, which is a child for that reason. ``getrusage`` would
+    count the parent's too on Linux; ``VmHWM`` does not.
     """
-    if shape.threads is not None:
+    device = torch.device(kind)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    elif shape.threads is not None:
         torch.set_num_threads(shape.threads)
-    steps = _Steps(shape, torch.device("cpu"))
-    for _ in range(2):
-        steps.take(batch_size)
+    try:
+        model = build_model(shape.model, shape.classes, device, side=shape.side).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+        for _ in range(2):
+            images = torch.randint(0, 256, (batch_size, 3, shape.side, shape.side), dtype=torch.uint8)
+            images = images.to(device).contiguous(memory_format=torch.channels_last)
+            labels = torch.randint(0, shape.classes, (batch_size,)).to(device)
+            with autocast(device, compute_type(shape.precision, device)):
+                loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            optimizer.step()
+        synchronise(device)
+    except torch.OutOfMemoryError:
+        return None
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved()
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
@@ -263,7 +244,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
         shape = StepShape(
             spec.model.name, classes, spec.recipe.crop, spec.training.precision, spec.training.threads
         )
-        probe = _probe(shape, device)
+        probe = Probe(shape, device, share_of=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         tell(
             f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels on "
             f"{probe.device}, in {probe.limit_bytes / 2**30:.2f} GiB"
@@ -274,9 +255,3 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
     whole = " (all training images that a rank has)" if least == share else ""
     tell(f"loader.batch_size={least} is the largest that fits{of_ranks}{whole}")
     return replace(found, batch_size=least)
-
-
-def _probe(shape: StepShape, device: torch.device) -> CpuProbe | CudaProbe:
-    if device.type == "cuda":
-        return CudaProbe(shape, device)
-    return CpuProbe(shape, share_of=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

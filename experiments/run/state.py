@@ -10,14 +10,11 @@ import json
 import logging
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of
 from superdl.experiments.manifest import Manifest, describe_environment
-from superdl.experiments.output import write_json
+from superdl.experiments.output import now_text, write_json
 from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_page import write_run_page
 from superdl.experiments.reporting.run_report import RunReport, print_report
@@ -47,10 +44,6 @@ __all__ = ["RunState", "checkpoints_of", "facts_of", "go_on"]
 _log = logging.getLogger(__name__)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 class RunState(Listener):
     """A run's report, which grows while it goes on, and its files."""
 
@@ -72,7 +65,7 @@ class RunState(Listener):
             name=spec.name,
             status="finished",
             reason=None,
-            started_at=_now(),
+            started_at=now_text(),
             wall_s=0.0,
             directory=str(directory),
             classes=(),
@@ -86,8 +79,7 @@ class RunState(Listener):
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
         )
         if ranks.leads:
-            text = yaml.safe_dump(spec.to_mapping(), sort_keys=False)
-            (directory / "spec.yaml").write_text(text, encoding="utf-8")
+            spec.write(directory / "spec.yaml")
             started_at, replicas = self.report.started_at, ranks.process.replicas
             self._manifest = Manifest(directory, spec, device, started_at=started_at, ranks=replicas)
 
@@ -126,7 +118,7 @@ class RunState(Listener):
             return
         write_json(report.to_mapping(), self.directory / "report.json")
         if self._manifest is not None:
-            self._manifest.end(report.status, _now())
+            self._manifest.end(report.status, now_text())
         print_report(report, console)
         if not page:
             return

@@ -28,6 +28,7 @@ from superdl.coordinator.core import (
     footprint,
 )
 from superdl.experiments.simulator.money_check import MoneyCheck
+from superdl.experiments.simulator.store_check import StoreCheck
 from superdl.experiments.simulator.world_state import InvariantError
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Checks", "InvariantError"]
 
 _UNCOUNTED = {Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED}
+_UNCOUNTED |= {Outcome.NOT_STORED, Outcome.STORE_ERROR}
 _COUNTED_OUTCOMES = [OUTCOME_ORDER.index(outcome) for outcome in Outcome if outcome not in _UNCOUNTED]
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
@@ -76,6 +78,7 @@ class Checks:
         self._spoilt: set[tuple[SetKey, int]] = set()
         """Samples whose record failed its check, or was written once too often."""
         self._money = MoneyCheck(self._world)
+        self._store = StoreCheck(self._world, self._trainers)
 
     def require(self, holds: object, what: str) -> None:
         """Fail with the seed, unless it holds."""
@@ -89,6 +92,7 @@ class Checks:
 
     def happened(self, event: Event) -> None:
         """Before the core hears of it."""
+        self._store.happened(event)
         if isinstance(event, RequestDone | RequestFailed):
             if event.request_id in self.in_flight:
                 self._answered(self.in_flight.pop(event.request_id), event)
@@ -121,6 +125,10 @@ class Checks:
         self._money.answered(request, event)
         told, attempts = self._rows(request.samples)
         unsettled = self._unsettled.pop(request.request_id)
+        self._store.answered(request, event, unsettled)
+        for number, other in self.in_flight.items():
+            if self._unsettled[number] is unsettled and isinstance(event, RequestDone):
+                self._store.overtaken(other)
         last = not any(other is unsettled for other in self._unsettled.values())
         lasted_s = self._world.now_s - self._made_s.pop(request.request_id)
         if isinstance(event, RequestDone):
@@ -137,7 +145,7 @@ class Checks:
                     request.indices[unsettled & (np.isin(event.outcomes, _COUNTED_OUTCOMES) | too_early)]
                 ] += 1
             unsettled &= ~(cached | refused)
-        elif last:
+        elif last and not request.restore:
             attempts[request.indices[unsettled]] += event.kind not in _UNCOUNTED_KINDS
 
     def acted(self, action: Action) -> None:
@@ -168,6 +176,7 @@ class Checks:
         unfit = world.model.unfit.get(key.dataset, frozenset())
         self.require(action.executor not in unfit, "an executor was asked for what it cannot produce")
         self._money.requested(action)
+        self.require(not (wrong := "; ".join(self._store.problems(action))), wrong)
         if action.hedge_of is not None:
             self._hedged(action, self.in_flight.get(action.hedge_of))
             self._unsettled[action.request_id] = self._unsettled[action.hedge_of]
@@ -194,12 +203,16 @@ class Checks:
 
     def _hedged(self, action: Prefetch, raced: Prefetch | None) -> None:
         """A request in flight is raced: by one other, for the same samples, and not often."""
+        self.require(not action.restore, "a hedge restores")
         same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
         self.require(same, "a hedge races no request of the same samples")
         unsettled = self._unsettled[action.hedge_of or 0]
         racing = sum(other is unsettled for other in self._unsettled.values())
         self.require(racing == 1, "a request is raced by two")
-        unproven = raced and not self._world.core.state.fleet.executors[raced.executor].latency.answers
+        racing_it = self._world.core.state.fleet.executors[raced.executor] if raced else None
+        unproven = racing_it and not (
+            racing_it.latency.answers or (racing_it.store and racing_it.store.latency.answers)
+        )
         self._hedges += not (unproven and len(self._world.model.fleet) > 1)
         few = self._world.model.settings.hedge_share * self._requests
         self.require(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ _CACHED, _TOMBSTONE, _CACHE_ERROR, _CACHE_FULL, _EXPIRED = map(
     OUTCOME_ORDER.index,
     (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED),
 )
+_NOT_STORED, _STORE_ERROR = map(OUTCOME_ORDER.index, (Outcome.NOT_STORED, Outcome.STORE_ERROR))
 
 
 @dataclass
@@ -49,6 +50,9 @@ class Usage:
     gb_s: float = 0.0
     source_requests: int = 0
     samples_produced: int = 0
+    samples_restored: int = 0
+    store_gets: int = 0
+    store_puts: int = 0
     cold_starts: int = 0
     throttled: int = 0
     in_use: int = 0
@@ -147,7 +151,7 @@ class ExecutorModel:
         if world.now_s - taken.came_s > request.expires_in_s or draw() < faults.expired:
             world.after(cold_s, partial(self._answer, taken, 0.0, cold_s, expired=True))
             return
-        duration_s = self._duration_s(request.indices.size)
+        duration_s = self._duration_s(request)
         timeout_s = min(functions.timeout_s, request.expires_in_s)
         poisonous = world.model.datasets[request.samples.dataset].poisonous
         if world.now_s < functions.wrong_until_s:
@@ -162,9 +166,9 @@ class ExecutorModel:
         else:
             world.after(cold_s + duration_s, partial(self._answer, taken, duration_s, cold_s, expired=False))
 
-    def _duration_s(self, samples: int) -> float:
+    def _duration_s(self, request: Prefetch) -> float:
         functions, rng = self._functions, self._world.rng
-        duration_s = functions.typical_s(samples)
+        duration_s = functions.typical_s(request.indices.size, restore=request.restore)
         if functions.spread:
             duration_s *= rng.lognormvariate(-(functions.spread**2) / 2, functions.spread)
         if functions.stragglers and rng.random() < functions.stragglers:
@@ -205,23 +209,42 @@ class ExecutorModel:
             np.full(count, _EXPIRED, dtype=np.uint8) if expired else self._push(request, request.indices)
         )
         begun = 0 if expired else count
+        fetched = 0 if request.restore else begun
+        told = self._keep(request, outcomes)
         answer = RequestDone(
             request_id=request.request_id,
             outcomes=outcomes,
             record_bytes=np.where(outcomes == _CACHED, data.record_bytes[request.indices], 0),
-            source_bytes=begun * data.source_bytes,
-            fetch_us=int(begun * functions.fetch_s * 1e6),
-            decode_us=int(begun * functions.decode_s * 1e6),
+            source_bytes=fetched * data.source_bytes,
+            fetch_us=int(begun * (functions.restore_s if request.restore else functions.fetch_s) * 1e6),
+            decode_us=int(fetched * functions.decode_s * 1e6),
             push_us=int(begun * functions.push_s * 1e6),
             duration_us=int(duration_s * 1e6),
-            gb_s=self._bill(duration_s + cold_s, begun),
-            source_requests=begun,
+            gb_s=self._bill(duration_s + cold_s, fetched),
+            source_requests=fetched,
             cold_start=cold_s > 0,
+            **told,
         )
         self._free(alive=True)
         world.after(_ANSWER_S, partial(world.answer, answer, taken.life))
         if world.model.faults.twice and world.rng.random() < world.model.faults.twice:
             world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
+
+    def _keep(self, request: Prefetch, outcomes: NDArray[np.uint8]) -> dict[str, Any]:
+        """Write what is in the cache now to the store, if that is asked; what the answer tells of it."""
+        store, bucket = self._world.store, self._world.model.settings.whole_packs
+        if request.restore:
+            gets = store.packs_of(request.samples.dataset, request.indices) if bucket else 0
+            self.usage.store_gets += gets
+            return {"store_requests": gets, "store_trouble": "" if store.answers else "gone"}
+        if not request.save:
+            return {}
+        if not store.takes:
+            return {"store_trouble": "full"}
+        stored = outcomes == _CACHED
+        pack = store.write(request.samples.dataset, request.indices[stored])
+        self.usage.store_puts += int(bucket and pack > 0)
+        return {"pack": pack, "stored": stored, "store_requests": int(bucket and pack > 0)}
 
     def _bill(self, billed_s: float, source_requests: int) -> float:
         """One invocation; returns its GB-seconds."""
@@ -248,17 +271,22 @@ class ExecutorModel:
         outcomes = np.full(indices.size, _CACHED if world.cache.up else _CACHE_ERROR, dtype=np.uint8)
         if not world.cache.up:
             return outcomes
-        if faults.sample_error:
+        if request.restore:
+            outcomes[~world.store.good(key, indices)] = _NOT_STORED if world.store.answers else _STORE_ERROR
+        elif faults.sample_error:
             hit = chance(indices.size) < faults.sample_error
             outcomes[hit] = world.array_rng.choice(_PASSING, int(hit.sum()))
-        if data.undecodable:
+        if data.undecodable and not request.restore:
             bad = np.isin(indices, list(data.undecodable))
             outcomes[bad] = _TOMBSTONE
             world.cache.write_tombstones(key, indices[bad], world.now_s)
         outcomes[(outcomes == _CACHED) & world.cache.refused(data.record_bytes[indices])] = _CACHE_FULL
         good = indices[outcomes == _CACHED]
         corrupt = good[chance(good.size) < faults.corrupt].tolist() if faults.corrupt else []
-        self.usage.samples_produced += good.size
+        if request.restore:
+            self.usage.samples_restored += good.size
+        else:
+            self.usage.samples_produced += good.size
         world.cache.store(key, good, data.record_bytes[good], corrupt=corrupt)
         world.cache.make_room()
         return outcomes

@@ -61,6 +61,8 @@ class MoneyCheck:
         if isinstance(event, RequestDone):
             written_bytes = int(event.record_bytes[event.outcomes == _CACHED].sum())
             self._answered_usd += event.source_requests * prices.source_request
+            of_the_store = prices.source_request if request.restore else prices.store_put
+            self._answered_usd += event.store_requests * of_the_store
             self._answered_usd += (
                 event.source_bytes * prices.source_gb + written_bytes * prices.record_gb
             ) / _GB

@@ -36,7 +36,17 @@ _HOUR_S = 3600.0
 _FORMAT = 1
 _JOBS_SHOWN = 12
 _SMALL_USD = 0.1
-_COUNTED = ("invocations", "cold_starts", "throttled", "gb_s", "source_requests", "samples_produced")
+_COUNTED = (
+    "invocations",
+    "cold_starts",
+    "throttled",
+    "gb_s",
+    "source_requests",
+    "samples_produced",
+    "samples_restored",
+    "store_gets",
+    "store_puts",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +82,14 @@ class Prediction:
     gb_s: float
     source_requests: int
     samples_produced: int
+    samples_restored: int
+    store_gets: int
+    store_puts: int
     samples_read: int
     epochs: float
     usd_functions: float
     usd_source: float
+    usd_store: float
     usd_trainers: float
     usd_cache: float
     usd: float
@@ -107,6 +121,7 @@ def predict(
     costs: dict[str, Any] = {
         "usd_functions": usage.invocations * prices.invocation + usage.gb_s * prices.gb_s,
         "usd_source": usage.source_requests * prices.source_request,
+        "usd_store": usage.store_gets * prices.source_request + usage.store_puts * prices.store_put,
         "usd_cache": prices.cache_gb_hour * spec.cache.budget_gb * ended_s / _HOUR_S,
     }
     shared_usd, trainers_usd = sum(costs.values()), sum(job.usd for job in jobs)
@@ -184,8 +199,9 @@ def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], c
     for row in predictions:
         console.print(
             f"simulated {row.virtual_s:,.1f} virtual s in {row.simulated_in_s:.1f} s: {row.samples_read:,} "
-            f"samples read, {row.samples_produced:,} produced by {row.invocations:,} invocations; functions "
-            f"${_money(row.usd_functions)}, GETs ${_money(row.usd_source)}, trainers "
+            f"samples read, {row.samples_produced:,} produced and {row.samples_restored:,} restored by "
+            f"{row.invocations:,} invocations; functions ${_money(row.usd_functions)}, GETs "
+            f"${_money(row.usd_source)}, the store's GETs and PUTs ${_money(row.usd_store)}, trainers "
             f"${_money(row.usd_trainers)}, cache ${_money(row.usd_cache)}",
             highlight=False,
             soft_wrap=True,

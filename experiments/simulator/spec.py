@@ -39,6 +39,7 @@ __all__ = [
     "JobSpec",
     "PricesSpec",
     "SimulationSpec",
+    "StoreSpec",
     "load_points",
 ]
 
@@ -140,6 +141,18 @@ class CacheSpec:
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class StoreSpec:
+    """A second home for records: ``none``, a ``directory`` whose packs trainers read themselves, or ``s3``.
+
+    ``left_over`` is the share that lies there at the start, ``restore_s`` what a record takes a function.
+    """
+
+    kind: Annotated[str, one_of(("none", "directory", "s3"))] = "none"
+    left_over: Share = 0.0
+    restore_s: NonNegativeNumber = 0.0
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CoordinatorSpec:
     """Settings of the core, by the names that the coordinator has for them."""
 
@@ -150,11 +163,12 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class PricesSpec:
-    """US dollars: per invocation, GB-second, GET, hour of one trainer (a rank), hour of one GB of cache."""
+    """US dollars: invocation, GB-second, GET, PUT, hour of one trainer (a rank), hour of one GB of cache."""
 
     invocation: NonNegativeNumber = 0.0
     gb_s: NonNegativeNumber = 0.0
     source_request: NonNegativeNumber = 0.0
+    store_put: NonNegativeNumber = 0.0
     trainer_hour: NonNegativeNumber = 0.0
     cache_gb_hour: NonNegativeNumber = 0.0
 
@@ -172,6 +186,7 @@ class SimulationSpec:
         default_factory=lambda: FunctionsSpec(decode_s=0.01)
     )
     cache: Annotated[CacheSpec, NULL_IS_EMPTY] = field(default_factory=CacheSpec)
+    store: Annotated[StoreSpec, NULL_IS_EMPTY] = field(default_factory=StoreSpec)
     coordinator: Annotated[CoordinatorSpec, NULL_IS_EMPTY] = field(default_factory=CoordinatorSpec)
     prices: Annotated[PricesSpec, NULL_IS_EMPTY] = field(default_factory=PricesSpec)
 

@@ -45,7 +45,10 @@ class BatchModel:
     padding: NDArray[np.bool_]
     began_s: float
     missing: NDArray[np.int64]
+    placed: NDArray[np.bool_]
+    """Of which of them the page told a place in the store."""
     hits: int = 0
+    straight: int = 0
     attempts: int = 0
 
 
@@ -77,7 +80,8 @@ class TrainerModel:
         self._number = -1
         self._epoch = 0
         self._stop = self._asked = self._yielded = self._consumed = 0
-        self._page: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
+        self._page: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]] = {}
+        self._sees_store = script.straight and world.model.settings.store
         self._reading: dict[int, BatchModel] = {}
         self._ready: dict[int, BatchModel] = {}
         self._busy = False
@@ -133,7 +137,11 @@ class TrainerModel:
             facts = DatasetFacts(script.dataset, data.size, data.random, record_bytes, was_empty)
             epoch, position, _ = script.passes[max(self._number, 0)]
             unfit = world.model.unfit.get(script.dataset, frozenset())
-            world.post(JobOpened(script.name, facts, script.plan, self.rank, epoch, position, unfit))
+            opened = JobOpened(script.name, facts, script.plan, self.rank, epoch, position, unfit)
+            if world.model.settings.store and not data.random:
+                world.post(opened, world.store.scanned(data.name))
+            else:
+                world.post(opened)
         return True
 
     def _ask(self, number: int) -> None:
@@ -149,14 +157,23 @@ class TrainerModel:
         span = self.script.plan.span(self._epoch, start, self._asked, self.rank)
         for offset in range(len(span)):
             part = slice(*span.offsets[offset : offset + 2])
-            self._page[start + offset] = (span.indices[part], span.padding[part])
+            indices = span.indices[part]
+            self._page[start + offset] = (indices, span.padding[part], self._placed(indices))
         self._tell(start)
         self._go_on()
 
+    def _placed(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of which samples the coordinator knows the place in the store."""
+        samples = self.world.core.state.sets.get(SetKey(self.script.dataset, EVERY_EPOCH))
+        if samples is None or not self._sees_store:
+            return np.zeros(indices.size, dtype=np.bool_)
+        return samples.stored(indices)
+
     def _tell(self, start: int) -> None:
-        name = self.script.name
+        yielded = min(self._yielded, self._asked)
+        name, sees_store = self.script.name, self._sees_store
         self.world.post(
-            BatchesAsked(name, self.rank, self._epoch, start, self._asked, min(self._yielded, self._asked))
+            BatchesAsked(name, self.rank, self._epoch, start, self._asked, yielded, sees_store=sees_store)
         )
 
     def _heartbeat(self) -> None:
@@ -185,11 +202,11 @@ class TrainerModel:
             self._consume()
 
     def _read_next(self) -> None:
-        indices, padding = self._page.pop(self._yielded)
+        indices, padding, placed = self._page.pop(self._yielded)
         data, now = self.world.model.datasets[self.script.dataset], self.world.now_s
         key = SetKey(data.name, self._epoch if data.random else EVERY_EPOCH)
         missing = np.arange(indices.size)
-        reading = BatchModel(self._number, self._yielded, key, indices, padding, now, missing)
+        reading = BatchModel(self._number, self._yielded, key, indices, padding, now, missing, placed)
         self._reading[self._yielded] = reading
         self._yielded += 1
         self.world.after(0.0, partial(self._attempt, reading))
@@ -205,7 +222,11 @@ class TrainerModel:
             corrupt = world.cache.spoilt(reading.key, wanted) & (found > 0)
         got = (found != 0) & ~corrupt
         if reading.attempts == 0:
+            straight = reading.placed & world.store.good(reading.key, wanted)
+            reading.straight = int(np.count_nonzero(straight))
+            got |= straight
             reading.hits = int(np.count_nonzero(got))
+        corrupt &= ~got
         spoilt = reading.missing[corrupt]
         reading.missing = reading.missing[~got]
         reading.attempts += 1
@@ -246,6 +267,7 @@ class TrainerModel:
             read_us=int(self.script.read_s * 1e6),
             wait_us=int((world.now_s - reading.began_s - self.script.read_s) * 1e6) if done else 0,
             size_bytes=int(sizes[reading.indices].sum()) if done else 0,
+            straight=reading.straight if done else 0,
         )
         world.after(_REPORT_DELAY_S, partial(world.post, event))
 

@@ -103,6 +103,8 @@ class World(WorldState):
             (self._outage, faults.outages_s),
             (partial(self.cache.evict, 0.3), faults.evictions_s),
             (self._kill_coordinator, faults.coordinator_deaths_s),
+            (partial(self.store.lose, 0.3), faults.pack_losses_s),
+            (self._prune, faults.prunes_s),
             *((partial(self._resize, share), (time_s,)) for time_s, share in faults.resizes),
         )
         for happens, times_s in rare:
@@ -120,13 +122,17 @@ class World(WorldState):
             self._see_it_end()
         return self
 
-    def post(self, event: Event) -> None:
-        """Hand an event to the core, if there is one, carry out what it wants and see that all is well."""
+    def post(self, *events: Event) -> None:
+        """Hand events to the core, if there is one, carry out what it wants and see that all is well."""
         if not self.coordinator_up:
             return
-        if self.checked:
+        for event in events if self.checked else ():
             self.checks.happened(event)
-        for action in self.core.handle(event, self.now_s):
+        if len(events) == 1:
+            actions = self.core.handle(events[0], self.now_s)
+        else:
+            actions = self.core.handle_all(events, self.now_s)
+        for action in actions:
             if self.checked:
                 self.checks.acted(action)
             self._carry_out(action)
@@ -252,6 +258,9 @@ class World(WorldState):
 
     def _resize(self, share: float) -> None:
         self.cache.budget_bytes = int(self.model.settings.budget_bytes * share)
+
+    def _prune(self) -> None:
+        self.post(self.store.lose(0.3))
 
     def _kill_coordinator(self) -> None:
         if self.coordinator_up:

@@ -79,6 +79,8 @@ class FunctionsModel:
     fetch_parallel: int = 1
     decode_s: float = 0.0
     push_s: float = 0.0
+    restore_s: float = 0.0
+    """Time to bring one record from the store."""
     spread: float = 0.3
     stragglers: float = 0.0
     timeout_s: float = math.inf
@@ -88,8 +90,10 @@ class FunctionsModel:
     wrong_until_s: float = 0.0
     """Until then its functions raise whatever they are asked."""
 
-    def typical_s(self, samples: int) -> float:
+    def typical_s(self, samples: int, *, restore: bool = False) -> float:
         """How long a request of so many samples takes, cold starts and chance left out."""
+        if restore:
+            return self.overhead_s + samples * (self.restore_s + self.push_s)
         each_s = max(self.fetch_s / self.fetch_parallel, self.decode_s + self.push_s)
         return self.overhead_s + self.fetch_s + samples * each_s
 
@@ -118,6 +122,8 @@ class JobScript:
     read_s: float = 0.0
     handover_s: float = 0.0
     """What it takes the trainer to take over a batch that is ready; counted as waiting."""
+    straight: bool = False
+    """Its readers see the store, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,16 @@ class Faults:
     evictions_s: tuple[float, ...] = ()
     """The server evicts a third of what it holds."""
     coordinator_deaths_s: tuple[float, ...] = ()
+    rots: float = 0.0
+    """Share of the store's records that cannot be read any more."""
+    pack_losses_s: tuple[float, ...] = ()
+    """A third of all packs vanishes, and nobody tells the coordinator."""
+    prunes_s: tuple[float, ...] = ()
+    """A third of all packs is removed by the coordinator."""
+    store_gone_s: tuple[tuple[float, float], ...] = ()
+    """From when to when the store does not answer."""
+    store_full_s: tuple[tuple[float, float], ...] = ()
+    """From when to when it takes nothing more."""
     resizes: tuple[tuple[float, float], ...] = ()
     """The server's memory changes: at what time, and to what share of the first budget. Such a server
     refuses writes beyond it; without resizes it evicts."""
@@ -160,6 +176,8 @@ class WorldModel:
     """Executors, by number, that can produce nothing of a dataset."""
     left_over: float = 0.0
     """Share of the samples that an earlier coordinator left in the cache."""
+    stored: float = 0.0
+    """Share of the samples that lie in the store from the start, where the settings have one."""
     read_timeout_s: float = 600.0
     until_s: float = math.inf
     heartbeat_s: float = 5.0
@@ -186,11 +204,12 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
     return WorldModel(
         seed=spec.seed,
         settings=_settings(spec),
-        functions=_functions(spec.functions),
+        functions=dataclasses.replace(_functions(spec.functions), restore_s=spec.store.restore_s),
         datasets={data.name: data for data in datasets},
         jobs=tuple(script for job in spec.jobs for script in _scripts(spec, job)),
         faults=Faults(crash=spec.functions.failures, throttle=spec.functions.throttles),
         left_over=spec.cache.left_over,
+        stored=spec.store.left_over,
         read_timeout_s=_READ_TIMEOUT_S,
         until_s=math.inf if spec.minutes is None else spec.minutes * 60,
         heartbeat_s=_HEARTBEAT_S,
@@ -213,6 +232,7 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
         invocation=spec.prices.invocation,
         gb_s=spec.prices.gb_s,
         source_request=spec.prices.source_request,
+        store_put=spec.prices.store_put,
         hour=spec.prices.cache_gb_hour * spec.cache.budget_gb,
     )
     return CoreSettings(
@@ -220,6 +240,8 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
         lookahead_batches=spec.coordinator.lookahead_batches,
         request_samples=spec.coordinator.request_samples,
         executors=(ExecutorFacts(spec.functions.kind, prices),),
+        store=spec.store.kind != "none",
+        whole_packs=spec.store.kind == "s3",
         max_usd_per_hour=math.inf if per_hour is None else per_hour,
     )
 
@@ -256,4 +278,5 @@ def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
             passes=[(epoch, 0, plan.batches_per_epoch) for epoch in range(job.epochs)],
             read_s=job.batch_size * _record_bytes(dataset) / (job.read_gb_per_s * _GB),
             handover_s=job.handover_s,
+            straight=spec.store.kind == "directory",
         )

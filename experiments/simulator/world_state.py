@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from superdl.experiments.simulator.cache_model import CacheModel
+from superdl.experiments.simulator.store_model import StoreModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +26,7 @@ class InvariantError(AssertionError):
     """A promise of the core is broken; the message names the seed that replays it."""
 
 
-class WorldState:
+class WorldState(ABC):
     """Virtual time and what is due in it. What an event does to the core is `World`'s."""
 
     def __init__(self, model: WorldModel, core: Core, *, checked: bool) -> None:
@@ -40,6 +42,7 @@ class WorldState:
             budget_bytes=model.settings.budget_bytes,
             refuses=bool(model.faults.resizes),
         )
+        self.store = StoreModel(model, self.array_rng, lambda: self.now_s)
         self.coordinator_up = True
         self.cache_was_empty = True
         self.life = 0
@@ -66,18 +69,18 @@ class WorldState:
         happens()
         return True
 
-    def post(self, event: Event) -> None:
-        """Hand an event to the core, if there is one."""
-        raise NotImplementedError
+    @abstractmethod
+    def post(self, *events: Event) -> None:
+        """Hand events to the core, all at once, if there is one."""
 
     def answer(self, event: RequestDone | RequestFailed, life: int) -> None:
         """A function answers the coordinator that asked it, if that still lives."""
         if life == self.life:
             self.post(event)
 
+    @abstractmethod
     def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
         """A reader waits, within its time limit."""
-        raise NotImplementedError
 
     def broken(self, what: str) -> InvariantError:
         """The error that tells what is broken, and the seed."""

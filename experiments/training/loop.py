@@ -326,7 +326,7 @@ class Trainer:
         return totals.summary(wall_s, job, stalls)
 
 
-_SUMMED = ("samples", "hits", "misses", "size_bytes", "loss", "correct", "correct5")
+_SUMMED = ("samples", "hits", "misses", "straight", "size_bytes", "loss", "correct", "correct5")
 _MEANS = ("wait_s", "read_s", "compute_s")
 
 

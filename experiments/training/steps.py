@@ -80,6 +80,7 @@ class HeldStep:
             gpu_memory_bytes=None if self.gpu is None else self.gpu.memory_bytes,
             plan_epoch=getattr(figures, "epoch", None),  # a plain loader has no plan
             position=getattr(figures, "position", None),
+            straight=getattr(figures, "straight", 0),
         )
 
 

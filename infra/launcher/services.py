@@ -17,8 +17,7 @@ from infra.launcher.processes import Service, race
 from infra.launcher.settings import SPARE
 from infra.launcher.training import ranks_here
 from infra.launcher.trust import ray_environment
-from superdl.sampler.embedded.children import server_binary
-from superdl.sampler.embedded.host import available_memory_bytes, usable_cores
+from superdl.sampler.embedded import available_memory_bytes, server_binary, usable_cores
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError, EmbeddedError
 from superdl.super_wire.sizes import parse_bytes

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheServer", "Child", "CoordinatorProcess", "server_binary"]
 
 _PROBE_TIMEOUT_S = 1.0
+_WORKER_NICE = 10  # a core that the trainer wants is its own, nearly all of it
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 # Its socket is this user's alone: what guards another coordinator of the same environment is not for it.
 _NOT_FOR_ITS_SOCKET = frozenset(
@@ -204,10 +205,12 @@ class CoordinatorProcess(Child):
             "--cache": choice.cache or f"unix://{self._directory.cache_socket}",
             "--executor": choice.executor,
             "--workers": str(self._settings.workers),
+            "--worker-nice": str(_WORKER_NICE),
             "--owner": owner,
         }
         arguments = [word for option in options.items() for word in option]
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
+        kept["SUPER_STORE"] = kept.get("SUPER_STORE") or "auto"
         self._spawn([*self._settings.coordinator, *arguments, "--exit-with-stdin"], kept)
 
     def ready(self) -> bool:

@@ -25,7 +25,7 @@ from superdl.super_wire.protocol import PROTOCOL_VERSION
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["Embedded", "embedded_for", "release_all"]
+__all__ = ["Embedded", "embedded_for", "release_all", "tell_user"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ class _LostSupervisorError(EmbeddedError):
 class Embedded:
     """One process's hold on the supervisor of one run; made by :func:`embedded_for`, once for each run.
 
-    ``coordinator`` is the coordinator's address, which a supervisor that is started again keeps.
+    ``coordinator`` is the coordinator's address, which a supervisor that is started again keeps. ``was_told``
+    says that its user was told where it keeps records.
 
     Raises:
         EmbeddedError: it did not start; the message has the last lines of its log.
@@ -58,6 +59,7 @@ class Embedded:
         self._settings = settings or SupervisorSettings.of_this_host()
         self._directory = RunDirectory.of_run(run, self._settings.choice.variant)
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
+        self.was_told = False
         self._failure: EmbeddedError | None = None
         self._released = threading.Event()
         self._revivals_s: deque[float] = deque(maxlen=_MAX_REVIVALS)
@@ -157,7 +159,9 @@ class Embedded:
                     stdout=log,
                     stderr=log,
                     pass_fds=(listener.fileno(),),
-                    start_new_session=True,  # Ctrl-C in the terminal is the trainer's alone
+                    # Ctrl-C in the terminal is the trainer's alone. No session of its own: where the kernel
+                    # groups sessions, functions would take as much as the trainer, however nice they are.
+                    process_group=0,
                 )
         except OSError as error:
             raise _LostSupervisorError(
@@ -258,6 +262,15 @@ def embedded_for(run: str) -> Embedded:
         if key not in _holds or _holds[key].failure() is not None:
             _holds[key] = Embedded(run, settings)
         return _holds[key]
+
+
+def tell_user(coordinator: str, kept: str) -> None:
+    """Say on standard error, once, where an embedded coordinator keeps records: it fills a user's disk."""
+    with _lock:
+        holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.was_told]
+        for hold in holds if kept else ():
+            hold.was_told = True
+            sys.stderr.write(f"superdl: {kept}\n")
 
 
 def release_all() -> None:

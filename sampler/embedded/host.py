@@ -25,14 +25,23 @@ def cache_bytes(root: Path = _ROOT) -> int:
 
 
 def pool_workers(root: Path = _ROOT) -> int:
-    """Function processes for the local pool: the usable cores less the local ranks, at least one."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, usable_cores(root) - (int(ranks) if ranks.isdecimal() else 1))
+    """Function processes for the local pool: one for each core, since they give way to the trainer.
+
+    A quota knows no priorities: where one bounds the cores, a core is left to each local rank. At least one.
+    """
+    cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if cores == _cores_of_process():
+        return cores
+    return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))
+
+
+def _cores_of_process() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_cores(root: Path = _ROOT) -> int:
     """Cores that this process may use: its affinity, cut by its control groups' CPU quota; at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores_of_process()
     for group in _control_groups(root, "cpu"):
         quota = _numbers(group / "cpu.max")  # version 2: "quota period" or "max period"
         if len(quota) < 2:  # noqa: PLR2004  # a pair

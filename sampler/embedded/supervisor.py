@@ -3,7 +3,7 @@
 ``python -P -m superdl.sampler.embedded.supervisor DIRECTORY LISTENER SETTINGS`` gets a socket that listens
 already. Each rank that connects is told when all is ready, or why it never will be; the rank's connection is
 its hold. When the last is gone for a grace period, the supervisor ends its children, removes the run's
-directory and ends. It has one thread, its waits are one ``select``, and its session is its own.
+directory and ends. It has one thread, its waits are one ``select``, and its process group is its own.
 """
 
 from __future__ import annotations

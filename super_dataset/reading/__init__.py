@@ -1,4 +1,4 @@
-"""The read path: from a ``BatchRef`` to one checked batch buffer, and what of it is delivered."""
+"""The read path: from a ``BatchRef`` to one checked batch buffer, by packs and cache; what is delivered."""
 
 from __future__ import annotations
 

@@ -113,6 +113,11 @@ class BatchBuffer:
         start = offset * self.item_bytes
         return self._bytes[start : start + self.item_bytes]
 
+    @property
+    def slots(self) -> memoryview:
+        """The whole block's bytes: the slots, one after the other."""
+        return self._bytes
+
     def place(self, offset: int, header: bytes, payload_bytes: int) -> Incoming:
         """A record with this header is about to come; where its payload is to be received.
 
@@ -158,11 +163,18 @@ class BatchBuffer:
         """
         self.raw_headers[offsets] = headers
         self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
-        for offset in offsets if self.own or self.digests else ():
+        for offset in offsets if self.own else ():
             self.own.pop(offset, None)
+        for offset in offsets if self.digests and len(digests) < len(offsets) else ():
             self.digests.pop(offset, None)
         self.digests.update(digests)
         self.replies[offsets] = ReplyKind.RECORD
+
+    def take_back(self, offset: int) -> None:
+        """The sample's record is not good, and another one is to be asked for."""
+        self.replies[offset] = ReplyKind.NONE
+        self.own.pop(offset, None)
+        self.digests.pop(offset, None)
 
     def note_nil(self, offset: int) -> None:
         """There is no record."""

@@ -206,17 +206,19 @@ class BatchInfo:
     decode_s: float
     """Seconds that functions spent decoding and transforming them."""
     read_s: float
-    """Seconds spent asking the cache and receiving."""
+    """Seconds spent reading packs, asking the cache and receiving."""
     check_s: float
     """Seconds spent checking headers, and the payloads whose hash is verified."""
     wait_s: float
     """Seconds slept between attempts because samples were missing or the cache was away."""
     size_bytes: int
-    """Bytes of records received."""
+    """Bytes of records read, out of the cache and out of packs."""
     hits: int
     """Samples that the first GET found."""
     misses: int
     """Samples that it did not find, or found corrupt."""
+    straight: int = 0
+    """Samples read straight out of the store's packs: neither hits nor misses."""
     bad: tuple[tuple[str, str], ...] = ()
     """(key, reason) of samples that could not be produced and were skipped or replaced."""
 
@@ -248,8 +250,9 @@ def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
         read_s=read.read_s,
         check_s=read.check_s,
         wait_s=read.wait_s,
-        size_bytes=read.size_bytes,
+        size_bytes=read.size_bytes + read.straight_bytes,
         hits=read.hits,
-        misses=len(ref) - read.hits,
+        misses=len(ref) - read.hits - read.straight,
+        straight=read.straight,
         bad=tuple((ref.name_of(at), reason) for at, reason in sorted(read.bad.items())),
     )

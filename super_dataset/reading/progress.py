@@ -1,6 +1,7 @@
 """What is known of one batch while it is read: what is there, bad, corrupt or missing, and the cost.
 
-It sorts what the gather received and puts it into words: the read report, the error when time is up.
+It sorts what the gather and the packs gave and puts it into words: the read report, the error when time
+is up.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class BatchProgress:
     """What kept the last attempt from being answered in full."""
     out_of_memory: bool = False
     """Whether the cache refused the last report for want of memory."""
+    straight: int = 0
+    """Samples whose records were read out of packs."""
+    straight_bytes: int = 0
     attempts: int = 0
     read_s: float = 0.0
     check_s: float = 0.0
@@ -67,7 +71,21 @@ class BatchProgress:
     @property
     def hits(self) -> int:
         """Samples that the first answered GET found."""
-        return len(self.ref) - len(self.not_hit.union(self.missing))
+        return len(self.ref) - self.straight - len(self.not_hit.union(self.missing))
+
+    def sort_straight(self, came: list[int]) -> dict[int, str]:
+        """Check what was read out of packs; why it is not good, by offset. That is still to be asked for."""
+        buffer = self.buffer
+        checked = check_records(buffer, self.ref.sample_ids, came, None)  # each has been hashed
+        spoilt = {offset: str(error) for offset, error in checked.corrupt.items()}
+        spoilt |= dict.fromkeys(checked.tombstones, "it is a tombstone")
+        for offset in spoilt:
+            buffer.take_back(offset)
+        good = [offset for offset in came if offset not in spoilt] if spoilt else came
+        self.straight = len(good)
+        self.straight_bytes = int(buffer.record_bytes[good].sum())
+        self.missing = sorted(set(self.missing).difference(good))
+        return spoilt
 
     def sort(self) -> None:
         """Say of each missing sample what the last attempt made of it.
@@ -123,11 +141,12 @@ class BatchProgress:
             epoch=ref.epoch,
             position=ref.position,
             samples=len(ref),
-            hits=self.hits,
+            hits=self.hits + self.straight,
             wait_us=int(self.wait_s * 1e6),
             read_us=int(self.read_s * 1e6),
             check_us=int(self.check_s * 1e6),
             size_bytes=self.size_bytes,
+            straight=self.straight,
             attempt=self.attempts,
             done=int(done),
             missed=tuple(offset for offset in self.missing if offset in self.not_hit),

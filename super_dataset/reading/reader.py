@@ -1,4 +1,5 @@
-"""Reads one batch: gathers it, asks again for what is missing, reports, and knows when to stop.
+"""Reads one batch: out of packs what has a place there, gathers the rest, asks again for what is missing,
+reports, and knows when to stop.
 
 Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
 misses leaves a read report that says so, since a report may be lost. The link to the cache, and what was
@@ -24,6 +25,7 @@ from superdl.super_dataset.reading.checks import SeenRecords
 from superdl.super_dataset.reading.delivery import BadSampleLog
 from superdl.super_dataset.reading.gather import Wanted, encode_gets
 from superdl.super_dataset.reading.link import open_link
+from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, announce, read_placed
 from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
 from superdl.super_wire.cache import CacheAddress, Credentials, encode_command
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
@@ -45,6 +47,8 @@ _LOG = logging.getLogger("superdl.super_dataset")
 _LAST_LOOK_S = 0.25
 _FIRST_S = 0.005
 _LONGEST_S = 1.0
+_REPORT_TIMEOUT_S = 1.0  # for a connection that only a report needs
+_SHUN_S = 30.0  # after one of those failed
 _LEAST_SHARE = 0.5  # of the nominal delay; the rest is jitter, so that readers do not ask in step
 
 _SEEN = SeenRecords()  # of this process, whatever dataset it reads
@@ -96,7 +100,8 @@ class ReaderState:
     """What a reader owns in one thread of one process: the link to the cache, and what it learned.
 
     ``record_bytes`` is the expected length of a record; ``uniform`` whether the last batch had one size;
-    ``told_astray`` whether the log says that another sample's record came.
+    ``told_astray`` whether the log says that another sample's record came. Until ``silent_until_s`` no
+    connection is opened for a report alone.
     """
 
     def __init__(
@@ -109,6 +114,8 @@ class ReaderState:
         self.uniform = True
         self.told_astray = False
         self.bad_samples = BadSampleLog(clock)
+        self.store_trouble = StoreTroubleLog(clock)
+        self.silent_until_s = -math.inf
         self._open_link = open_link
         self._link: CacheLink | None = None
         self._cache = ""
@@ -207,8 +214,10 @@ class BatchReader:
         read = BatchProgress(ref=ref, buffer=buffer, seen=seen, missing=list(range(len(ref))))
         began_s = self._clock()
         deadline_s = began_s + self._settings.read_timeout_s
+        if ref.places is not None:
+            self._read_straight(state, read)
         wanted = Wanted(
-            requests=encode_gets(ref.sample_ids),
+            requests=encode_gets(ref.sample_ids) if read.missing else (),
             sample_ids=ref.sample_ids,
             buffer=buffer,
             in_flight_bytes=self._settings.in_flight_bytes,
@@ -231,6 +240,22 @@ class BatchReader:
                 raise read.timeout_error(self._clock() - began_s)
             self._pause(state, read, last_begin_s)
 
+    def announce(self, ref: BatchRef) -> None:
+        """A batch will be read soon: the kernel may begin to fetch what of it lies in packs."""
+        announce(ref, OPEN_PACKS)
+
+    def _read_straight(self, state: ReaderState, read: BatchProgress) -> None:
+        """Read what has places; what fails is for the cache to be asked for, and told."""
+        began_s = self._clock()
+        came, failed = read_placed(read.ref, read.buffer, OPEN_PACKS)
+        received_s = self._clock()
+        read.read_s += received_s - began_s
+        failed |= read.sort_straight(came)
+        if failed:
+            state.store_trouble.add(read.ref, failed)
+        state.learn(read.buffer)
+        read.check_s += self._clock() - received_s
+
     def _attempt(self, state: ReaderState, read: BatchProgress, wanted: Wanted) -> None:
         """Ask for all that is missing, and sort what came.
 
@@ -239,7 +264,7 @@ class BatchReader:
         astray again; it counts as corrupt.
         """
         read.attempts += 1
-        for _ in range(2):
+        for _ in range(2 if read.missing else 0):
             self._look(state, read, wanted)
             if not read.astray:
                 return
@@ -287,15 +312,19 @@ class BatchReader:
 
     def _report(self, state: ReaderState, read: BatchProgress, *, done: bool) -> None:
         """Leave a read report, without waiting for the answer. Its loss is harmless."""
+        all_straight, timeout_s = read.straight == len(read.ref), self._settings.read_timeout_s
         if not state.connected and not read.astray:
-            return
+            if not all_straight or self._clock() < state.silent_until_s:
+                return
+            timeout_s = min(timeout_s, _REPORT_TIMEOUT_S)
         job = read.ref.job
         command = encode_command(*read.report(done=done).command(job))
         try:
-            link = state.link(read.ref.cache, timeout_s=self._settings.read_timeout_s)
+            link = state.link(read.ref.cache, timeout_s=timeout_s)
             link.report(report_stream(job), command)
         except CacheError as error:
             state.drop()
+            state.silent_until_s = self._clock() + _SHUN_S
             _LOG.debug("a read report was lost: %s", error)
         except BaseException:
             state.drop()

@@ -166,11 +166,13 @@ class _BillMaking:
         if self.executor is None:
             return [*machines, self._gets_of_the_loader()]
         transfer = self._told("transfer", "transfer_usd", "out of the source, into the cache and out of it")
+        how = f"{self._count('store_requests'):,} GETs and PUTs"
+        store = self._told("store", "store_requests_usd", how)
         return [
             *machines,
             self._functions(self.executor),
             self._told("GETs", "source_requests_usd", f"{self._count('source_requests'):,} GETs"),
-            *([transfer] if transfer.usd else []),
+            *(line for line in (transfer, store) if line.usd),
             self._cache(),
             self._told("coordinator", "coordinator_usd", "by the hour"),
         ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.cache.info import CacheInfo, combined
+from superdl.coordinator.cache import CacheInfo, combined
 from superdl.coordinator.core import footprint
 from superdl.super_wire.errors import ConfigError
 
@@ -44,6 +44,7 @@ _MS = 1e-3
 _VCPU_MB = 1769  # of a function's memory, for one vCPU
 _TASK_VCPUS, _TASK_GB = 1, 2  # the stack's smallest coordinator
 _EMBEDDED_SHARE = 0.25  # of a machine's memory: what the embedded default takes for its cache
+_STORE_SHARE = 0.9  # of a disk: what a store may take of it at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
         _shared(scenario, prices, "lambda"),
         _shared(scenario, prices, "ray"),
         _embedded(scenario, prices),
+        *filter(None, [_stored(scenario, prices)]),
         _local(scenario, prices, scenario.machine, disk=False),
         _local(scenario, prices, scenario.machine, disk=True),
         *filter(None, (_bigger(scenario, prices, disk=disk) for disk in (False, True))),
@@ -261,22 +263,35 @@ def _with_standing(
     return replace(period, cache=cache, coordinator=(task + endpoints) * hours)
 
 
-def _embedded(scenario: Scenario, prices: PriceTable) -> Bill:
-    """SUPER without a deployment: functions and cache in the training machine, each job for itself."""
+def _embedded(scenario: Scenario, prices: PriceTable, *, stored: float = 0.0) -> Bill:
+    """SUPER without a deployment: functions and cache in the training machine, each job for itself. A share
+    that is ``stored`` on its NVMe is decoded once and read from there.
+    """
     machine = prices.machine(scenario.machine)
-    share = embedded_reuse(scenario, machine)
+    share = max(embedded_reuse(scenario, machine), stored)
+    disk = scenario.nvme_mb_per_s * 1e6 / scenario.record_bytes
 
     def epoch(made: float) -> tuple[Period, str, float]:
         cpu_ms = made * scenario.function_cpu_ms + scenario.read_cpu_ms
-        bound, rate, hours = _pace(scenario, prices, scenario.machine, cpu_ms)
+        others = {"NVMe": disk / (1.0 - made)} if stored and made < 1 else {}
+        bound, rate, hours = _pace(scenario, prices, scenario.machine, cpu_ms, others)
         count = made * scenario.samples * scenario.jobs
         trainer, gets = scenario.jobs * machine.hour * hours, count * prices.of("local").source_request
         return Period(hours=hours, produced=count, trainer=trainer, gets=gets), bound, rate
 
     (first, _, _), (later, bound, rate) = epoch(1.0), epoch(1.0 - share)
     month = first.plus(later.times(scenario.epochs - 1))
-    loader = f"{scenario.machine}, SUPER embedded"
+    loader = f"{scenario.machine}, SUPER embedded{', store on NVMe' if stored else ''}"
     return Bill(loader, scenario.machine, rate, bound, share, 0.0, first, later, month)
+
+
+def _stored(scenario: Scenario, prices: PriceTable) -> Bill | None:
+    """The same with a store on the machine's own disk; ``None`` where that holds no more than memory does."""
+    machine = prices.machine(scenario.machine)
+    room_bytes = 0.0 if scenario.random else machine.nvme_gb * _GB * _STORE_SHARE
+    share = min(1.0, room_bytes / (scenario.samples * scenario.record_bytes))
+    more = share > embedded_reuse(scenario, machine)
+    return _embedded(scenario, prices, stored=share) if more else None
 
 
 def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool) -> Bill:

@@ -56,6 +56,9 @@ class Scenario:
     disk_mb_per_s: float = _given(
         "what a gp3 volume reads without more being paid", unit="MB/s", default=125.0
     )
+    nvme_mb_per_s: float = _assumed(
+        "what a training machine's own NVMe reads", "MB/s", 500.0, "not measured; set your own"
+    )
     endpoints: int = _given("interface endpoints of the stack on Lambda", default=5)
     cpu_host: str = _given("CPU host of Ray", default="c6i.2xlarge")
 

@@ -11,6 +11,7 @@ from superdl.doctor.checking import Case, Check, CheckStatus, Finding, run_check
 from superdl.doctor.function import check_function
 from superdl.doctor.sample import check_bandwidth, check_dataset_fits, check_sample, check_shared_memory
 from superdl.doctor.source import check_credentials, check_listing
+from superdl.doctor.store import check_store
 
 __all__ = ["CHECKS", "Case", "Check", "CheckStatus", "Finding", "run_checks"]
 
@@ -22,6 +23,7 @@ CHECKS = (
     Check("coordinator", check_coordinator),
     Check("cache", check_cache),
     Check("cache memory", check_memory, needs=("cache",)),
+    Check("store", check_store, needs=("coordinator",)),
     Check("function", check_function, needs=("coordinator",), limit_s=210.0, by_role=True),
     Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0),
     Check("dataset fits", check_dataset_fits, needs=("sample",)),

@@ -44,7 +44,7 @@ def check_coordinator(case: Case) -> Finding:
     patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it is there now, or something is wrong
     with client.hold():
         answer = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
-    case.budget_bytes = answer.cache.budget_bytes
+    case.budget_bytes, case.told_store = answer.cache.budget_bytes, answer.cache.store
     why = f"{case.coordinator} answers, {len(answer.jobs)} jobs are open"
     if not answer.HasField("coordinating"):
         return doubtful(f"{why}; it does not tell what it is, so it is an older SUPER", _ONE_VERSION)

@@ -140,12 +140,14 @@ class Case:
     key_list: str = ""
     coordinator: str = ""
     named_cache: str = ""
+    named_store: str = ""
     batch_size: int = 256
     batches_per_s: float = 0.0
     workers: int = 4
     patience_s: float = 120.0
 
     coordinating: Coordinating | None = None
+    told_store: str = ""
     cache: str = ""
     budget_bytes: int = 0
     record_bytes: int = 0

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels")
     add("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
     add("--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's")
+    add("--store", help="directory, s3://bucket/prefix or none; default SUPER_STORE, else your cache's")
     add("--stack", metavar="FILE", help="what aws cloudformation describe-stacks printed of a deployed stack")
     add("--executor", help="how functions run; default the coordinator's, else local")
     add("--batch-size", type=int, default=256, help="samples in a batch; default 256")
@@ -110,6 +111,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
             or stack.get("CoordinatorAddress", "")
         ),
         named_cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.get("CacheAddress", ""),
+        named_store=arguments.store or os.environ.get("SUPER_STORE", ""),
         batch_size=above_zero("--batch-size", arguments.batch_size),
         batches_per_s=0.0 if wanted is None else above_zero("--batches-per-s", wanted),
         workers=above_zero("--workers", arguments.workers),

@@ -1,4 +1,4 @@
-"""The source, and who asks for it: this machine's AWS credentials, and a first page of the listing.
+"""The source, and who asks for it: this machine's AWS credentials, and the beginning of the listing.
 
 Endpoints, regions, profiles and credentials come from AWS's own settings (``AWS_ENDPOINT_URL``,
 ``AWS_PROFILE``, ...); where the object store is another's, from ``SUPER_S3_ENDPOINT_URL``. Listing is what a
@@ -8,26 +8,19 @@ coordinator does; here this machine's identity does it.
 from __future__ import annotations
 
 import os
-from contextlib import closing
-from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from superdl.coordinator.catalog.source import Source
     from superdl.doctor.checking import Case
 
 __all__ = ["check_credentials", "check_listing"]
 
-_ENTRIES = 1000
-_FILES = 10_000
-_LOOKED_INTO = 4
+_ENOUGH = 20_000  # samples: at S3 twenty requests
 _SHOWN = 4
 _HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role"
 
@@ -61,85 +54,37 @@ def check_credentials(case: Case) -> Finding:
 
 
 def check_listing(case: Case) -> Finding:
-    """Whether it can be listed, and has what a catalog is made of."""
+    """Whether it can be listed and makes a catalog: the coordinator's own listing, up to some length."""
     if not case.source:
         return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix")
-    from superdl.coordinator.catalog.source import parse_source
+    from superdl.coordinator.catalog.lister import list_source
+    from superdl.coordinator.catalog.listing import ListingCancelledError
 
-    source = parse_source(case.source)
-    folders = _directory_folders(case, source) if source.is_file else _bucket_folders(case, source)
-    if isinstance(folders, Finding):
-        return folders
-    return _judge_folders(case, *folders)
+    enough = threading.Event()
 
+    def count(found: int) -> None:
+        if found >= _ENOUGH:
+            enough.set()
 
-def _judge_folders(case: Case, folders: list[str], key: str) -> Finding:
-    """What the first folders mean, and the first key of a sample, empty if there is none."""
-    if case.key_list:
-        if key:
-            return good(f"{case.source} can be listed, for example {key}")
-        why = f"nothing was found below {case.source} on the first page"
-        return doubtful(why, "see that key_list names keys of it")
-    remedy = "name the prefix whose folders are the classes, or a key list: --key-list"
-    if not folders:
-        what = f"{key} lies in it itself" if key else "nothing that has an image's extension"
-        return bad(
-            f"{case.source} has no folders: {what}; the first folders below it are its classes", remedy
-        )
-    shown = ", ".join(folders[:_SHOWN]) + (", ..." if len(folders) > _SHOWN else "")
-    if not key:
-        why = f"the first class folders of {case.source} ({shown}) hold no object with an image's extension"
-        return doubtful(why, remedy)
-    more = "at least " if len(folders) >= _ENTRIES else ""
-    words = f"{case.source} can be listed: {more}{len(folders)} class folders ({shown})"
-    return good(words, classes=len(folders))
-
-
-def _first_sample(case: Case, keys: Iterable[str]) -> str:
-    """The first key that would be a sample; empty if none is."""
-    from superdl.coordinator.catalog.listing import is_image
-
-    return next((key for key in keys if not key.endswith("/") and (case.key_list or is_image(key))), "")
-
-
-def _directory_folders(case: Case, source: Source) -> tuple[list[str], str] | Finding:
-    root = source.directory
     try:
-        with os.scandir(root) as entries:
-            folders = sorted(entry.name for entry in islice(entries, _ENTRIES) if entry.is_dir())
-    except OSError as error:
-        if case.elsewhere:
-            why = f"{root} is not to be seen here ({error.strerror})"
-            return skipped(f"{why}; the coordinator's machine may have it")
-        return bad(f"{root} cannot be listed: {error.strerror}", "correct the path or its rights")
-    paths = (Path(folder, name) for folder, _, names in os.walk(root) for name in sorted(names))
-    return folders, _first_sample(case, (path.relative_to(root).as_posix() for path in islice(paths, _FILES)))
-
-
-def _bucket_folders(case: Case, source: Source) -> tuple[list[str], str] | Finding:
-    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
-
-    def page(**words: str) -> dict[str, Any]:
-        answer: dict[str, Any] = client.list_objects_v2(Bucket=source.bucket_name, MaxKeys=_ENTRIES, **words)
-        keys.extend(str(entry["Key"]) for entry in answer.get("Contents", ()))
-        return answer
-
-    keys: list[str] = []
-    try:
-        with s3_failures(source.url), closing(make_s3_client()) as client:
-            top = page(Prefix=source.prefix, Delimiter="/")
-            prefixes = [str(entry["Prefix"]) for entry in top.get("CommonPrefixes", ())]
-            for prefix in prefixes[:_LOOKED_INTO]:
-                page(Prefix=prefix)
+        catalog = list_source(case.source, case.key_list, count, enough)
+    except ListingCancelledError:
+        return good(f"{case.source} can be listed: {_ENOUGH:,} samples and more")
     except SourceError as error:
         return _refused(case, error)
-    return [prefix[len(source.prefix) : -1] for prefix in prefixes], _first_sample(case, keys)
+    classes = len(catalog.classes)
+    shown = ", ".join(catalog.classes[:_SHOWN]) + (", ..." if classes > _SHOWN else "")
+    words = f"{len(catalog.keys):,} samples" + (f" of {classes:,} classes ({shown})" if classes else "")
+    return good(f"{case.source} can be listed: {words}", samples=len(catalog.keys), classes=classes)
 
 
 def _refused(case: Case, error: SourceError) -> Finding:
-    """What it means that the store refuses, or does not answer; the error has a remedy."""
+    """What it means that the source is none, refuses or does not answer; the error has a remedy."""
     from superdl.coordinator.catalog.s3_client import NO_CREDENTIALS
 
+    gone = isinstance(error, SourceNotFoundError | SourceForbiddenError)
+    if case.elsewhere and gone and case.source.startswith("file:"):
+        return skipped(f"not to be seen here; the coordinator's machine may have it ({error})")
     if not case.elsewhere or isinstance(error, SourceNotFoundError):
         return bad(str(error), "")
     if isinstance(error, SourceForbiddenError) or isinstance(error.__cause__, NO_CREDENTIALS):

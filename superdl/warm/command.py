@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from superdl.options import above_zero, add_recipe_options, recipe_of
+from superdl.options import above_zero, add_recipe_options, agreed, recipe_of
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Estimate, ask, fill, report."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.sampler.rpc.connection import checked_address
+    from superdl.sampler.rpc import checked_address
     from superdl.super_dataset import SuperDataset
     from superdl.warm import Limits, estimate_of, fill, standing_of
     from superdl.warm.report import Ended, WarmProgress, print_estimate, print_report
@@ -81,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.estimate:
         _print_json(arguments, {"estimate": estimate.to_mapping()})
         return 0
-    if not _agreed(arguments):
+    otherwise = "--yes begins without asking, --estimate only tells"
+    if not agreed("fill the cache?", yes=arguments.yes, otherwise=otherwise):
         console.print("nothing was done")
         return 0
     progress = WarmProgress(console, estimate.samples)
@@ -132,16 +133,6 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/augmentation.md)"
         )
     return recipe
-
-
-def _agreed(arguments: argparse.Namespace) -> bool:
-    if arguments.yes:
-        return True
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError("nobody can be asked here: --yes begins without asking, --estimate only tells")
-    sys.stderr.write("fill the cache? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _print_json(arguments: argparse.Namespace, mapping: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from superdl.coordinator.core import Prices, footprint
 from superdl.cost.scenario import PRESETS, Scenario
-from superdl.sampler.rpc.client import FIRST_CONTACT, Client
+from superdl.sampler.rpc import FIRST_CONTACT, Client
 from superdl.super_wire.errors import ProtocolMismatchError, SourceError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.protocol import PROTOCOL_VERSION

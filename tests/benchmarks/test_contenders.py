@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.arm import checksum
-from benchmarks.contenders import CONTENDERS, PILLOW, RAM, Workers, convert_once, with_versions
+from benchmarks.contenders import CONTENDERS, PILLOW, RAM, convert_once, with_versions
 from benchmarks.image_sets import ImageSet
 from benchmarks.processes import BenchmarkError
 from benchmarks.services import s3_server
@@ -50,7 +50,7 @@ def test_the_array_holds_what_pillow_decodes(image_set):
     assert expected[0] == COUNT
     assert epoch_of(RAM, loading) == expected
     assert epoch_of("ram-numpy", loading) == expected
-    assert epoch_of("ram-shared", loading_of(image_set, workers=1)) == expected
+    assert epoch_of("ram-numpy", loading_of(image_set, workers=1)) == expected
 
 
 def test_the_checksum_tells_labels_that_were_exchanged(image_set):
@@ -63,14 +63,17 @@ def test_the_checksum_tells_labels_that_were_exchanged(image_set):
 def test_a_conversion_that_fails_leaves_nothing_and_says_why(image_set, tmp_path):
     loading = loading_of(image_set)
     (tmp_path / "set" / "train" / "ant" / "bad.jpg").write_bytes(b"no image")
-    with pytest.raises(BenchmarkError, match=r"(?s)--contenders.*cannot identify image file"):
+    with pytest.raises(
+        BenchmarkError, match=r"(?s)the conversion for .* failed .*--contenders.*cannot identify"
+    ):
         convert_once(RAM, loading, lambda _: None)
     assert not list(loading.format_directory("array").parent.iterdir())
 
 
 def test_some_loaders_run_without_workers_only():
-    allowed = {workers.name: [workers.allow(number) for number in (0, 2)] for workers in Workers}
-    assert allowed == {"ANY": [True, True], "NONE": [True, False], "SOME": [False, True]}
+    alone = {name for name, form in CONTENDERS.items() if form.workers_of(2) == 0}
+    assert alone == {"ffcv-raw", "socket", "super-loader"}
+    assert all(form.workers_of(0) == 0 for form in CONTENDERS.values())
 
 
 def test_what_is_missing_comes_with_its_command(monkeypatch, tmp_path):

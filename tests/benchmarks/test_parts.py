@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -12,9 +13,8 @@ import time
 import pytest
 from rich.console import Console
 
-from benchmarks.contenders import Conversion, convert
-from benchmarks.loading import Loading, PlannedOrder
-from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s, run_child
+from benchmarks.loading import PlannedOrder
+from benchmarks.processes import children_cpu_s, descendants_cpu_s, process_cpu_s
 from benchmarks.results import Column, Started, print_report, to_json
 from superdl.coordinator.core import Plan
 
@@ -46,12 +46,6 @@ def test_cpu_clocks_count_this_process_and_children_alive_and_waited_for():
             clock(child.pid)
 
 
-def test_a_child_that_fails_says_why():
-    task = Conversion("pillow", Loading("", "", resize=8, crop=8, batch_size=1, num_workers=0), "/nowhere")
-    with pytest.raises(BenchmarkError, match=r"(?s)this one failed .*--contenders.*reads the images as they"):
-        run_child(convert, task, name="this one")
-
-
 def test_the_planned_order_is_the_plans_epoch_by_epoch():
     order = PlannedOrder(10, 4, seed=3)
     plan = Plan(size=10, batch_size=4, seed=3)
@@ -62,8 +56,9 @@ def test_the_planned_order_is_the_plans_epoch_by_epoch():
 
 
 def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_machine():
-    report = Started("read").report(
-        settings={"rounds": 1},
+    options = argparse.Namespace(command="bench", benchmark="read", rounds=1, data="/home/me", json=True)
+    report = Started(options).report(
+        images_of="a",
         method=["How it was measured."],
         group_by=["images"],
         columns=[Column("loader", "loader"), Column("cpu_ms", "CPU ms", ".3f")],
@@ -87,4 +82,5 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
     assert f"torch {report.environment['packages']['torch']}" in text
     mapping = json.loads(to_json(report))
     assert mapping["rows"][0]["cpu_ms"] == 0.12345
+    assert mapping["settings"] == {"rounds": 1, "images_of": "a"}
     assert not {"columns", "group_by"} & set(mapping)

@@ -60,6 +60,8 @@ def test_a_step_stalls_by_its_share_and_by_a_least_time(wait_s, total_s, stalled
         ({"misses": 2, "position": 8}, "unknown"),
         ({"misses": 2, "plan_epoch": None}, "unknown"),
         ({"hits": 8}, "cache_transfer"),
+        ({"straight": 8, "decode_s": 9.0}, "store_read"),
+        ({"straight": 6, "misses": 2}, "throttle"),
         ({"hits": 8, "step": 0}, "loader_start"),
         ({"step": 0}, "loader_start"),
         ({"step": 0, "fetch_s": 0.1, "decode_s": 0.3}, "decode"),

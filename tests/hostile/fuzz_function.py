@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -27,13 +28,17 @@ from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.ids import sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import pack
 from superdl.super_wire.request import Outcome, PrefetchResult
+from superdl.super_wire.store import DirectoryStore, PackMeta, collection_of
 from tests.hostile.fuzz_wire import INTERESTING, any_value
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
+
+    from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["FUZZERS"]
 
@@ -51,6 +56,9 @@ _RECIPES = (
 )
 
 
+_KEYS = ["a.png", "b.jpg", "gone.png"]
+
+
 @functools.cache
 def _source() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
     """A directory with images, and what removes it when this process ends."""
@@ -61,11 +69,37 @@ def _source() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
     return root, directory
 
 
+@functools.cache
+def _restore() -> tuple[DirectoryStore, PrefetchRequest]:
+    """A store with one pack, and the request for all that is in it."""
+    root, _ = _source()
+    request, recipe = file_request(root, _KEYS, _CACHE), Recipe([])
+    store = DirectoryStore.open(root / "store", create=True)
+    meta = PackMeta(collection_of(request.bucket, recipe.digest), request.bucket, recipe.json, "", "")
+    begun = store.begin_pack(meta)
+    records = [pack(pixels(9, 12), bytes.fromhex(one)) for one in request.ids]
+    offsets = [
+        begun.add(bytes.fromhex(one), *record) for one, record in zip(request.ids, records, strict=True)
+    ]
+    lengths = [len(header) + payload.nbytes for header, payload in records]
+    return store, replace(
+        request,
+        store=store.address,
+        packs=(begun.commit(),),
+        pack_of=(0,) * len(_KEYS),
+        offsets=tuple(offsets),
+        lengths=tuple(lengths),
+    )
+
+
 def _mutated_event(random: Random) -> Any:
     root, _ = _source()
     recipe = random.choice(_RECIPES)
-    event = json.loads(file_request(root, ["a.png", "b.jpg", "gone.png"], _CACHE, recipe).to_json())
-    if random.random() < 0.2:
+    event = json.loads(file_request(root, _KEYS, _CACHE, recipe).to_json())
+    event["store"] = random.choice(("", _restore()[0].address))
+    if random.random() < 0.3:
+        event = json.loads(_restore()[1].to_json())
+    elif random.random() < 0.2:
         event = {"super_warm": 1, "cache": "" if random.random() < 0.5 else _CACHE}
     for _ in range(random.randrange(4)):
         name = random.choice([*event, "super_warm", "answer_to", "super_request", "cache"])
@@ -96,12 +130,13 @@ def _name_anew(event: dict[str, Any]) -> None:
 
 
 def _try_event(random: Random) -> None:
+    (root, _), (store, restore) = _source(), _restore()
     event = _mutated_event(random)
     shown = repr(event)[:_MAX_MESSAGE]
     began_s = time.monotonic()
     try:
         with (
-            mock.patch.dict(os.environ, {"SUPER_FILE_ROOTS": str(_source()[0])}),
+            mock.patch.dict(os.environ, {"SUPER_FILE_ROOTS": str(root), "SUPER_STORE": store.address}),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             answer = handler(event, Context(30.0))
@@ -116,6 +151,8 @@ def _try_event(random: Random) -> None:
             result = PrefetchResult.from_mapping(told)
             assert all(len(message) <= _MAX_MESSAGE for message in result.messages.values()), shown
             assert Outcome.CACHED not in result.outcomes, shown  # there is no cache
+            assert len(result.store_trouble) <= _MAX_MESSAGE, shown
+            assert set(store.packs()) == set(restore.packs), shown
     assert time.monotonic() - began_s < _LONGEST_S, f"it took too long: {shown}"
 
 

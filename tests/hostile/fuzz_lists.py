@@ -155,18 +155,29 @@ def _page(chance: random.Random) -> None:
         padding=chance.choice([b"", bytes(size)]),
         keys=chance.choice([[], [f"{offset}.jpg" for offset in range(size)]]),
     )
+    if chance.random() < 0.5:
+        pack_of = np.array([chance.randrange(3) for _ in range(size)], dtype="<u4")
+        message.pack_of, message.offsets, message.lengths = (
+            pack_of.tobytes(),
+            bytes(8 * size),
+            bytes(4 * size),
+        )
     try:
         received = pb.Batch.FromString(mutate(chance, message.SerializeToString()))
     except DecodeError:
         return
-    binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), dtype, "redis://x")
+    binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), dtype, "redis://x", "/store")
     try:
-        ref = planned_batch(received, binding, "job", 0, 0)
+        ref = planned_batch(received, ["p", "q"], binding, "job", 0, 0)
     except ValueError:  # the pager raises it as a CoordinatorError
         return
     assert len(ref.label_array()) == len(ref.padding_mask()) == len(ref) > 0
     assert all(ref.name_of(offset) for offset in range(len(ref)))
     assert len(ref.batch_id) == 16
+    if ref.places is not None:
+        columns = (ref.places.pack_of, ref.places.offsets, ref.places.lengths)
+        assert [len(column) for column in columns] == [4 * len(ref), 8 * len(ref), 4 * len(ref)]
+        assert max(np.frombuffer(ref.places.pack_of, "<u4"), default=0) <= len(ref.places.packs)
 
 
 FUZZERS: dict[str, Callable[[random.Random], None]] = {

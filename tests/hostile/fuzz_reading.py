@@ -3,25 +3,34 @@
 The model knows the right bytes of each sample. Whatever the cache answers, a batch has these bytes, a sample
 is bad because its own tombstone came, or a typed error ends the read within its bound. Where only records are
 wrong, and no stream, the reader asks again for the samples whose last reply was not good, and for no other.
+Where samples lie in packs, it asks for those alone whose pack is gone, cut off or spoilt.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+import tempfile
+from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 
 from superdl.super_dataset.reading.delivery import sample_tensors
 from superdl.super_dataset.reading.link import CacheLink
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
+from superdl.super_wire.batch_ref import Places
 from superdl.super_wire.cache import CacheAddress, Credentials, NodeConnections
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
+from superdl.super_wire.store import DirectoryStore, PackMeta, new_pack_name
 from tests.super_dataset.stored_batches import id_at, record, ref_of, tombstone
 
 if TYPE_CHECKING:
@@ -29,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
+
+    from superdl.super_wire.batch_ref import BatchRef
 
 __all__ = ["FUZZERS", "replies_given"]
 
@@ -203,6 +214,102 @@ class ScriptedNodes(NodeConnections):
         return ScriptedConnection(self._cache)
 
 
+_TIMES = range(48, 56)  # of a header: which no check covers
+_COLLECTION = "0123456789abcdef"
+
+
+def _flipped_somewhere(rng: random.Random, good: bytes) -> bytes:
+    at = rng.choice([at for at in range(len(good)) if at not in _TIMES])
+    return _replaced(good, at, bytes([good[at] ^ (1 << rng.randrange(8))]))
+
+
+class ScriptedPacks:
+    """Puts records of a batch into packs of a real store, and spoils some. ``good`` are whole, by offset."""
+
+    def __init__(self, rng: random.Random, store: DirectoryStore, ref: BatchRef, side: int) -> None:
+        self.good: set[int] = set()
+        self._rng = rng
+        self._store = store
+        self._wrong = rng.choice([0.0, 0.05, 0.5])
+        size, share = len(ref), rng.choice([0.3, 0.9, 1.0])
+        self._pack_of, self._offsets = np.zeros(size, dtype="<u4"), np.zeros(size, dtype="<u8")
+        self._lengths = np.zeros(size, dtype="<u4")
+        self._names: list[str] = []
+        offsets = [offset for offset in range(size) if rng.random() < share]
+        rng.shuffle(offsets)
+        while offsets:
+            taken = rng.randint(1, len(offsets))
+            self._write([(offset, id_at(ref, offset)) for offset in offsets[:taken]], side)
+            del offsets[:taken]
+        columns = (column.tobytes() for column in (self._pack_of, self._offsets, self._lengths))
+        self.ref = replace(ref, store=store.address, places=Places(tuple(self._names), *columns))
+
+    def _write(self, samples: list[tuple[int, bytes]], side: int) -> None:
+        """One pack, and what becomes of it."""
+        rng = self._rng
+        with self._store.begin_pack(PackMeta(_COLLECTION, "s3://bucket", "{}", "f", "v")) as pack:
+            for offset, sample_id in samples:
+                whole = record_of(sample_id, side)
+                place = pack.add(sample_id, whole[:HEADER_BYTES], whole[HEADER_BYTES:])
+                self._pack_of[offset] = len(self._names) + 1
+                self._offsets[offset], self._lengths[offset] = place, len(whole)
+            self._names.append(pack.commit())
+        path = Path(self._store.address, "packs", self._names[-1])
+        self.good.update(offset for offset, _ in samples)
+        for offset, sample_id in samples:
+            if rng.random() < self._wrong:
+                self.good.discard(offset)
+                self._spoil(path, offset, record_of(sample_id, side), side)
+        if rng.random() < self._wrong:
+            self.good.difference_update(offset for offset, _ in samples)
+            if rng.random() < 0.5:
+                path.unlink()
+            else:
+                self._names[-1] = rng.choice([new_pack_name(_COLLECTION), "../store.json", ""])
+        elif rng.random() < self._wrong:
+            cut = rng.randrange(path.stat().st_size)
+            os.truncate(path, cut)
+            ends = {offset: int(self._offsets[offset]) + int(self._lengths[offset]) for offset, _ in samples}
+            self.good.difference_update(offset for offset, end in ends.items() if end > cut)
+
+    def _spoil(self, path: Path, offset: int, good: bytes, side: int) -> None:
+        """Another record than the right one at a place, or another place."""
+        rng, begin = self._rng, int(self._offsets[offset])
+        fault = rng.randrange(6)
+        if fault == 0:
+            self._offsets[offset] = rng.choice([begin + 1, begin + 64, 2**62, 2**63, 2**64 - 1, 0])
+        elif fault == 1:
+            self._lengths[offset] = rng.choice([0, 1, 63, 64, len(good) - 1, len(good) + 1, 2**32 - 1])
+        elif fault == 2:
+            self._pack_of[offset] = rng.choice([99, 2**32 - 1])
+        else:
+            another = record_of(digest128(rng.randbytes(4)), side)
+            new = rng.choice([_flipped_somewhere(rng, good), another, bytes(len(good))])
+            with path.open("r+b") as file:
+                file.seek(begin)
+                file.write(new)
+
+
+class ScriptedDisk:
+    """Reads that are not to wait find nothing in memory, a part, all, or a filesystem that cannot tell."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._cold = rng.choice([0.0, 0.3, 1.0])
+        self._cannot_tell = rng.random() < 0.2
+        self._preadv = os.preadv
+
+    def preadv(self, file: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> int:
+        """As ``os.preadv``."""
+        if flags and self._cannot_tell:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        if flags and self._rng.random() < self._cold:
+            if self._rng.random() < 0.5:
+                raise BlockingIOError(errno.EAGAIN, "it is on the disk")
+            return self._preadv(file, buffers[:1], offset)
+        return self._preadv(file, buffers, offset)
+
+
 class ClockThatSleeps:
     """Moved by sleeping alone, and a little by each look at it."""
 
@@ -218,7 +325,13 @@ class ClockThatSleeps:
         self.now_s += seconds
 
 
-def _read(rng: random.Random, *, stream_faults: bool) -> None:
+def _read_with_packs(rng: random.Random) -> None:
+    with tempfile.TemporaryDirectory() as directory, patch("os.preadv", ScriptedDisk(rng).preadv):
+        store = DirectoryStore.open(directory, create=True)
+        _read(rng, stream_faults=rng.random() < 0.2, store=store)
+
+
+def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | None = None) -> None:
     """Read one to four batches by one reader, and hold what comes against the model."""
     side, clock = rng.choice([_SIDE, 4]), ClockThatSleeps()
     settings = ReadSettings(
@@ -241,6 +354,11 @@ def _read(rng: random.Random, *, stream_faults: bool) -> None:
         scripted.append(
             ScriptedCache(rng, {cache_key(one): one for one in ids}, side, stream_faults=stream_faults)
         )
+        packs = None if store is None else ScriptedPacks(rng, store, ref, side)
+        if packs is not None:
+            ref = packs.ref
+            scripted[-1].last_good = {cache_key(ids[offset]): True for offset in packs.good}
+            reader.announce(ref)
         reader.state().drop()  # the script of the batch before was another
         began_s = clock.now_s
         try:
@@ -253,6 +371,7 @@ def _read(rng: random.Random, *, stream_faults: bool) -> None:
             continue
         finally:
             assert clock.now_s - began_s < _TIMEOUT_S + 1, "the read took longer than its bound"
+        assert read.straight == (len(packs.good) if packs is not None else 0)
         bad = {ids[offset] for offset in read.bad}
         assert bad <= scripted[-1].entombed, "bad, and its tombstone had not come"
         order = [offset for offset in range(len(ref)) if offset not in read.bad]
@@ -266,5 +385,8 @@ def _read(rng: random.Random, *, stream_faults: bool) -> None:
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "reading: wrong records": partial(_read, stream_faults=False),
     "reading: wrong streams": partial(_read, stream_faults=True),
+    "reading: packs": _read_with_packs,
 }
-"""Records in a whole stream are wrong; or replies are dropped, doubled, shuffled, flipped and cut off too."""
+"""Records in a whole stream are wrong; or replies are dropped, doubled, shuffled, flipped and cut off too; or
+records lie in packs, where some are spoilt.
+"""

@@ -162,7 +162,7 @@ def _fuzzer(method: str) -> Callable[[random.Random], None]:
 def _report(chance: random.Random) -> None:
     """What a reader's credentials can say about jobs, in fields of chance and with ids of chance."""
     target = _target()
-    numbers = [chance.choice(_INTEGERS) for _ in range(11)]
+    numbers = [chance.choice(_INTEGERS) for _ in range(12)]
     offsets = [tuple(chance.choice((0, 1, 9, 2**32 - 1)) for _ in range(chance.randint(0, 4))) for _ in "mc"]
     entry = ReadReport(*numbers, *offsets).to_fields()
     if chance.random() < 0.5:

@@ -9,9 +9,11 @@ import contextlib
 import io
 import json
 import math
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS
@@ -27,7 +29,7 @@ from superdl.super_wire.cache import (
     parse_slots,
 )
 from superdl.super_wire.coordinator_credentials import parse_tokens
-from superdl.super_wire.errors import ConfigError, RecordError
+from superdl.super_wire.errors import ConfigError, RecordError, StoreFormatError
 from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
@@ -50,7 +52,10 @@ from superdl.super_wire.request import (
     pack_outcome,
     read_outcome,
 )
+from superdl.super_wire.store import pack_segment, read_segment
+from superdl.super_wire.store.layout import new_mark, read_mark
 from tests.hostile.spoiling import units
+from tests.super_wire.store.packing import index_of, pack_bytes, records, segment_of
 
 if TYPE_CHECKING:
     import random
@@ -83,9 +88,19 @@ _POINTER_PAYLOAD = pack_pointer(Pointer("pack", 0, 64), _ID)[HEADER_BYTES:]
 _ARRAYS = pack_arrays({"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.zeros(0)}, _ID)
 _REPORT = ReadReport(0, 1, 2, 4, 3, 5, 6, 7, 8, 1, 0, missed=(1, 3), corrupt=(3,))
 _REQUEST = PrefetchRequest(
-    "r", "s3://b", Recipe.image().json, 0, "redis://h", 1e10, ("k",), ("v",), ("0" * 32,)
+    *("r", "s3://b", Recipe.image().json, 0, "redis://h", 1e10, ("k",), ("v",), ("0" * 32,)),
+    store="/s",
+    packs=("p",),
+    pack_of=(0,),
+    offsets=(64,),
+    lengths=(128,),
 )
-_RESULT = PrefetchResult("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"})
+_RESULT = PrefetchResult(
+    *("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"}), pack="p", offsets=(64,)
+)
+_PACK = pack_bytes(records([1, 70, 3]))
+_INDEX_AT = int.from_bytes(_PACK[-48:-40], "little")
+_SEGMENT = pack_segment(segment_of(_PACK, pack_bytes([])))
 _SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:6379\r\n$1\r\nx\r\n"
 _REPLIES = b"*4\r\n+a\r\n*3\r\n$3\r\nabc\r\n:-1\r\n$-1\r\n-ERR no\r\n*0\r\n+OK\r\n"
 
@@ -93,6 +108,21 @@ _REPLIES = b"*4\r\n+a\r\n*3\r\n$3\r\nabc\r\n:-1\r\n$-1\r\n-ERR no\r\n*0\r\n+OK\r
 def _rehashed(kind: RecordKind, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Read a payload under a header whose hash fits it, so that what is in it is looked at."""
     return lambda payload: read(pack_header(kind, bytes(payload), _ID) + bytes(payload))
+
+
+def _resealed_pack(index: bytes) -> Any:
+    """Read a pack whose hash fits its index, so that what is in it is looked at."""
+    meta = len(index) - min(len(index) // 32, 3) * 32
+    footer = b"SPAK" + struct.pack("<IQQQ", 1, (len(index) - meta) // 32, _INDEX_AT, meta)
+    sealed = footer + struct.pack("<Q24x", xxhash.xxh3_64_intdigest(index + footer))
+    return index_of(_PACK[:_INDEX_AT] + index + sealed)
+
+
+def _resealed_segment(body: bytes) -> Any:
+    """The same of a segment."""
+    count = min(len(body) // 32, 3)
+    head = b"SSEG" + struct.pack("<IQQ", 1, len(body) - count * 32, count)
+    return read_segment(head + struct.pack("<Q32x", xxhash.xxh3_64_intdigest(head + body)) + body)
 
 
 def _as_json(parse: Callable[[Any], Any]) -> Callable[[bytes], Any]:
@@ -148,6 +178,11 @@ PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
     "pointer's payload": (_POINTER_PAYLOAD, _rehashed(RecordKind.POINTER, read_pointer), RecordError),
     "named arrays": (_ARRAYS, read_arrays, RecordError),
     "named arrays' payload": (_ARRAYS[HEADER_BYTES:], _rehashed(RecordKind.ARRAYS, read_arrays), RecordError),
+    "pack": (_PACK, index_of, StoreFormatError),
+    "pack's index": (_PACK[_INDEX_AT:-64], _resealed_pack, StoreFormatError),
+    "segment": (_SEGMENT, read_segment, StoreFormatError),
+    "segment's body": (_SEGMENT[64:], _resealed_segment, StoreFormatError),
+    "store.json": (new_mark("0" * 32), lambda data: read_mark(data, "x"), StoreFormatError),
     "replies": (_REPLIES, parse_reply, MalformedReplyError),
     "a GET's reply": (b"$123456", parse_line, ProtocolDoubtError),
     "slots": (_SLOTS, _slots, ValueError),

@@ -19,7 +19,7 @@ LONG_S = 180.0
 
 @pytest.mark.parametrize("name", FUZZERS)
 def test_a_moment_of(name):
-    assert fuzz.run(name, FUZZERS[name], seconds=0.3, seed=0) > 0
+    assert fuzz.run(name, FUZZERS[name], seconds=0.3, seed=0, inputs=3000) > 0
 
 
 @pytest.mark.soak

@@ -95,6 +95,24 @@ def test_function_and_coordinator_may_what_they_must(stack):
     assert set(statements) == {"ListSamples", "ReadKeyLists", "InvokeFunctions"}
 
 
+def test_a_store_is_read_and_written_below_its_prefix_alone():
+    stack = WorkedOut(StoreBucket="packs", StorePrefix="team/store")
+    function, coordinator = (statements_of(stack, f"{name}Role") for name in ("Prefetch", "Coordinator"))
+    below = "arn:aws:s3:::packs/team/store"
+    for statements, sid, actions, resource in (
+        (function, "ReadStore", "s3:GetObject", f"{below}/*"),
+        (function, "WritePacks", "s3:PutObject", f"{below}/packs/*"),
+        (coordinator, "ListStore", "s3:ListBucket", "arn:aws:s3:::packs"),
+        (coordinator, "KeepStore", ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], f"{below}/*"),
+    ):
+        assert (statements[sid]["Action"], statements[sid]["Resource"]) == (actions, resource)
+    assert coordinator["ListStore"]["Condition"] == {"StringLike": {"s3:prefix": "team/store/*"}}
+    for worked_out, address in ((stack, "s3://packs/team/store"), (WorkedOut(), "none")):
+        variables = worked_out.resources["Prefetch"]["Environment"]["Variables"]
+        assert variables["SUPER_STORE"] == address
+        assert {"Name": "SUPER_STORE", "Value": address} in container(worked_out)["Environment"]
+
+
 def test_each_side_has_its_user_and_no_password_is_in_clear(stack):
     """CloudFormation finds passwords by dynamic references; the function finds its own by its secret."""
     users = {user["UserName"]: user for user in stack.of_type("AWS::ElastiCache::User").values()}
@@ -201,6 +219,7 @@ def refusals(stack, **parameters):
         {"VpcId": VPC, "PrivateSubnetIds": f"{SUBNET},{SUBNET}", "Egress": "existing"},
         {"VpcId": VPC, "PrivateSubnetIds": SUBNET, "RouteTableIds": "rtb-01234567"},
         {"MonthlyBudgetUsd": "10", "AlarmEmail": "ops@example.org"},
+        {"StoreBucket": "packs"},
         {"Prefix": "imagenet/train/", "AvailabilityZone": "us-gov-west-1a", "StepModules": "a.b,c"},
     ],
 )
@@ -218,6 +237,7 @@ def test_what_fits_together(stack, parameters):
         ({"MonthlyBudgetUsd": "10"}, "needs AlarmEmail"),
         ({"Bucket": "s3://images"}, "Bucket"),
         ({"Prefix": "train/*"}, "Prefix"),
+        ({"StoreBucket": "packs", "StorePrefix": "store/"}, "StorePrefix"),
         ({"TokenSecretArn": "my-token"}, "TokenSecretArn"),
         ({"VpcCidr": "10.0.0.0/8"}, "VpcCidr"),
         ({"CoordinatorImage": "super-coordinator"}, "CoordinatorImage"),

@@ -57,7 +57,8 @@ def test_the_coordinator_takes_the_values_that_the_template_gives_by_default():
         elif isinstance(value, dict) and "Fn::FindInMap" in value:
             table, choice, field = value["Fn::FindInMap"]
             value = TEMPLATE["Mappings"][table][PARAMETERS[choice["Ref"]]["Default"]][field]
-        values[item["Name"]] = "rediss://cache:6379" if item["Name"] == "SUPER_CACHE" else str(value)
+        values[item["Name"]] = str(value)
+    values |= {"SUPER_CACHE": "rediss://cache:6379", "SUPER_STORE": "none"}
     values |= {"SUPER_TLS_CERT": "-----BEGIN", "SUPER_TLS_KEY": "-----BEGIN", "SUPER_TOKEN": "t" * 32}
     settings = load_settings({}, values)
     assert (settings.lambda_concurrency, settings.max_usd) == (100, 0.0)

@@ -1,4 +1,4 @@
-"""What several integration tests need: short directories for unix sockets, and a stack of a whole file."""
+"""What several integration tests need: short directories for unix sockets, and a stack that they share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,25 @@ def temporary() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_stack() -> Iterator[Stack]:
-    """One for all tests of a file, with a function worker for each core."""
+    """One for all tests that leave it as it was, with a function worker for each core.
+
+    Who needs samples that are not cached yet has a recipe or images of its own; who kills something takes
+    ``restarted_stack``.
+    """
     running = Stack(arguments=("--workers", str(os.cpu_count() or 1)))
     running.start()
     yield running
     gc.collect()  # samplers that nobody holds any more end their threads
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def restarted_stack() -> Iterator[Stack]:
+    """One whose parts are killed and emptied; each test leaves a coordinator that serves."""
+    running = Stack(arguments=("--workers", "2"))
+    running.start()
+    yield running
+    gc.collect()
     running.close()

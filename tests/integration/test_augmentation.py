@@ -42,9 +42,9 @@ def pictures(loader: Iterable[Any]) -> dict[bytes, bytes]:
     return seen
 
 
-def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(stack: Stack, images: Path) -> None:
-    dataset = SuperDataset(images, RECIPE, transform=with_ids)
-    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(images, Recipe.image(resize=41, crop=40), transform=with_ids)  # not cached yet
+    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         first, second = pictures(loader), pictures(loader)
         produced = sampler.job_stats().samples_produced
@@ -53,21 +53,21 @@ def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(stack: Stack, 
     assert not set(first.values()) & set(second.values())
     assert produced == 150
     # Other batches, another order, workers, threads, two ranks: each sample looks as it did.
-    with SuperSampler(dataset, batch_size=7, seed=9, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=7, seed=9, coordinator=shared_stack.address) as sampler:
         assert pictures(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)) == first
         assert pictures(SuperLoader(dataset, sampler)) == second
     ranks: dict[bytes, bytes] = {}
     for rank in range(2):
         with SuperSampler(
-            dataset, batch_size=8, rank=rank, num_replicas=2, job="ranks", coordinator=stack.address
+            dataset, batch_size=8, rank=rank, num_replicas=2, job="ranks", coordinator=shared_stack.address
         ) as sampler:
             ranks |= pictures(DataLoader(dataset, sampler=sampler, batch_size=None))
     assert ranks == first
 
 
-def test_the_same_after_a_resume(stack: Stack, images: Path) -> None:
+def test_the_same_after_a_resume(shared_stack: Stack, images: Path) -> None:
     dataset = SuperDataset(images, RECIPE, transform=with_ids)
-    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
         sampler.set_epoch(1)
         whole = list(DataLoader(dataset, sampler=sampler, batch_size=None))
         sampler.set_epoch(1)
@@ -75,7 +75,7 @@ def test_the_same_after_a_resume(stack: Stack, images: Path) -> None:
         for _ in range(4):
             next(begun)
         state = sampler.state_dict(batches_consumed=4)
-    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
         sampler.load_state_dict(state)
         rest = list(DataLoader(dataset, sampler=sampler, batch_size=None))
     assert len(rest) == len(whole) - 4
@@ -86,14 +86,14 @@ def test_the_same_after_a_resume(stack: Stack, images: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_the_training_loop_it_is_what_it_is_in_the_worker(
-    stack: Stack, images: Path, workers: int
+    shared_stack: Stack, images: Path, workers: int
 ) -> None:
     plain = SuperDataset(images, RECIPE, return_info=True)
-    with SuperSampler(plain, batch_size=16, coordinator=stack.address) as sampler:
+    with SuperSampler(plain, batch_size=16, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(plain, sampler=sampler, batch_size=None, num_workers=workers)
         in_loop = [AUGMENT.images(pixels, info) for pixels, _, info in loader]
     augmented = SuperDataset(images, RECIPE, transform=AUGMENT)
-    with SuperSampler(augmented, batch_size=16, coordinator=stack.address) as sampler:
+    with SuperSampler(augmented, batch_size=16, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(augmented, sampler=sampler, batch_size=None, num_workers=workers)
         in_worker = list(map(operator.itemgetter(0), loader))
     assert all(torch.equal(one, other) for one, other in zip(in_loop, in_worker, strict=True))

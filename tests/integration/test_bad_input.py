@@ -26,6 +26,7 @@ from tests.fixtures.images import SIDE
 from tests.fixtures.valkey import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.fixtures.stack import Stack
@@ -33,53 +34,44 @@ if TYPE_CHECKING:
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
-def open_sampler(stack: Stack, source: str, **arguments: object) -> SuperSampler:
-    dataset = SuperDataset(source, RECIPE)
-    return SuperSampler(dataset, **{"batch_size": 16, "coordinator": stack.address, **arguments})
+@pytest.fixture
+def open_sampler(shared_stack: Stack) -> Callable[..., SuperSampler]:
+    def opened(source: Path, **arguments: object) -> SuperSampler:
+        dataset = SuperDataset(str(source), RECIPE)
+        return SuperSampler(dataset, **{"batch_size": 16, "coordinator": shared_stack.address, **arguments})
+
+    return opened
 
 
-def test_a_source_that_does_not_exist(stack: Stack, tmp_path: Path) -> None:
+def test_a_source_that_is_none(
+    open_sampler: Callable[..., SuperSampler], images: Path, tmp_path: Path
+) -> None:
     with pytest.raises(SourceNotFoundError, match="no-such-directory"):
-        open_sampler(stack, str(tmp_path / "no-such-directory"))
-
-
-def test_an_empty_source(stack: Stack, tmp_path: Path) -> None:
+        open_sampler(tmp_path / "no-such-directory")
     with pytest.raises(SourceEmptyError, match=str(tmp_path)):
-        open_sampler(stack, str(tmp_path))
-
-
-def test_images_without_class_folders_name_the_key_list(stack: Stack, images: Path, tmp_path: Path) -> None:
+        open_sampler(tmp_path)
     os.link(next(images.glob("*/*.jpg")), tmp_path / "one.jpg")
-    with pytest.raises(SourceError, match="key_list"):
-        open_sampler(stack, str(tmp_path))
-
-
-def test_an_unknown_scheme() -> None:
+    with pytest.raises(SourceError, match="key_list"):  # there are no class folders
+        open_sampler(tmp_path)
     with pytest.raises(SuperError, match=r"gs://.*s3://"):
         SuperDataset("gs://bucket/prefix", RECIPE)
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 1.5, "16"])
-def test_a_batch_size_that_is_none(stack: Stack, images: Path, batch_size: object) -> None:
-    with pytest.raises(ConfigError, match="batch_size"):
-        open_sampler(stack, str(images), batch_size=batch_size)
-
-
-def test_drop_last_with_a_batch_larger_than_the_dataset(stack: Stack, images: Path) -> None:
+def test_a_batch_size_that_does_not_fit(open_sampler: Callable[..., SuperSampler], images: Path) -> None:
+    for batch_size in (0, -1, 1.5, "16"):
+        with pytest.raises(ConfigError, match="batch_size"):
+            open_sampler(images, batch_size=batch_size)
     with pytest.raises(PlanError, match=r"1000.*150.*drop_last"):
-        open_sampler(stack, str(images), batch_size=1000, drop_last=True)
-
-
-def test_a_batch_larger_than_the_dataset_is_the_whole_dataset(stack: Stack, images: Path) -> None:
-    with open_sampler(stack, str(images), batch_size=1000) as sampler:
+        open_sampler(images, batch_size=1000, drop_last=True)
+    with open_sampler(images, batch_size=1000) as sampler:  # the whole dataset
         assert len(sampler) == 1
         assert len(next(iter(sampler))) == 150
 
 
-def test_a_batch_larger_than_the_cache(stack: Stack, images: Path) -> None:
+def test_a_batch_larger_than_the_cache(shared_stack: Stack, images: Path) -> None:
     dataset = SuperDataset(str(images), Recipe.image(resize=4096, crop=4096))
     with pytest.raises(ConfigError, match=r"cache budget.*batch_size"):
-        SuperSampler(dataset, batch_size=16, coordinator=stack.address)
+        SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address)
 
 
 @pytest.mark.slow  # it is waited for
@@ -98,33 +90,29 @@ def test_beyond_loopback_nobody_is_called_without_a_token(images: Path) -> None:
 def test_a_cache_that_does_not_answer(stack: Stack, images: Path) -> None:
     stack.valkey.kill()
     with pytest.raises(CacheUnreachableError, match=stack.valkey.unix_url):
-        open_sampler(stack, str(images))
+        SuperSampler(SuperDataset(str(images), RECIPE), batch_size=16, coordinator=stack.address)
     stack.valkey.start()
 
 
-def test_a_cache_that_wants_a_password(stack: Stack, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_wants_a_password(
+    open_sampler: Callable[..., SuperSampler], images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "wrong")
     with pytest.raises(CacheError, match="SUPER_CACHE_PASSWORD") as caught:
-        open_sampler(stack, str(images))
+        open_sampler(images)
     assert "wrong" not in str(caught.value).replace("is wrong", "")
 
 
-def test_the_dataset_before_its_sampler(images: Path) -> None:
+def test_a_dataset_without_a_sampler_or_a_batch_ref(shared_stack: Stack, images: Path) -> None:
     dataset = SuperDataset(str(images), RECIPE)
     with pytest.raises(SuperError, match="SuperSampler"):
         len(dataset)
     with pytest.raises(SuperError, match="SuperSampler"):
         _ = dataset.classes
-
-
-@pytest.mark.parametrize("index", [0, slice(0, 4), [0, 1], None])
-def test_indexing_by_anything_but_a_batch_ref(stack: Stack, images: Path, index: object) -> None:
-    dataset = SuperDataset(str(images), RECIPE)
-    with (
-        SuperSampler(dataset, batch_size=16, coordinator=stack.address),
-        pytest.raises(UsageError, match="batch_size=None"),
-    ):
-        dataset[index]
+    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address):
+        for index in (0, slice(0, 4), [0, 1], None):
+            with pytest.raises(UsageError, match="batch_size=None"):
+                dataset[index]
 
 
 def test_errors_cross_process_boundaries() -> None:

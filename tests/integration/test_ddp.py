@@ -88,16 +88,16 @@ def test_ranks_share_a_job_a_plan_and_a_listing(
 
 
 def test_one_process_goes_on_where_two_ranks_stopped(
-    run_with: Callable[[int], list[dict[str, Any]]], temporary: Path, images: Path, stack: Stack
+    run_with: Callable[[int], list[dict[str, Any]]], temporary: Path, images: Path, shared_stack: Stack
 ) -> None:
     before = in_order(of_pass(run_with(2), 2))
     assert before == planned(images, plan(2), 0) + planned(images, plan(2), 1, 0, 4)
     state = json.loads((temporary / "2" / "state.json").read_text())
-    with run_of(stack, images, state, batch_size=GLOBAL_BATCH) as run:
+    with run_of(shared_stack, images, state, batch_size=GLOBAL_BATCH) as run:
         refs = list(run.sampler)
         after = [(ref.epoch, ref.position, key) for ref in refs for key in ref.keys]
     assert after == planned(images, plan(1), 1, 4)
-    with run_of(stack, images, state, batch_size=GLOBAL_BATCH) as run:
+    with run_of(shared_stack, images, state, batch_size=GLOBAL_BATCH) as run:
         assert len(collect(run.loader)) == 150 - 4 * GLOBAL_BATCH
 
 

@@ -33,17 +33,22 @@ def run_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", "29999")  # a name; nobody listens there
 
 
-def rank_of(stack: Stack, source: Path, rank: int, **arguments: Any) -> SuperSampler:
-    how = {"batch_size": 8, "num_replicas": 2, "job": "ranks", "coordinator": stack.address} | arguments
+def rank_of(shared_stack: Stack, source: Path, rank: int, **arguments: Any) -> SuperSampler:
+    how = {
+        "batch_size": 8,
+        "num_replicas": 2,
+        "job": "ranks",
+        "coordinator": shared_stack.address,
+    } | arguments
     return SuperSampler(SuperDataset(source.as_uri(), RECIPE), rank=rank, **how)
 
 
 @pytest.mark.usefixtures("run_id")
-def test_ranks_of_a_run_see_the_source_as_its_first_one_did(stack: Stack, tmp_path: Path) -> None:
+def test_ranks_of_a_run_see_the_source_as_its_first_one_did(shared_stack: Stack, tmp_path: Path) -> None:
     source = write_images(tmp_path / "images", 40)
-    with rank_of(stack, source, 0) as first:
+    with rank_of(shared_stack, source, 0) as first:
         write_images(source, 48)
-        with rank_of(stack, source, 1) as second:
+        with rank_of(shared_stack, source, 1) as second:
             assert first.job == second.job, "the fingerprint is part of it"
             assert len(first) == len(second) == 3
             refs = [*first, *second]
@@ -51,25 +56,25 @@ def test_ranks_of_a_run_see_the_source_as_its_first_one_did(stack: Stack, tmp_pa
     assert len(keys) == len(set(keys)) == 40
 
 
-def test_a_rank_that_comes_in_mid_epoch_gets_all_of_its_part(stack: Stack, images: Path) -> None:
-    with run_of(stack, images, batch_size=8, num_replicas=2, rank=0, job="ranks") as early:
+def test_a_rank_that_comes_in_mid_epoch_gets_all_of_its_part(shared_stack: Stack, images: Path) -> None:
+    with run_of(shared_stack, images, batch_size=8, num_replicas=2, rank=0, job="ranks") as early:
         iterator = iter(early.loader)
         delivered = collect(islice(iterator, 6))
-        with run_of(stack, images, batch_size=8, num_replicas=2, rank=1, job="ranks") as late:
+        with run_of(shared_stack, images, batch_size=8, num_replicas=2, rank=1, job="ranks") as late:
             delivered += collect(late.loader)
             assert early.sampler.job == late.sampler.job
         delivered += collect(iterator)
     assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
-def test_a_rank_that_comes_late_may_begin_where_the_others_are(stack: Stack, images: Path) -> None:
-    with run_of(stack, images, batch_size=8, num_replicas=2, rank=0, job="ranks") as early:
+def test_a_rank_that_comes_late_may_begin_where_the_others_are(shared_stack: Stack, images: Path) -> None:
+    with run_of(shared_stack, images, batch_size=8, num_replicas=2, rank=0, job="ranks") as early:
         iterator = iter(early.loader)
         assert len(list(islice(iterator, 6))) == 6
         state = early.sampler.state_dict(batches_consumed=6)
-        with run_of(stack, images, state, batch_size=8, num_replicas=2, rank=1, job="ranks") as late:
+        with run_of(shared_stack, images, state, batch_size=8, num_replicas=2, rank=1, job="ranks") as late:
             rest = collect(iterator) + collect(late.loader)
-    with run_of(stack, images, state, batch_size=16) as alone:
+    with run_of(shared_stack, images, state, batch_size=16) as alone:
         assert sorted(rest) == sorted(collect(alone.loader))
 
 
@@ -86,25 +91,27 @@ sys.stdin.readline()
 """
 
 
-def test_the_job_ends_with_the_process_of_its_last_rank(stack: Stack, images: Path) -> None:
+def test_the_job_ends_with_the_process_of_its_last_rank(shared_stack: Stack, images: Path) -> None:
     ranks = [
         subprocess.Popen(  # our own program
             [sys.executable, "-c", LEAVING, images.as_uri(), str(rank)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"SUPER_COORDINATOR": stack.address, "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"SUPER_COORDINATOR": shared_stack.address, "PYTHONPATH": str(ROOT)},
         )
         for rank in range(2)
     ]
     try:
         jobs = [process.stdout.readline().strip() for process in ranks if process.stdout is not None]
         assert jobs[0] == jobs[1]
-        for process, left in zip(ranks, (jobs[:1], []), strict=True):
-            assert open_jobs(stack) == jobs[:1]
+        for process, left in zip(ranks, (True, False), strict=True):
+            assert is_open(shared_stack, jobs[0])
             process.communicate("\n", timeout=END_TIMEOUT_S)
             assert process.returncode == 0
-            assert open_jobs(stack) == left, "nobody closed the sampler, and the coordinator knows"
+            assert is_open(shared_stack, jobs[0]) == left, (
+                "nobody closed the sampler, and the coordinator knows"
+            )
     finally:
         for process in ranks:
             if process.poll() is None:
@@ -112,6 +119,6 @@ def test_the_job_ends_with_the_process_of_its_last_rank(stack: Stack, images: Pa
                 process.communicate(timeout=END_TIMEOUT_S)
 
 
-def open_jobs(stack: Stack) -> list[str]:
+def is_open(stack: Stack, job: str) -> bool:
     reply = Client(stack.address).call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
-    return [job.job for job in reply.jobs]
+    return job in {one.job for one in reply.jobs}

@@ -26,11 +26,10 @@ def expected(images: Path) -> dict[bytes, int]:
     return pixels
 
 
-def test_three_shuffled_epochs_deliver_every_sample_once(
-    stack: Stack, images: Path, expected: dict[bytes, int]
-) -> None:
-    dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=16, seed=1, coordinator=stack.address) as sampler:
+def test_three_shuffled_epochs_deliver_every_sample_once(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE + 3, crop=SIDE))  # not cached yet
+    expected = expected_pixels(images, resize=SIDE + 3, crop=SIDE)
+    with SuperSampler(dataset, batch_size=16, seed=1, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
         epochs = [collect(loader) for _ in range(3)]
     for delivered in epochs:
@@ -38,10 +37,10 @@ def test_three_shuffled_epochs_deliver_every_sample_once(
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0], "each epoch has an order of its own"
 
 
-def test_the_seed_decides_the_order(stack: Stack, images: Path) -> None:
+def test_the_seed_decides_the_order(shared_stack: Stack, images: Path) -> None:
     def order(seed: int, epoch: int = 0) -> list[tuple[bytes, int]]:
         dataset = SuperDataset(images.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=16, seed=seed, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=16, seed=seed, coordinator=shared_stack.address) as sampler:
             sampler.set_epoch(epoch)
             return collect(DataLoader(dataset, sampler=sampler, batch_size=None))
 
@@ -51,39 +50,40 @@ def test_the_seed_decides_the_order(stack: Stack, images: Path) -> None:
     assert order(7, epoch=3) != order(7)
 
 
-def test_without_shuffle_samples_come_by_key(stack: Stack, images: Path) -> None:
+def test_without_shuffle_samples_come_by_key(shared_stack: Stack, images: Path) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=16, shuffle=False, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, shuffle=False, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         delivered = collect(loader)
     assert delivered == list(expected_pixels(images, resize=SIDE, crop=SIDE).items())
 
 
 def test_drop_last_leaves_out_the_short_batch_alone(
-    stack: Stack, images: Path, expected: dict[bytes, int]
+    shared_stack: Stack, images: Path, expected: dict[bytes, int]
 ) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=16, drop_last=True, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, drop_last=True, coordinator=shared_stack.address) as sampler:
         assert len(sampler) == 9
         delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
     assert len(delivered) == len(set(delivered)) == 144
     assert set(delivered) < set(expected.items())
 
 
-def test_out_of_order_delivers_every_sample_once(
-    stack: Stack, images: Path, expected: dict[bytes, int]
-) -> None:
-    dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=16, in_order=False, coordinator=stack.address) as sampler:
+def test_out_of_order_delivers_every_sample_once(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE + 1, crop=SIDE))  # not cached yet
+    expected = expected_pixels(images, resize=SIDE + 1, crop=SIDE)
+    with SuperSampler(dataset, batch_size=16, in_order=False, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
         for _ in range(2):
             assert_exactly_once(collect(loader), expected)
 
 
-def test_ranks_share_the_epoch(stack: Stack, images: Path, expected: dict[bytes, int]) -> None:
+def test_ranks_share_the_epoch(shared_stack: Stack, images: Path, expected: dict[bytes, int]) -> None:
     datasets = [SuperDataset(images.as_uri(), RECIPE, return_info=True) for _ in range(2)]
     samplers = [
-        SuperSampler(dataset, batch_size=8, rank=rank, num_replicas=2, job="ranks", coordinator=stack.address)
+        SuperSampler(
+            dataset, batch_size=8, rank=rank, num_replicas=2, job="ranks", coordinator=shared_stack.address
+        )
         for rank, dataset in enumerate(datasets)
     ]
     assert len(samplers[0]) == len(samplers[1]) == 10
@@ -94,11 +94,13 @@ def test_ranks_share_the_epoch(stack: Stack, images: Path, expected: dict[bytes,
     assert_exactly_once(delivered, expected)  # 150 is a multiple of two: nothing is padded
 
 
-def test_a_second_job_decodes_nothing_again(stack: Stack, images: Path, expected: dict[bytes, int]) -> None:
-    first, second = (SuperDataset(images.as_uri(), RECIPE) for _ in range(2))
+def test_a_second_job_decodes_nothing_again(shared_stack: Stack, images: Path) -> None:
+    recipe = Recipe.image(resize=SIDE + 2, crop=SIDE)  # not cached yet
+    expected = expected_pixels(images, resize=SIDE + 2, crop=SIDE)
+    first, second = (SuperDataset(images.as_uri(), recipe) for _ in range(2))
     with (
-        SuperSampler(first, batch_size=16, seed=1, coordinator=stack.address) as one,
-        SuperSampler(second, batch_size=50, seed=2, coordinator=stack.address) as other,
+        SuperSampler(first, batch_size=16, seed=1, coordinator=shared_stack.address) as one,
+        SuperSampler(second, batch_size=50, seed=2, coordinator=shared_stack.address) as other,
     ):
         assert_exactly_once(collect(DataLoader(first, sampler=one, batch_size=None)), expected)
         assert_exactly_once(collect(DataLoader(second, sampler=other, batch_size=None)), expected)

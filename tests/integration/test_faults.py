@@ -44,16 +44,18 @@ def kill_a_function(stack: Stack) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fault", [restart_cache, flush_cache, restart_coordinator, kill_a_function])
-def test_the_epoch_goes_on(stack: Stack, images: Path, fault: Callable[[Stack], None], workers: int) -> None:
+def test_the_epoch_goes_on(
+    restarted_stack: Stack, images: Path, fault: Callable[[Stack], None], workers: int
+) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=restarted_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
         undisturbed = collect(loader)
         sampler.set_epoch(0)
         disturbed = []
         for number, batch in enumerate(loader):
             if number in {5, 20}:
-                fault(stack)
+                fault(restarted_stack)
             disturbed += collect([batch])
         after = collect(loader)
     assert disturbed == undisturbed
@@ -61,36 +63,35 @@ def test_the_epoch_goes_on(stack: Stack, images: Path, fault: Callable[[Stack], 
         assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
-def test_without_a_coordinator_the_wait_is_bounded_and_explained(stack: Stack, images: Path) -> None:
-    dataset = SuperDataset(images.as_uri(), RECIPE, read_timeout=2.0)
-    with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+def test_without_a_coordinator_the_wait_is_bounded_and_explained(
+    restarted_stack: Stack, images: Path
+) -> None:
+    dataset = SuperDataset(images.as_uri(), RECIPE, read_timeout=1.0)
+    with SuperSampler(dataset, batch_size=4, coordinator=restarted_stack.address) as sampler:
         iterator = iter(sampler)
         ref = next(iterator)
-        stack.kill_coordinator()
-        stack.valkey.client().flushall()
+        restarted_stack.kill_coordinator()
+        restarted_stack.valkey.client().flushall()
         with pytest.raises(
             ReadTimeoutError, match=rf"{ref.batch_id.hex()}(.|\n)*4 samples(.|\n)*coordinator"
         ):
             dataset[ref]
-        stack.start_coordinator()
+        restarted_stack.start_coordinator()
 
 
-def test_functions_end_with_their_coordinator(stack: Stack) -> None:
-    family = stack.functions()
+@pytest.mark.parametrize("ending", ["kill", "end of stdin"])
+def test_functions_end_with_their_coordinator(restarted_stack: Stack, ending: str) -> None:
+    assert restarted_stack.process is not None
+    family = restarted_stack.functions()
     assert family
-    stack.kill_coordinator()
+    if ending == "kill":
+        restarted_stack.kill_coordinator()
+    else:
+        restarted_stack.process.communicate(timeout=END_TIMEOUT_S)
+        assert restarted_stack.process.returncode == 0
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     assert not alive
-    stack.start_coordinator()
-
-
-def test_the_end_of_stdin_ends_the_coordinator(stack: Stack) -> None:
-    assert stack.process is not None
-    family = stack.functions()
-    stack.process.communicate(timeout=END_TIMEOUT_S)
-    assert stack.process.returncode == 0
-    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
-    assert not alive
+    restarted_stack.start_coordinator()
 
 
 def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -103,11 +104,11 @@ def coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_one_coordinator_owns_a_cache(stack: Stack) -> None:
-    second = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", stack.valkey.unix_url)
+def test_one_coordinator_owns_a_cache(restarted_stack: Stack) -> None:
+    second = coordinator("--listen", f"127.0.0.1:{free_port()}", "--cache", restarted_stack.valkey.unix_url)
     assert second.returncode == 1
     assert "another coordinator" in second.stderr
-    assert stack.valkey.unix_url in second.stderr
+    assert restarted_stack.valkey.unix_url in second.stderr
 
 
 @pytest.mark.slow  # it is waited for, ten seconds

@@ -40,9 +40,7 @@ def network(tcp_stack: Stack) -> Iterator[CutNetwork]:
 
 CUTS = [
     pytest.param(Cut.REFUSING, 2.0, False, 0, id="refusing"),
-    pytest.param(Cut.SILENT, 2.0, False, 0, id="silent"),
-    pytest.param(Cut.REFUSING, 2.0, False, 2, id="refusing-workers", marks=pytest.mark.slow),
-    pytest.param(Cut.SILENT, 2.0, False, 2, id="silent-workers", marks=pytest.mark.slow),
+    pytest.param(Cut.SILENT, 2.0, False, 2, id="silent"),
     # Longer than the deadline of one call:
     pytest.param(Cut.SILENT, 12.0, False, 0, id="long", marks=pytest.mark.slow),
     # Connections that were open are lost without a word, as where a firewall forgets them:

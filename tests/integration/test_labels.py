@@ -34,12 +34,12 @@ def rows_of(images: Path, label_of: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_arrays_come_as_one_tensor(stack: Stack, images: Path, tmp_path: Path, workers: int) -> None:
+def test_arrays_come_as_one_tensor(shared_stack: Stack, images: Path, tmp_path: Path, workers: int) -> None:
     rows = rows_of(images, lambda number, _: [number, -number / 4])
     key_list = tmp_path / "points.jsonl"
     key_list.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset = SuperDataset(images, RECIPE, key_list=key_list)
-    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
         numbers = []
         for pixels, labels in DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers):
             assert labels.dtype == torch.float64
@@ -51,14 +51,16 @@ def test_arrays_come_as_one_tensor(stack: Stack, images: Path, tmp_path: Path, w
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_fields_come_as_a_dict_of_tensors(stack: Stack, images: Path, tmp_path: Path, workers: int) -> None:
+def test_fields_come_as_a_dict_of_tensors(
+    shared_stack: Stack, images: Path, tmp_path: Path, workers: int
+) -> None:
     rows = rows_of(
         images, lambda number, kind: {"kind": kind, "box": [0.5, 1.0, 2.0, number / 2], "number": number}
     )
     key_list = tmp_path / "boxes.parquet"
     parquet.write_table(pa.Table.from_pylist(rows), key_list)
     dataset = SuperDataset(images, RECIPE, key_list=key_list, return_info=True)
-    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
         assert dataset.classes == ("ant", "bee", "cat", "dog")
         numbers = []
         for pixels, labels, info in DataLoader(
@@ -79,12 +81,12 @@ def test_fields_come_as_a_dict_of_tensors(stack: Stack, images: Path, tmp_path: 
     assert sorted(numbers) == list(range(150))
 
 
-def test_a_row_of_another_form_is_named(stack: Stack, images: Path, tmp_path: Path) -> None:
+def test_a_row_of_another_form_is_named(shared_stack: Stack, images: Path, tmp_path: Path) -> None:
     rows = rows_of(images, lambda number, _: [number, 0] if number != 7 else [number])
     at = next(line for line, row in enumerate(rows, start=1) if len(row["label"]) == 1)
     key_list = tmp_path / "uneven.jsonl"
     key_list.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(SourceError, match=rf"uneven.jsonl, line {at}: '\[7\]' has the shape"):
         SuperSampler(
-            SuperDataset(images, RECIPE, key_list=key_list), batch_size=16, coordinator=stack.address
+            SuperDataset(images, RECIPE, key_list=key_list), batch_size=16, coordinator=shared_stack.address
         )

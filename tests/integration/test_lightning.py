@@ -117,7 +117,7 @@ def test_workers_go_on_with_an_epochs_checkpoint(
     assert then.seen == list(chain.from_iterable(expected[1:]))
 
 
-@pytest.mark.parametrize("taken", [4, 13])
+@pytest.mark.parametrize("taken", [pytest.param(4, marks=pytest.mark.slow), 13])
 def test_workers_go_on_in_the_middle_of_an_epoch(
     images: Path, expected: list[list[Batch]], tmp_path: Path, taken: int
 ) -> None:

@@ -4,20 +4,21 @@ sample comes once, with the same bytes, whoever made it.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader
 
+from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.errors import SourceForbiddenError
 from tests.fixtures.images import SIDE, expected_pixels
-from tests.fixtures.stack import END_TIMEOUT_S, Stack
+from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def train(
             (disturb or {}).get(number, lambda: None)()
             delivered.append(batch)
     assert_exactly_once(collect(delivered), expected_pixels(images, resize=SIDE, crop=SIDE))
-    command = [sys.executable, "-m", "superdl.main", "stats", "--json", "--coordinator", stack.address]
-    done = subprocess.run(command, capture_output=True, timeout=END_TIMEOUT_S, check=True)
-    return {executor["name"]: executor for executor in json.loads(done.stdout)["executors"]}
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        assert main(["stats", "--json", "--coordinator", stack.address]) == 0
+    return {executor["name"]: executor for executor in json.loads(told.getvalue())["executors"]}
 
 
 def test_the_overflow_goes_to_the_next_and_so_does_what_is_throttled(
@@ -118,23 +119,19 @@ def test_one_that_does_not_start_is_left_out_and_tried_again(
     assert "the executor lambda is left out for now" in stack.log.read_text()
 
 
-def test_functions_that_see_no_files_are_not_asked_for_them(
-    made: Callable[..., Stack], images: Path, lambda_service: LambdaService
-) -> None:
-    fared = train(made("lambda,local"), images, images.as_uri())
-    assert fared["lambda"]["requests"] == 0
-    assert not any(b"super_request" in invocation.event for invocation in lambda_service.invocations)
-
-
-def test_functions_that_may_not_read_the_source_are_left_out(
+def test_functions_that_cannot_read_the_source_are_not_asked_for_it(
     made: Callable[..., Stack],
     images: Path,
     lambda_service: LambdaService,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """They see no files; and then they may not read the bucket."""
     lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
+    stack = made("lambda,local")
+    assert train(stack, images, images.as_uri())["lambda"]["requests"] == 0
+    assert not any(b"super_request" in invocation.event for invocation in lambda_service.invocations)
     with caplog.at_level("WARNING"):
-        fared = train(made("lambda,local"), images)
+        fared = train(stack, images)
     assert fared["lambda"]["requests"] == 0
     assert "the executor lambda is left out: functions may not read s3://photos/train" in caplog.text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -26,15 +27,23 @@ RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 SUPERDL = Path(sys.executable).with_name("superdl")
 
 
-@pytest.fixture
-def billed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """A stack whose functions cost one dollar an invocation, with the given options."""
-    prices = tmp_path / "prices.toml"
+@contextlib.contextmanager
+def billed(temporary: Path, *arguments: str) -> Iterator[Stack]:
+    """A stack whose functions cost one dollar an invocation."""
+    prices = temporary / "prices.toml"
     prices.write_text("[local]\ninvocation = 1.0\n")
-    running = Stack(arguments=("--workers", "2", "--prices", str(prices), *request.param))
+    running = Stack(arguments=("--workers", "2", "--prices", str(prices), *arguments))
     running.start()
-    yield running
-    running.close()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def uncapped(temporary: Path) -> Iterator[Stack]:
+    with billed(temporary) as stack:
+        yield stack
 
 
 def stats(stack: Stack, *words: str) -> dict[str, list[dict[str, object]]]:
@@ -49,12 +58,11 @@ def stats(stack: Stack, *words: str) -> dict[str, list[dict[str, object]]]:
     return answer
 
 
-@pytest.mark.parametrize("billed", [()], indirect=True)
-def test_jobs_that_share_split_the_bill(billed: Stack, images: Path) -> None:
+def test_jobs_that_share_split_the_bill(uncapped: Stack, images: Path) -> None:
     samplers = []
     for seed in (1, 2):
         dataset = SuperDataset(images.as_uri(), RECIPE)
-        sampler = SuperSampler(dataset, batch_size=10, seed=seed, coordinator=billed.address)
+        sampler = SuperSampler(dataset, batch_size=10, seed=seed, coordinator=uncapped.address)
         samplers.append(sampler)
         collect(DataLoader(dataset, sampler=sampler, batch_size=None))
     wanted = [sampler.job_stats() for sampler in samplers]
@@ -72,55 +80,46 @@ def test_jobs_that_share_split_the_bill(billed: Stack, images: Path) -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("billed", [("--max-usd", "3")], indirect=True)
-@pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_at_the_hard_cap_a_batch_fails_with_the_cap_s_name(billed: Stack, images: Path, policy: str) -> None:
-    dataset = SuperDataset(images.as_uri(), RECIPE, on_bad_sample=policy)
-    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=billed.address) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-        with pytest.raises(SpendingCapError, match="max_usd is 3"):
-            collect(loader)
-        told = sampler.job_stats()
-        assert told.total_usd <= 3
-        assert told.spending == "stopped"
-        # What is paid for can be read all the while: the job's first batch is in the cache.
-        sampler.set_epoch(0)
-        assert next(iter(loader))[1].shape == (10,)
+def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary: Path, images: Path) -> None:
+    with billed(temporary, "--max-usd", "3") as stack:
+        for policy in ("raise", "skip"):
+            dataset = SuperDataset(images.as_uri(), RECIPE, on_bad_sample=policy)
+            with SuperSampler(dataset, batch_size=10, seed=1, coordinator=stack.address) as sampler:
+                loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+                with pytest.raises(SpendingCapError, match="max_usd is 3"):
+                    collect(loader)
+                told = sampler.job_stats()
+                assert 0 < told.total_usd <= 3
+                assert told.spending == "stopped"
+                # What is paid for can be read all the while: the job's first batch is in the cache.
+                sampler.set_epoch(0)
+                assert next(iter(loader))[1].shape == (10,)
+        for ending in ("killed", "ended"):
+            with stack.valkey.client() as client:
+                while float(client.get(SPENT_KEY) or 0) < told.total_usd:
+                    pass  # written within a second
+                if ending == "killed":
+                    stack.kill_coordinator()
+                else:
+                    assert stack.close_coordinator() == 0
+                if records := client.keys("super:r1:*"):
+                    client.unlink(*records)
+            stack.start_coordinator()
+            with SuperSampler(dataset, batch_size=10, seed=1, coordinator=stack.address) as sampler:
+                assert sampler.job_stats().total_usd == told.total_usd
+                with pytest.raises(SpendingCapError, match="by coordinators before a restart too"):
+                    collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+                assert sampler.job_stats().total_usd == told.total_usd
 
 
-@pytest.mark.parametrize("billed", [("--max-usd", "3")], indirect=True)
-@pytest.mark.parametrize("ending", ["killed", "ended"])
-def test_the_cap_holds_over_a_restart_of_the_coordinator(billed: Stack, images: Path, ending: str) -> None:
-    dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=billed.address) as sampler:
-        with pytest.raises(SpendingCapError):
-            collect(DataLoader(dataset, sampler=sampler, batch_size=None))
-        spent_usd = sampler.job_stats().total_usd
-    with billed.valkey.client() as client:
-        while float(client.get(SPENT_KEY) or 0) < spent_usd:
-            pass  # written within a second
-        if ending == "killed":
-            billed.kill_coordinator()
-        else:
-            assert billed.close_coordinator() == 0
-        client.unlink(*client.keys("super:r1:*"))
-    billed.start_coordinator()
-    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=billed.address) as sampler:
-        assert sampler.job_stats().total_usd == spent_usd
-        with pytest.raises(SpendingCapError, match="by coordinators before a restart too"):
-            collect(DataLoader(dataset, sampler=sampler, batch_size=None))
-        assert sampler.job_stats().total_usd == spent_usd
-
-
-@pytest.mark.parametrize("billed", [()], indirect=True)
-def test_the_story_of_a_batch_is_told(billed: Stack, images: Path) -> None:
-    dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=billed.address) as sampler:
+def test_the_story_of_a_batch_is_told(uncapped: Stack, images: Path) -> None:
+    dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE + 1, crop=SIDE))  # not cached yet
+    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=uncapped.address) as sampler:
         refs = list(sampler)
         for ref in refs:
             dataset[ref]
         sampler.job_stats()
-        (batch,) = stats(billed, "--batch", refs[3].batch_id.hex())["statuses"]
+        (batch,) = stats(uncapped, "--batch", refs[3].batch_id.hex())["statuses"]
         events = batch["events"]
         assert isinstance(events, list)
         assert {event["occurrence"]["position"] for event in events} == {3}

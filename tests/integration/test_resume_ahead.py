@@ -45,25 +45,31 @@ def start_anew(stack: Stack) -> None:
 
 @pytest.mark.parametrize("place", [(3, 5), (3, 9), (2, 10)])
 def test_what_comes_next_is_in_the_cache_before_it_is_asked_for(
-    stack: Stack, images: Path, place: tuple[int, int]
+    restarted_stack: Stack, images: Path, place: tuple[int, int]
 ) -> None:
     epoch, position = place
-    ahead = (refs_of(stack, images, epoch) + refs_of(stack, images, epoch + 1))[position : position + 2]
-    start_anew(stack)
-    assert cached(stack, ahead) == 0
-    with run_of(stack, images, recipe=RANDOM) as run:
+    ahead = (refs_of(restarted_stack, images, epoch) + refs_of(restarted_stack, images, epoch + 1))[
+        position : position + 2
+    ]
+    start_anew(restarted_stack)
+    assert cached(restarted_stack, ahead) == 0
+    with run_of(restarted_stack, images, recipe=RANDOM) as run:
         run.sampler.load_state_dict(run.sampler.state_dict() | {"epoch": epoch, "position": position})
         samples = sum(map(len, ahead))
-        wait_until(lambda: cached(stack, ahead) == samples, f"batches from {place} on are not being made")
+        wait_until(
+            lambda: cached(restarted_stack, ahead) == samples, f"batches from {place} on are not being made"
+        )
 
 
-def test_a_restarted_coordinator_looks_ahead_from_where_its_ranks_are(stack: Stack, images: Path) -> None:
-    first, now = refs_of(stack, images, 0), refs_of(stack, images, 3)
-    with run_of(stack, images, recipe=RANDOM) as run:
+def test_a_restarted_coordinator_looks_ahead_from_where_its_ranks_are(
+    restarted_stack: Stack, images: Path
+) -> None:
+    first, now = refs_of(restarted_stack, images, 0), refs_of(restarted_stack, images, 3)
+    with run_of(restarted_stack, images, recipe=RANDOM) as run:
         run.sampler.set_epoch(3)
         iterator = iter(run.loader)
         assert len(list(islice(iterator, 2))) == 2
-        start_anew(stack)
+        start_anew(restarted_stack)
         assert len(list(iterator)) == len(now) - 2
-        assert cached(stack, now[2:]) == sum(map(len, now[2:]))
-        assert cached(stack, first) == 0, "nobody will read the first epoch again"
+        assert cached(restarted_stack, now[2:]) == sum(map(len, now[2:]))
+        assert cached(restarted_stack, first) == 0, "nobody will read the first epoch again"

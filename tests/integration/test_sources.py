@@ -18,7 +18,6 @@ from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect, pixels_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.fixtures.object_store import ObjectStore
@@ -27,53 +26,52 @@ RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture
-def s3_stack(object_store: ObjectStore, images: Path) -> Iterator[Stack]:
-    """A stack that knows the object store; ``s3://photos/train`` holds the images."""
+def in_bucket(object_store: ObjectStore, images: Path) -> str:
+    """``s3://photos/train`` holds the images; who starts from now on knows the object store."""
     shutil.copytree(images, object_store.directory / "photos" / "train")
-    running = Stack(arguments=("--workers", "2"))
-    running.start()
-    yield running
-    running.close()
+    return "s3://photos/train"
 
 
-def test_an_s3_prefix(s3_stack: Stack, images: Path) -> None:
-    dataset = SuperDataset("s3://photos/train", RECIPE)
-    with SuperSampler(dataset, batch_size=16, coordinator=s3_stack.address) as sampler:
-        assert dataset.classes == ("ant", "bee", "cat", "dog")
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
-        for _ in range(2):
-            assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
-        stats = sampler.job_stats()
-    assert stats.samples_produced == 150
-    assert stats.source_bytes == sum(path.stat().st_size for path in images.glob("*/*.jpg"))
+def test_an_s3_prefix(in_bucket: str, images: Path) -> None:
+    stack = Stack(arguments=("--workers", "2"))
+    stack.start()
+    try:
+        dataset = SuperDataset(in_bucket, RECIPE)
+        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+            assert dataset.classes == ("ant", "bee", "cat", "dog")
+            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
+            for _ in range(2):
+                assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+            stats = sampler.job_stats()
+        assert stats.samples_produced == 150
+        assert stats.source_bytes == sum(path.stat().st_size for path in images.glob("*/*.jpg"))
+        with pytest.raises(SourceNotFoundError, match="no-such-bucket"):
+            SuperSampler(
+                SuperDataset("s3://no-such-bucket/train", RECIPE), batch_size=16, coordinator=stack.address
+            )
+    finally:
+        stack.close()
 
 
-def test_a_bucket_that_does_not_exist(s3_stack: Stack) -> None:
-    with pytest.raises(SourceNotFoundError, match="no-such-bucket"):
-        SuperSampler(
-            SuperDataset("s3://no-such-bucket/train", RECIPE), batch_size=16, coordinator=s3_stack.address
-        )
-
-
-def test_a_wrong_secret(s3_stack: Stack, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_secret(in_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
     stack = Stack()
     stack.start()
     try:
-        with pytest.raises(SourceForbiddenError, match=r"s3://photos/train") as caught:
-            SuperSampler(SuperDataset("s3://photos/train", RECIPE), batch_size=16, coordinator=stack.address)
+        with pytest.raises(SourceForbiddenError, match=in_bucket) as caught:
+            SuperSampler(SuperDataset(in_bucket, RECIPE), batch_size=16, coordinator=stack.address)
         assert "another-secret" not in str(caught.value)
     finally:
         stack.close()
 
 
-def test_a_key_list_chooses_samples_and_labels(stack: Stack, images: Path, tmp_path: Path) -> None:
+def test_a_key_list_chooses_samples_and_labels(shared_stack: Stack, images: Path, tmp_path: Path) -> None:
     chosen = sorted(images.glob("bee/*.jpg"))[:10] + sorted(images.glob("dog/*.jpg"))[:10]
     rows = [f"{path.relative_to(images)},{number / 2}" for number, path in enumerate(chosen)]
     key_list = tmp_path / "chosen.csv"
     key_list.write_text("key,label\n" + "\n".join(rows) + "\n")
     dataset = SuperDataset(images.as_uri(), RECIPE, key_list=key_list.as_uri())
-    with SuperSampler(dataset, batch_size=8, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, coordinator=shared_stack.address) as sampler:
         delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
     every = expected_pixels(images, resize=SIDE, crop=SIDE)
     assert len(dataset) == len(delivered) == 20
@@ -98,18 +96,18 @@ def dirty(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_bad_sample_raises_an_error_that_names_it(stack: Stack, dirty: Path) -> None:
+def test_a_bad_sample_raises_an_error_that_names_it(shared_stack: Stack, dirty: Path) -> None:
     dataset = SuperDataset(dirty.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=15, shuffle=False, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=15, shuffle=False, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         with pytest.raises(BadSampleError, match=r"(ant/empty|bee/text|cat/truncated)\.jpg"):
             collect(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_skipping_bad_samples_delivers_all_others(stack: Stack, dirty: Path, workers: int) -> None:
+def test_skipping_bad_samples_delivers_all_others(shared_stack: Stack, dirty: Path, workers: int) -> None:
     dataset = SuperDataset(dirty.as_uri(), RECIPE, on_bad_sample="skip", return_info=True)
-    with SuperSampler(dataset, batch_size=4, seed=2, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, seed=2, coordinator=shared_stack.address) as sampler:
         delivered, bad = 0, []
         for images, labels, info in DataLoader(
             dataset, sampler=sampler, batch_size=None, num_workers=workers
@@ -122,21 +120,22 @@ def test_skipping_bad_samples_delivers_all_others(stack: Stack, dirty: Path, wor
     assert sorted(bad) == ["ant/empty.jpg", "bee/text.jpg", "cat/truncated.jpg"]
 
 
-def test_replacing_bad_samples_keeps_the_batch_size(stack: Stack, dirty: Path) -> None:
+def test_replacing_bad_samples_keeps_the_batch_size(shared_stack: Stack, dirty: Path) -> None:
     dataset = SuperDataset(dirty.as_uri(), RECIPE, on_bad_sample="replace", return_info=True)
-    with SuperSampler(dataset, batch_size=5, shuffle=False, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=5, shuffle=False, coordinator=shared_stack.address) as sampler:
         for images, _, info in DataLoader(dataset, sampler=sampler, batch_size=None):
             assert len(images) == 5
             assert len(set(pixels_of(images))) == 5 - len(info.bad)
 
 
-def test_a_file_that_changes_after_listing_is_told(stack: Stack, tmp_path: Path) -> None:
+def test_a_file_that_changes_after_listing_is_told(shared_stack: Stack, tmp_path: Path) -> None:
     directory = write_images(tmp_path / "images", 8)
     dataset = SuperDataset(directory.as_uri(), RECIPE, read_timeout=60)
-    with SuperSampler(dataset, batch_size=8, shuffle=False, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=False, coordinator=shared_stack.address) as sampler:
         first = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))
         assert len(first[0]) == 8
-        stack.valkey.client().flushall()
+        with shared_stack.valkey.client() as client:
+            client.unlink(*client.keys("super:r1:*"))
         changed = directory / "ant" / "00000.jpg"
         changed.write_bytes(changed.read_bytes() + b"more")
         with pytest.raises(BadSampleError, match=r"ant/00000\.jpg"):
@@ -144,7 +143,7 @@ def test_a_file_that_changes_after_listing_is_told(stack: Stack, tmp_path: Path)
 
 
 def test_linked_classes_and_images_are_trained_on(
-    stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shared_stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One class is a link, and so is an image; both lie on another disk, so to say."""
     elsewhere = write_images(tmp_path / "elsewhere", 12)
@@ -156,7 +155,7 @@ def test_linked_classes_and_images_are_trained_on(
     linked.unlink()
     linked.symlink_to(elsewhere / "cat" / linked.name)
     dataset = SuperDataset(directory, Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, coordinator=shared_stack.address) as sampler:
         delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
     assert tuple(dataset.classes or ()) == ("ant", "bee", "cat", "dog")
     assert_exactly_once(delivered, expected_pixels(elsewhere, resize=SIDE, crop=SIDE))

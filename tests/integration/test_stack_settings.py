@@ -107,22 +107,25 @@ def cache(valkey: Valkey, certificates: Certificates, secrets: Secrets) -> Itera
     front.close()
 
 
+def resolved(value: Any, known: dict[str, Any], default: str | None = None) -> str:
+    """A value of the template as CloudFormation resolves it, where its parameters have their defaults."""
+    if isinstance(value, dict) and "Fn::If" in value:
+        condition, _, otherwise = value["Fn::If"]
+        assert condition == "HasStore", "false, unless a bucket is named"
+        return resolved(otherwise, known)
+    if not isinstance(value, dict):
+        return str(value)
+    return str(known[value["Ref"]] if default is None else known.get(value.get("Ref"), default))
+
+
 def coordinators_environment(secrets: Secrets, function: str) -> dict[str, str]:
     """What ECS would give to the container."""
     (container,) = RESOURCES["CoordinatorTask"]["Properties"]["ContainerDefinitions"]
     given: dict[str, str] = {}
     for item in container["Environment"]:
-        value: Any = item["Value"]
-        if isinstance(value, dict):
-            known = {
-                "Prefetch.Version": function,
-                "AWS::StackName": NAME,
-                "AWS::Region": "us-east-1",
-                **DEFAULTS,
-            }
-            value = known.get(value.get("Ref"), "")
+        known = {"Prefetch.Version": function, "AWS::StackName": NAME, "AWS::Region": "us-east-1", **DEFAULTS}
         if item["Name"] not in ELSEWHERE:
-            given[item["Name"]] = str(value)
+            given[item["Name"]] = resolved(item["Value"], known, "")
     of = {
         "CoordinatorSecretArn": "coordinator",
         "TokenSecretArn": "token",
@@ -152,10 +155,7 @@ def stack(
     lambda_service.deploy(
         version=VERSION,
         timeout_s=float(DEFAULTS["FunctionTimeout"]),
-        environment={
-            name: str(known[value["Ref"]]) if isinstance(value, dict) else value
-            for name, value in variables.items()
-        }
+        environment={name: resolved(value, known) for name, value in variables.items()}
         | {
             "SUPER_CACHE_CA_FILE": certificates.ca_file,  # Amazon's own authority is known to everybody
             "AWS_ENDPOINT_URL_SECRETS_MANAGER": os.environ["AWS_ENDPOINT_URL_SECRETS_MANAGER"],

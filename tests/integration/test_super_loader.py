@@ -27,32 +27,36 @@ def sampler_of(stack: Stack, dataset: SuperDataset, **arguments: Any) -> SuperSa
     return SuperSampler(dataset, **({"batch_size": 16, "seed": 1, "coordinator": stack.address} | arguments))
 
 
-def orders(stack: Stack, images: Path, epochs: int) -> list[list[tuple[bytes, int]]]:
-    """What a plain DataLoader delivers."""
+@pytest.fixture(scope="module")
+def orders(shared_stack: Stack, images: Path) -> list[list[tuple[bytes, int]]]:
+    """What a plain DataLoader delivers in three epochs."""
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with sampler_of(stack, dataset) as sampler:
+    with sampler_of(shared_stack, dataset) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-        return [collect(loader) for _ in range(epochs)]
+        return [collect(loader) for _ in range(3)]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_three_epochs_as_a_data_loader_delivers_them(stack: Stack, images: Path, threads: int) -> None:
+def test_three_epochs_as_a_data_loader_delivers_them(
+    shared_stack: Stack, images: Path, orders: list[list[tuple[bytes, int]]], threads: int
+) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with sampler_of(stack, dataset) as sampler:
+    with sampler_of(shared_stack, dataset) as sampler:
         loader = SuperLoader(dataset, sampler, threads=threads)
         assert len(loader) == BATCHES
         delivered = [collect(loader) for _ in range(3)]
         loader.close()
     for epoch in delivered:
         assert_exactly_once(epoch, expected_pixels(images, resize=SIDE, crop=SIDE))
-    assert delivered == orders(stack, images, 3)
+    assert delivered == orders
 
 
 @pytest.mark.parametrize("stop", [0, 1, 7, BATCHES])
-def test_resumes_after_the_batch_that_the_loop_got_last(stack: Stack, images: Path, stop: int) -> None:
-    expected = orders(stack, images, 3)
+def test_resumes_after_the_batch_that_the_loop_got_last(
+    shared_stack: Stack, images: Path, orders: list[list[tuple[bytes, int]]], stop: int
+) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with sampler_of(stack, dataset) as sampler:
+    with sampler_of(shared_stack, dataset) as sampler:
         loader = SuperLoader(dataset, sampler, prefetch=4)
         collect(loader)
         batches = iter(loader)
@@ -60,33 +64,34 @@ def test_resumes_after_the_batch_that_the_loop_got_last(stack: Stack, images: Pa
         state = json.loads(json.dumps(loader.state_dict()))
         loader.close()
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with sampler_of(stack, dataset) as sampler:
+    with sampler_of(shared_stack, dataset) as sampler:
         loader = SuperLoader(dataset, sampler)
         loader.load_state_dict(state)
         rest, following = collect(loader), collect(loader)
         loader.close()
-    assert collect(got) + rest == expected[1]
-    assert following == expected[2]
+    assert collect(got) + rest == orders[1]
+    assert following == orders[2]
 
 
-def test_between_epochs_the_state_names_the_next(stack: Stack, images: Path) -> None:
-    expected = orders(stack, images, 2)
+def test_between_epochs_the_state_names_the_next(
+    shared_stack: Stack, images: Path, orders: list[list[tuple[bytes, int]]]
+) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with sampler_of(stack, dataset) as sampler:
+    with sampler_of(shared_stack, dataset) as sampler:
         loader = SuperLoader(dataset, sampler)
-        assert collect(loader) == expected[0]
+        assert collect(loader) == orders[0]
         loader.load_state_dict(loader.state_dict())
-        assert collect(loader) == expected[1]
+        assert collect(loader) == orders[1]
         loader.close()
 
 
 def test_a_validation_loader_with_workers_starts_in_the_middle_of_an_epoch(
-    stack: Stack, images: Path
+    shared_stack: Stack, images: Path
 ) -> None:
-    expected = expected_pixels(images, resize=SIDE, crop=SIDE)
-    dataset = SuperDataset(images.as_uri(), RECIPE)
-    held = SuperDataset(images.as_uri(), RECIPE)
-    with sampler_of(stack, dataset) as sampler, sampler_of(stack, held, shuffle=False) as other:
+    expected = expected_pixels(images, resize=SIDE + 4, crop=SIDE)
+    recipe = Recipe.image(resize=SIDE + 4, crop=SIDE)  # not cached yet
+    dataset, held = (SuperDataset(images.as_uri(), recipe) for _ in range(2))
+    with sampler_of(shared_stack, dataset) as sampler, sampler_of(shared_stack, held, shuffle=False) as other:
         validation = DataLoader(held, sampler=other, batch_size=None, num_workers=2)
         loader = SuperLoader(dataset, sampler)
         delivered: list[tuple[bytes, int]] = []

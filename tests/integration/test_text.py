@@ -40,13 +40,12 @@ RECIPE = Recipe(
 TEXTS = {f"{number:02d}.txt": " ".join("x" * (1 + at) for at in range(number)) for number in range(20)}
 
 
-@pytest.fixture
-def text_stack(tmp_path: Path) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def text_stack(temporary: Path) -> Iterator[Stack]:
     """A stack whose functions may import the step."""
-    (tmp_path / "deployed").mkdir()
-    (tmp_path / "deployed" / "tokens_of_text_test.py").write_text(MODULE)
+    (temporary / "tokens_of_text_test.py").write_text(MODULE)
     environment = {
-        "PYTHONPATH": str(tmp_path / "deployed"),
+        "PYTHONPATH": str(temporary),
         "SUPER_STEP_MODULES": "tokens_of_text_test",
     }
     running = Stack(arguments=("--workers", "2"), environment=environment)
@@ -55,14 +54,13 @@ def text_stack(tmp_path: Path) -> Iterator[Stack]:
     running.close()
 
 
-@pytest.fixture
-def texts(tmp_path: Path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The directory of the texts, one of them empty, and the key list; labels are the numbers of words."""
-    directory = tmp_path / "texts"
-    directory.mkdir()
+    directory = tmp_path_factory.mktemp("texts")
     for name, text in TEXTS.items():
         (directory / name).write_text(text)
-    key_list = tmp_path / "texts.csv"
+    key_list = tmp_path_factory.mktemp("list") / "texts.csv"
     key_list.write_text("key,label\n" + "".join(f"{name},{len(TEXTS[name].split())}\n" for name in TEXTS))
     return directory, key_list
 

@@ -73,8 +73,8 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make: Any) -> No
 @pytest.mark.parametrize(
     ("steps", "settings"),
     [
-        (4, {}),
-        (10, {}),
+        pytest.param(4, {}, marks=pytest.mark.slow),
+        pytest.param(10, {}, marks=pytest.mark.slow),
         (13, {}),
         (13, {"ignore_data_skip": True}),
         (4, {"gradient_accumulation_steps": 4}),  # three steps in an epoch, the last of two batches

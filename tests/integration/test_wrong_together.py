@@ -104,7 +104,7 @@ def test_a_function_that_the_cache_does_not_let_in(lambda_service: LambdaService
 
 @pytest.mark.slow
 def test_a_function_of_another_version(lambda_service: LambdaService) -> None:
-    lambda_service.deploy(handler="tests.coordinator.executors.lambda_functions.of_another_version")
+    lambda_service.deploy(handler="tests.coordinator.executors.functions.of_another_version")
     remedy = rf"is SUPER 9\.9\.9, the coordinator is SUPER {installed_version()}: deploy the function of"
     with pytest.raises(EmbeddedError, match=remedy):
         make_sampler()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from typing import TYPE_CHECKING
 
 import boto3
@@ -10,6 +12,8 @@ from moto.server import ThreadedMotoServer
 
 from superdl.lambda_prefetch.caches import close_idle_connections
 from superdl.lambda_prefetch.s3_lean import close_lean_clients
+from superdl.super_wire.store import BucketStore, DirectoryStore
+from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.valkey import valkey
 
 if TYPE_CHECKING:
@@ -52,3 +56,51 @@ def s3(moto_url, monkeypatch):
         client.delete_object(Bucket="data", Key=item["Key"])
     client.delete_bucket(Bucket="data")
     client.close()
+
+
+@pytest.fixture
+def directory_store(tmp_path, monkeypatch):
+    """A new store in a directory, which is the function's."""
+    store = DirectoryStore.open(tmp_path / "store", create=True)
+    monkeypatch.setenv("SUPER_STORE", store.address)
+    return store
+
+
+@pytest.fixture
+def s3_store(s3, tmp_path, monkeypatch):
+    """A new store below an S3 prefix, which is the function's."""
+    store = BucketStore.open(s3, "data", f"stores/{tmp_path.name}", create=True)
+    monkeypatch.setenv("SUPER_STORE", store.address)
+    return store
+
+
+@pytest.fixture
+def spoil_s3(s3_store, monkeypatch):
+    """Has all but the mark of the S3 store answered by an error from now on; the requests that were."""
+    mark = json.dumps({"super_store": 1, "id": s3_store.id}).encode()
+    with contextlib.ExitStack() as servers:
+
+        def spoil(status, code):
+            asked = []
+
+            def answer(request):
+                asked.append((request.command, request.path))
+                request.read_body()
+                if request.path.endswith("/store.json"):
+                    request.answer(200, {}, mark)
+                elif status:
+                    request.answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
+                else:
+                    request.hang_up()
+
+            server = servers.enter_context(contextlib.closing(LoopbackServer(answer)))
+            monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+            return asked
+
+        yield spoil
+
+
+@pytest.fixture(params=["directory_store", "s3_store"])
+def store(request):
+    """A new store of either kind, which is the function's."""
+    return request.getfixturevalue(request.param)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from superdl.super_wire.record import read_tombstone, unpack
 from superdl.super_wire.request import Limits, PrefetchRequest, PrefetchResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -100,6 +101,23 @@ def file_request(
         key: file_version(root / key) if (root / key).exists() else "10-1234567890123456789" for key in keys
     }
     return request_for(f"file://{root.resolve()}", versions, cache, recipe, **options)
+
+
+def restore_of(
+    request: PrefetchRequest, packs: Sequence[str], pack_of: Sequence[int], results: Sequence[PrefetchResult]
+) -> PrefetchRequest:
+    """The restore of all samples of a request: sample ``n`` out of ``packs[pack_of[n]]``.
+
+    ``results`` are of requests that wrote these packs, each for the same samples.
+    """
+    placed = [(results[place], n) for n, place in enumerate(pack_of)]
+    return replace(
+        request,
+        packs=tuple(packs),
+        pack_of=tuple(pack_of),
+        offsets=tuple(result.offsets[n] for result, n in placed),
+        lengths=tuple(result.record_bytes[n] for result, n in placed),
+    )
 
 
 def run(request: PrefetchRequest, context: Context | None = None) -> PrefetchResult:

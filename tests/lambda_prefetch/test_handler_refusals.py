@@ -50,6 +50,7 @@ def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
         ({"recipe": "{}"}, RecipeError),
         ({"bucket": "gs://x"}, ConfigError),
         ({"keys": []}, ConfigError),
+        ({"packs": ["0.pack"], "store": "/store"}, ConfigError),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error):
@@ -68,7 +69,8 @@ def test_what_is_no_event_is_refused_in_few_words(event):
 
 
 @pytest.mark.parametrize(
-    "name", ["request_id", "bucket", "recipe", "cache", "golden", "function_version", "keys", "versions"]
+    "name",
+    ["request_id", "bucket", "recipe", "cache", "golden", "function_version", "keys", "versions", "store"],
 )
 def test_a_text_that_utf8_has_not_is_refused(root, valkey, name):
     event = event_of(root, valkey)

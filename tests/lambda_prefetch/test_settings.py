@@ -23,6 +23,8 @@ def test_all_of_them(tmp_path):
             "SUPER_CACHE_KEY_FILE": "/key.pem",
             "SUPER_STEP_MODULES": "a.b, c,",
             "SUPER_FILE_ROOTS": os.pathsep.join([str(tmp_path / "link"), "/data"]),
+            "SUPER_STORE": str(tmp_path / "link" / "store"),
+            "SUPER_STORE_READ_ONLY": "true",
             "SUPER_S3_ENDPOINT_URL": "http://127.0.0.1:9000",
             "SUPER_S3_CLIENT": "boto3",
             "SUPER_DECODERS": "6",
@@ -38,6 +40,8 @@ def test_all_of_them(tmp_path):
         ),
         step_modules=frozenset({"a.b", "c"}),
         file_roots=(os.path.realpath(tmp_path), "/data"),
+        store=os.path.realpath(tmp_path / "store"),
+        store_read_only=True,
         s3_endpoint_url="http://127.0.0.1:9000",
         s3_client="boto3",
         decoders=6,
@@ -53,12 +57,18 @@ def test_all_of_them(tmp_path):
     [
         *(("SUPER_FETCH_THREADS", value) for value in ("many", "65", "-1")),
         *(("SUPER_S3_CLIENT", "curl"), ("SUPER_DECODERS", "65"), ("SUPER_FETCH_BYTES", "1000")),
-        *(("SUPER_PUSH_BYTES", "1e9"), ("SUPER_LOG_LEVEL", "loud")),
+        *(("SUPER_PUSH_BYTES", "1e9"), ("SUPER_LOG_LEVEL", "loud"), ("SUPER_STORE_READ_ONLY", "maybe")),
+        *(("SUPER_STORE", value) for value in ("gs://bucket/packs", "s3://", "s3://b/../c", "/a\0b")),
     ],
 )
 def test_what_cannot_be_meant(name, value):
     with pytest.raises(ConfigError, match=name):
         FunctionSettings.from_environment({name: value})
+
+
+@pytest.mark.parametrize("value", ["", " ", "none", "auto", "NONE"])
+def test_no_store(value):
+    assert FunctionSettings.from_environment({"SUPER_STORE": value, "SUPER_STORE_READ_ONLY": "0"}).store == ""
 
 
 def test_a_secret_stands_alone():

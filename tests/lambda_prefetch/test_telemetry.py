@@ -19,6 +19,7 @@ result = PrefetchResult(
     request_id="r1", function_version="0", cold_start=True, outcomes=("cached", "missing"), fetch_us=(10, 5),
     decode_us=(20, 0), push_us=(30, 0), source_bytes=(100, 0), record_bytes=(200, 0),
     messages={"1": "file:///a/b.jpg: there is no such file"}, duration_us=7000,
+    store_trouble="/store: No space left on device", store_bytes=300,
 )
 for _ in range(int(os.environ.get("TIMES", "2"))):
     telemetry(FunctionSettings.from_environment().log_level).finished(result, Context())
@@ -44,6 +45,7 @@ def test_a_line_and_a_set_of_metrics_per_invocation():
     assert log["outcomes"] == {"cached": 1, "missing": 1}
     assert log["messages"] == ["file:///a/b.jpg: there is no such file"]
     assert log["duration_ms"] == 7
+    assert log["store_trouble"] == "/store: No space left on device"
     assert metrics["_aws"]["CloudWatchMetrics"][0]["Namespace"] == "SUPER"
     assert metrics["function_name"] == "super-prefetch"
     expected = {
@@ -52,6 +54,8 @@ def test_a_line_and_a_set_of_metrics_per_invocation():
         "SamplesFailed": 1,
         "SourceBytes": 100,
         "RecordBytes": 200,
+        "StoreBytes": 300,
+        "StoreTroubles": 1,
     }
     times = {"FetchTime": 15, "DecodeTime": 20, "PushTime": 30}
     for found in (metrics, second_metrics):

@@ -33,6 +33,8 @@ class Script:
     protocol_version: int = PROTOCOL_VERSION
     listing: list[int] = field(default_factory=list)  # samples listed at each poll; ready after the last
     cache: str = "unix:///nowhere/redis.sock"
+    store: str = ""  # its directory
+    store_id: str = ""
     page_batches: int = 1000  # most batches in a reply
     resident: set[int] | None = None  # positions that are in the cache; None: all
     warnings: tuple[str, ...] = ()
@@ -125,7 +127,13 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self._hear("OpenJob", request, context)
         self.jobs[request.job] = request.batch_size
         job = self.script.job_answered or request.job
-        return pb.Job(job=job, cache=self.script.cache, batches_per_epoch=self.script.batches)
+        return pb.Job(
+            job=job,
+            cache=self.script.cache,
+            batches_per_epoch=self.script.batches,
+            store=self.script.store,
+            store_id=self.script.store_id,
+        )
 
     def NextBatches(self, request, context):
         self._hear("NextBatches", request, context)

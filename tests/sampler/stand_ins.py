@@ -14,6 +14,7 @@ class BoundDataset:
     source: str = "file:///images"
     recipe: Recipe = field(default_factory=lambda: Recipe.image(resize=32, crop=32))
     key_list: str | None = None
+    reads_straight: bool = True
     bindings: list = field(default_factory=list)
     pinged: list = field(default_factory=list)
 

@@ -51,7 +51,7 @@ class Supervised:
         rank = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "holds_embedded.py"), self.run, self.settings().to_json()],
             cwd=ROOT,
-            env={"PYTHONPATH": str(ROOT), "TMPDIR": str(self.base)},
+            env={"PYTHONPATH": str(ROOT), "TMPDIR": str(self.base), "SUPER_STORE": "none"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -13,7 +13,7 @@ from superdl.sampler.prefetch import BUFFER_BATCHES, PAGE_BATCHES, PlanPosition,
 from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.batch_ref import DatasetBinding
+from superdl.super_wire.batch_ref import DatasetBinding, Places
 from superdl.super_wire.errors import CoordinatorError, SourceForbiddenError, UsageError
 from tests.sampler.scripted_coordinator import planned_ids
 from tests.sampler.stand_ins import BoundDataset
@@ -114,14 +114,20 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
         ({"labels": b"l" * 15}, "15 bytes of labels"),
         ({"padding": b"p"}, "1 bytes of padding"),
         ({"keys": ["a"]}, "batch 7 of 2 samples has 1 keys"),
+        ({"pack_of": bytes(4)}, "4 bytes of packs' numbers"),
+        ({"offsets": bytes(8)}, "8 bytes of places"),
+        ({"lengths": b""}, "0 bytes of lengths"),
+        ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a place names pack 3 of 2"),
     ],
 )
 def test_a_batch_whose_parts_do_not_agree_is_none(change, reason):
     parts = {"batch_id": b"b" * 16, "sample_ids": b"s" * 32, "labels": b"l" * 16, "keys": ["a", "b"]}
-    binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), "int64", "redis://x")
-    assert len(planned_batch(pb.Batch(position=7, **parts), binding, "job", 0, 0)) == 2
+    parts |= {"pack_of": b"\2\0\0\0\0\0\0\0", "offsets": bytes(16), "lengths": bytes(8)}
+    binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), "int64", "redis://x", "/store")
+    ref = planned_batch(pb.Batch(position=7, **parts), ["p", "q"], binding, "job", 0, 0)
+    assert ref.places == Places(("q",), b"\1\0\0\0\0\0\0\0", bytes(16), bytes(8))
     with pytest.raises(ValueError, match=reason):
-        planned_batch(pb.Batch(position=7, **parts | change), binding, "job", 0, 0)
+        planned_batch(pb.Batch(position=7, **parts | change), ["p", "q"], binding, "job", 0, 0)
 
 
 def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):

@@ -18,6 +18,7 @@ from superdl.super_wire.errors import (
     UnknownJobError,
 )
 from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.store import DirectoryStore
 from tests.sampler.stand_ins import BoundDataset
 
 SPEC = JobSpec(batch_size=4, seed=-7, shuffle=True, drop_last=False, rank=1, num_replicas=2)
@@ -44,6 +45,22 @@ def test_what_the_coordinator_knows_reaches_the_dataset(coordinator):
     assert (job.batch_size, job.seed, job.shuffle, job.drop_last) == (4, -7, True, False)
     assert (job.rank, job.replicas, job.job) == (1, 2, opened.job)
     assert (job.epoch, job.position) == (0, 0)
+
+
+def test_a_store_is_seen_where_its_own_mark_is_found(coordinator, tmp_path):
+    ours, other = (DirectoryStore.open(tmp_path / name, create=True) for name in ("ours", "other"))
+    for address, store_id, reads_straight, seen in [
+        (ours.address, ours.id, True, ours.address),
+        (ours.address, ours.id, False, ""),
+        (ours.address, other.id, True, ""),
+        (str(tmp_path / "of another host"), ours.id, True, ""),
+        ("", "", True, ""),
+    ]:
+        coordinator.script.store, coordinator.script.store_id = address, store_id
+        opened = session(coordinator, BoundDataset(reads_straight=reads_straight))
+        opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
+        assert opened.binding.store == seen
+        assert coordinator.requests("NextBatches")[-1].sees_store == bool(seen)
 
 
 def test_warnings_are_told_once_by_the_first_rank(coordinator, caplog):
@@ -87,7 +104,7 @@ def test_a_forgotten_job_is_opened_again_at_the_same_position(coordinator):
     coordinator.jobs.clear()
     coordinator.script.cache = "unix:///elsewhere/redis.sock"
     page = opened.pages_from(3, 17, 2, yielded=15, with_keys=True)
-    assert [batch.position for batch in page] == [17, 18]
+    assert [batch.position for batch in page.batches] == [17, 18]
     assert coordinator.count("RegisterDataset") == coordinator.count("OpenJob") == 2
     assert opened.binding.cache == "unix:///elsewhere/redis.sock"
     asked = coordinator.requests("NextBatches")[-1]
@@ -124,7 +141,7 @@ def test_a_listing_that_gets_on_is_not_counted_as_waiting(coordinator):
     opened = session(coordinator, reopening_s=5.0)
     coordinator.jobs.clear()
     coordinator.script.listing = [0, 10, 500, 999]
-    assert len(opened.pages_from(0, 0, 1, yielded=0, with_keys=False)) == 1
+    assert len(opened.pages_from(0, 0, 1, yielded=0, with_keys=False).batches) == 1
     coordinator.jobs.clear()
     coordinator.calls.clear()
     end_s = time.monotonic() + 5.0

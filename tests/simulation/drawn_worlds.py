@@ -58,7 +58,8 @@ def draw_world(seed: int, *, small: bool = False) -> WorldModel:
         left_over=rng.choice((0.0, 0.0, 0.0, 0.5, 1.0)),
     )
     # Drawn beside all else, so that the other runs stay what they were.
-    return _mixed(random.Random(f"mix-{seed}"), model, small=small)
+    model = _mixed(random.Random(f"mix-{seed}"), model, small=small)
+    return _with_store(random.Random(f"store-{seed}"), model)
 
 
 def _mixed(rng: random.Random, model: WorldModel, *, small: bool) -> WorldModel:
@@ -87,6 +88,47 @@ def _mixed(rng: random.Random, model: WorldModel, *, small: bool) -> WorldModel:
         functions=fleet[0],
         others=tuple(fleet[1:]),
         unfit=unfit,
+    )
+
+
+def _with_store(rng: random.Random, model: WorldModel) -> WorldModel:
+    """In every second run a store that has faults of its own; not every job and executor may see it."""
+    if rng.random() < 0.5:
+        return model
+
+    def times() -> tuple[float, ...]:
+        return tuple(rng.uniform(0, 10) for _ in range(rng.choice((1, 2)))) if rng.random() < 0.2 else ()
+
+    def spans() -> tuple[tuple[float, float], ...]:
+        return tuple((at_s, at_s + rng.choice((0.5, 3.0, 60.0))) for at_s in times())
+
+    executors = [
+        replace(
+            each,
+            prices=replace(each.prices, store_put=each.prices.source_request * 10),
+            sees_store=len(model.fleet) == 1 or rng.random() < 0.7,
+        )
+        for each in model.settings.executors
+    ]
+    whole_packs = rng.random() < 0.4
+    faults = replace(
+        model.faults,
+        rots=rng.choice((0.0, 0.0, 0.1, 0.5)),
+        pack_losses_s=times(),
+        prunes_s=times(),
+        store_gone_s=spans(),
+        store_full_s=spans(),
+    )
+    fleet = [replace(each, restore_s=rng.choice((0.0001, 0.01))) for each in model.fleet]
+    straight = 0.0 if whole_packs else rng.choice((0.0, 0.5, 1.0))
+    return replace(
+        model,
+        settings=replace(model.settings, store=True, whole_packs=whole_packs, executors=tuple(executors)),
+        functions=fleet[0],
+        others=tuple(fleet[1:]),
+        jobs=tuple(replace(job, straight=rng.random() < straight) for job in model.jobs),
+        faults=faults if rng.random() < 0.7 else model.faults,
+        stored=rng.choice((0.0, 0.5, 1.0)),
     )
 
 

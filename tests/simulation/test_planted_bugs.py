@@ -21,6 +21,8 @@ from superdl.coordinator.core import (
     Spending,
     Tick,
     dispatching,
+    lookahead,
+    restoring,
     results,
     room,
 )
@@ -119,8 +121,8 @@ def a_core_that_requests_what_is_resident(store, samples, indices, record_bytes)
 
 
 @bug(dispatching, "request", "that is in flight")
-def a_core_that_requests_what_is_in_flight(request, state, *what):
-    request(state, *what)
+def a_core_that_requests_what_is_in_flight(request, state, *what, **how):
+    request(state, *what, **how)
     state.actions.append(replace(state.actions[-1], request_id=next(state.numbers)))
 
 
@@ -173,6 +175,32 @@ def a_core_that_drops_what_is_awaited(relieve, state, now):
             state.actions.append(room.Drop(key, resident))
 
 
+@bug(dispatching, "ways", "that lies in the store, which is well")
+def a_core_that_decodes_what_is_stored(ways, state, key, indices, now):
+    yield restoring.Way(indices, indices[:0], state.eligible_for(key.dataset), restore=False)
+
+
+@bug(restoring, "answered", "that lies in the store", seeds=range(200))
+def a_core_that_forgets_what_was_saved(answered, state, request, executor, event, now):
+    return answered(state, request, executor, replace(event, pack=0), now)
+
+
+@bug(SampleSet, "stored", "whose place nobody knows")
+def a_core_that_believes_all_is_stored(stored, samples, indices):
+    samples.place(indices, 1)
+    return stored(samples, indices)
+
+
+@bug(restoring, "_forget", "whose place nobody knows")
+def a_core_that_asks_for_lost_packs(forget, state, samples, indices):
+    pass
+
+
+@bug(lookahead, "wanted_in_cache", "none has missed", seeds=range(100))
+def a_core_that_restores_for_readers_that_see_the_store(wanted_in_cache, job, samples, indices):
+    return indices
+
+
 @pytest.mark.parametrize(("owner", "name", "broken", "pattern", "seeds"), BUGS)
 def test_a_planted_bug_is_caught(monkeypatch, owner, name, broken, pattern, seeds):
     whole = getattr(owner, name)
@@ -207,6 +235,29 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
         monkeypatch.setattr(EligibleExecutors, "deferral_ends_in_s", lambda *what, **how: np.inf)
     with pytest.raises(InvariantError, match="ranks wait|has waited|for ever|starves"):
         World(cheap_and_dear()).run()
+
+
+def in_a_bucket() -> WorldModel:
+    """A job whose samples all lie in packs of a bucket, and of which a third has room in the cache."""
+    plan = Plan(size=640, batch_size=4)
+    job = JobScript("job", b"a", plan, 0.0, 0.02, 2, 64, [(0, 0, plan.batches_per_epoch)])
+    data = {b"a": DatasetModel(b"a", random=False, record_bytes=np.full(640, 1000))}
+    settings = CoreSettings(250_000, request_samples=16, store=True, whole_packs=True)
+    functions = FunctionsModel(4, overhead_s=0.01, restore_s=0.001)
+    return WorldModel(1, settings, functions, data, (job,), stored=1.0, read_timeout_s=60.0)
+
+
+def test_a_core_that_takes_packs_along_where_there_is_no_room_is_caught(monkeypatch):
+    World(in_a_bucket()).run()
+
+    def greedy(state, key, wanted):
+        samples = state.set_of(key)
+        inside = np.concatenate([samples.lying_in(pack) for pack in np.unique(samples.packs[wanted])])
+        return np.union1d(wanted, samples.among(inside, SampleState.ABSENT))
+
+    monkeypatch.setattr(dispatching, "with_their_packs", greedy)
+    with pytest.raises(InvariantError, match="the budget is|is too large"):
+        World(in_a_bucket()).run()
 
 
 def test_a_core_that_starves_a_job_is_caught(monkeypatch):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.core import footprint
+from superdl.coordinator.core import ExecutorFacts, footprint
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import Faults, FunctionsModel
 from tests.simulation.drawn_worlds import draw_world
@@ -65,8 +65,26 @@ def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
         for name, data in drawn.datasets.items()
     }
     plain = replace(drawn, settings=settings, datasets=datasets, functions=functions)
-    world = World(replace(plain, faults=Faults(), left_over=0.0)).run()
+    world = World(replace(plain, faults=Faults(), left_over=0.0, stored=0.0)).run()
     assert 0 < world.requested_samples <= sum(data.size for data in datasets.values())
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
+def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_the_cache(seed):
+    drawn = draw_world(seed, small=True)
+    settings = replace(drawn.settings, store=True, hedge_share=0.0, executors=(ExecutorFacts(),))
+    settings = replace(settings, max_usd=math.inf, max_usd_per_hour=math.inf)
+    datasets = {
+        name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
+        for name, data in drawn.datasets.items()
+    }
+    functions = FunctionsModel(capacity=2, overhead_s=0.004, decode_s=0.001, restore_s=0.0001)
+    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions, faults=Faults())
+    world = World(replace(plain, others=(), unfit={}, left_over=0.0, stored=0.0)).run()
+    decoded = sum(executor.usage.samples_produced for executor in world.executors)
+    assert 0 < decoded <= sum(data.size for data in datasets.values())
+    again = World(replace(plain, others=(), unfit={}, left_over=0.0, stored=1.0)).run()
+    assert not any(executor.usage.samples_produced for executor in again.executors)
 
 
 def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():

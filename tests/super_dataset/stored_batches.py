@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from superdl.super_dataset import SuperDataset
 from superdl.super_wire import BatchRef, ReadReport, Recipe
-from superdl.super_wire.batch_ref import DatasetBinding
+from superdl.super_wire.batch_ref import DatasetBinding, Places
 from superdl.super_wire.ids import batch_id, digest128
 from superdl.super_wire.keys import cache_key, report_stream
-from superdl.super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack, pack_tombstone
+from superdl.super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack_tombstone
+from superdl.super_wire.record import pack as pack_record
+from superdl.super_wire.store import PackMeta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from superdl.super_wire.store import DirectoryStore
     from tests.fixtures.valkey import Valkey
 
 DATASET_ID = b"dataset-id-of-16"
@@ -36,7 +40,7 @@ NO_ID = bytes(16)
 
 def record(array: NDArray[Any], sample_id: bytes = NO_ID, *, fetch_us: int = 0, decode_us: int = 0) -> bytes:
     """A whole record."""
-    header, payload = pack(array, sample_id, fetch_us=fetch_us, decode_us=decode_us)
+    header, payload = pack_record(array, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     return header + bytes(payload)
 
 
@@ -94,6 +98,22 @@ def stored(valkey: Valkey, values: Sequence[bytes | NDArray[Any] | None], **fiel
     ref = ref_of(len(values), valkey.unix_url, **fields)
     store(valkey, ref, values)
     return ref
+
+
+def packed(
+    store: DirectoryStore, ref: BatchRef, arrays: Sequence[NDArray[Any]], *, packs: int = 2
+) -> BatchRef:
+    """The batch, with places: its records are dealt out to so many new packs."""
+    names, columns = [], np.zeros(len(ref), dtype="<u4,<u8,<u4")
+    for number in range(min(packs, len(ref))):
+        with store.begin_pack(PackMeta("0123456789abcdef", "s3://bucket", "{}", "f", "v")) as pack:
+            for offset in range(number, len(ref), packs):
+                header, payload = pack_record(arrays[offset], id_at(ref, offset))
+                begin = pack.add(id_at(ref, offset), header, payload)
+                columns[offset] = (number + 1, begin, len(header) + len(payload))
+            names.append(pack.commit())
+    places = Places(tuple(names), *(columns[name].tobytes() for name in columns.dtype.names))
+    return replace(ref, store=store.address, places=places)
 
 
 def bound_dataset(**arguments: Any) -> SuperDataset:

@@ -19,9 +19,13 @@ from torch.utils.data import DataLoader
 from superdl.super_dataset import SuperLoader
 from superdl.super_dataset.memory.device import map_tensors
 from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
+from superdl.super_wire.store import DirectoryStore
+from tests.fixtures.valkey import free_port
 from tests.super_dataset.stored_batches import (
     bound_dataset,
     images,
+    packed,
+    ref_of,
     reports,
     stored,
     tombstone,
@@ -273,6 +277,41 @@ def test_a_script_may_end_in_mid_epoch():
     script = [sys.executable, "-c", LEFT_IN_MID_EPOCH]
     done = subprocess.run(script, capture_output=True, timeout=100, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def packed_refs(tmp_path):
+    """Batches that lie in packs, beside a cache that nobody can reach."""
+    pack_store, cache = (
+        DirectoryStore.open(tmp_path / "store", create=True),
+        f"redis://127.0.0.1:{free_port()}",
+    )
+    return [packed(pack_store, ref_of(SIZE, cache, position=n), images(SIZE, seed=n)) for n in range(BATCHES)]
+
+
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, "spawn"), (3, "threads")])
+def test_batches_in_packs_need_no_cache(packed_refs, workers, method):
+    dataset = bound_dataset(return_info=True)
+    dataset[packed_refs[0]]  # the parent has packs open before any fork
+    if method == "threads":
+        loader = SuperLoader(dataset, packed_refs, threads=workers)
+    else:
+        loader = loader_of(dataset, packed_refs, workers, method)
+    infos = []
+    for n, (batch, labels, info) in enumerate(loader):
+        check(batch, labels, n)
+        infos.append((info.straight, info.hits, info.misses, info.size_bytes))
+    assert infos == [(SIZE, 0, 0, SIZE * (64 + 192))] * BATCHES
+
+
+def test_the_loop_may_ask_while_threads_look_ahead():
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        refs = [object() for _ in range(20_000)]
+        assert list(SuperLoader(dict(zip(refs, refs, strict=True)), refs, prefetch=1000, threads=4)) == refs
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def loader_of(dataset, refs, workers, method=None, **arguments) -> DataLoader:

@@ -12,8 +12,8 @@ from superdl.super_wire.read_report import REPORT_STREAM_MAXLEN, ReadReport
 
 COUNT = st.integers(0, 2**63 - 1)
 OFFSETS = st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple)
-REPORTS = st.builds(ReadReport, *[COUNT] * 11, OFFSETS, OFFSETS)
-REPORT = ReadReport(1, 2, 3, 256, 250, 60, 70, 8, 80, 1, 0, (5, 0, 255), (5,))
+REPORTS = st.builds(ReadReport, *[COUNT] * 12, OFFSETS, OFFSETS)
+REPORT = ReadReport(1, 2, 3, 256, 250, 60, 70, 8, 80, 1, 0, 9, (5, 0, 255), (5,))
 
 
 @given(REPORTS)
@@ -26,7 +26,7 @@ def test_round_trip(report):
 def test_golden_fields():
     """Readers and coordinators of one protocol version understand each other."""
     assert REPORT.to_fields() == {
-        b"r": b"1 2 3 256 250 60 70 8 80 1 0",
+        b"r": b"1 2 3 256 250 60 70 8 80 1 0 9",
         b"m": b"\5\0\0\0\0\0\0\0\xff\0\0\0",
         b"c": b"\5\0\0\0",
     }
@@ -39,7 +39,7 @@ def test_a_report_is_small():
     assert REPORT_STREAM_MAXLEN > 0
 
 
-@pytest.mark.parametrize("place", range(11))
+@pytest.mark.parametrize("place", range(12))
 @pytest.mark.parametrize(
     "value", [b"", b"x", b"-1", b"1.5", b"True", b"9223372036854775808", b"1" * 5000, b"\xff", b"1 1"]
 )
@@ -47,7 +47,7 @@ def test_bad_numbers(place, value):
     entry = REPORT.to_fields()
     numbers = entry[b"r"].split(b" ")
     numbers[place] = value
-    with pytest.raises(ValueError, match=r"has 11 numbers|lie from 0|invalid literal|has \d+ bytes"):
+    with pytest.raises(ValueError, match=r"has 12 numbers|lie from 0|invalid literal|has \d+ bytes"):
         ReadReport.from_fields(entry | {b"r": b" ".join(numbers)})
 
 

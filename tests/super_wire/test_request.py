@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 from hypothesis import given
@@ -44,8 +44,22 @@ def requests(draw):
     limits = draw(st.builds(Limits, COUNT, COUNT))
     answer_to = draw(st.just("") | HEX_ID.map(outcome_stream))
     samples = (keys, versions, ids)
-    said = (limits, answer_to, golden, version)
+    said = (limits, answer_to, golden, version, *draw(places(len(keys))))
     return PrefetchRequest(name, bucket, recipe, draw(COUNT), cache, expires_at, *samples, *said)
+
+
+@st.composite
+def places(draw, count):
+    """A store's address, packs, and each sample's pack, offset and length."""
+    store = draw(TEXT)
+    packs = draw(st.lists(TEXT, unique=True, max_size=count)) if store else []
+    if not packs:
+        return store, (), (), (), ()
+    more = st.integers(0, len(packs) - 1)
+    spare = [draw(more) for _ in range(count - len(packs))]
+    pack_of = draw(st.permutations([*range(len(packs)), *spare]))
+    counts = st.tuples(*[COUNT] * count)
+    return store, tuple(packs), tuple(pack_of), draw(counts), draw(counts)
 
 
 @st.composite
@@ -53,8 +67,12 @@ def results(draw):
     outcome = st.sampled_from([str(one) for one in Outcome])
     outcomes, *numbers = draw(columns(outcome, *[COUNT] * 5))
     messages = draw(st.dictionaries(TEXT, TEXT, max_size=3))
-    counts = (draw(COUNT) for _ in range(3))
-    return PrefetchResult(draw(TEXT), draw(TEXT), draw(st.booleans()), outcomes, *numbers, messages, *counts)
+    counts = [draw(COUNT) for _ in range(4)]
+    pack = draw(TEXT)
+    offsets = draw(st.tuples(*[COUNT] * len(outcomes))) if pack else ()
+    stored = (pack, offsets, draw(TEXT), draw(COUNT), draw(COUNT))
+    names = (draw(TEXT), draw(TEXT), draw(st.booleans()))
+    return PrefetchResult(*names, outcomes, *numbers, messages, *counts, *stored)
 
 
 REQUEST = PrefetchRequest(
@@ -79,17 +97,18 @@ def test_results_round_trip(result):
 def test_golden_json():
     """Functions and coordinators of one request version understand each other."""
     assert REQUEST.to_json() == (
-        '{"super_request":2,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
+        '{"super_request":3,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
         '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
-        '"golden":"","function_version":""}'
+        '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[]}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
-        '{"super_result": 2, "request_id": "r", "function_version": "1", "cold_start": true, '
+        '{"super_result": 3, "request_id": "r", "function_version": "1", "cold_start": true, '
         '"outcomes": ["cached", "missing"], "fetch_us": [1, 2], "decode_us": [3, 4], "push_us": [5, 6], '
         '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10, '
-        '"billed_us": 0, "memory_mb": 0, "clock_s": 0.0}'
+        '"billed_us": 0, "memory_mb": 0, "clock_s": 0.0, "pack": "", "offsets": [], "store_trouble": "", '
+        '"store_requests": 0, "store_bytes": 0}'
     )
 
 
@@ -113,8 +132,31 @@ BAD_REQUESTS = {
 )
 def test_bad_requests(name, value):
     mapping = json.loads(REQUEST.to_json()) | {name: value}
-    with pytest.raises(ConfigError, match=f"{name}|version 2|as many versions|lower-case hex"):
+    with pytest.raises(ConfigError, match=f"{name}|version 3|as many versions|lower-case hex"):
         PrefetchRequest.from_mapping(mapping)
+
+
+RESTORE = replace(
+    REQUEST, store="/store", packs=("a.pack", "b.pack"), pack_of=(1, 0), offsets=(64, 128), lengths=(9, 9)
+)
+BAD_PLACES = {
+    "store": ["", None, 1, "\ud800"],
+    "packs": [[], ["a.pack"], ["a.pack", "a.pack"], ["a.pack", None], None, ["a.pack", "b.pack", "c.pack"]],
+    "pack_of": [[], [1], [0, 2], [1, 1], [-1, 0], [True, False], [1, 0, 0], None],
+    "offsets": [[], [64], [64, -1], [64, 2**63], [64, 1.0], ["64", "128"]],
+    "lengths": [[], [9], [9, 9, 9], [9, -9], {"0": 9, "1": 9}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD_PLACES.items() for value in values]
+)
+def test_bad_places(name, value):
+    mapping = json.loads(RESTORE.to_json())
+    assert PrefetchRequest.from_mapping(mapping) == RESTORE
+    assert RESTORE.restores
+    with pytest.raises(ConfigError, match=f"{name}|lone surrogate"):
+        PrefetchRequest.from_mapping(mapping | {name: value})
 
 
 BAD_RESULTS = {
@@ -124,6 +166,9 @@ BAD_RESULTS = {
     "messages": [None, [], {"1": 2}, {"1": None}],
     "cold_start": [0, 1, "true", None],
     "duration_us": [-1, 1.0, None],
+    "pack": ["a.pack", None, 1],
+    "offsets": [[64, 0], None, "", [-1, 0]],
+    "store_bytes": [-1, 1.0, None],
     "super_result": [None, 0, 1],
 }
 
@@ -132,7 +177,7 @@ BAD_RESULTS = {
     ("name", "value"), [(name, value) for name, values in BAD_RESULTS.items() for value in values]
 )
 def test_bad_results(name, value):
-    with pytest.raises(ConfigError, match=f"{name}|version 2|differ in length|unknown outcomes"):
+    with pytest.raises(ConfigError, match=f"{name}|version 3|differ in length|unknown outcomes"):
         PrefetchResult.from_mapping(RESULT.to_mapping() | {name: value})
 
 
@@ -155,6 +200,8 @@ def test_the_number_of_samples_is_bounded(count):
 def test_words_of_others_can_be_encoded(said, read):
     mapping = json.loads(json.dumps(RESULT.to_mapping() | {"messages": {"1": said}}))
     assert PrefetchResult.from_mapping(mapping).messages == {"1": read}
+    mapping = RESULT.to_mapping() | {"store_trouble": said}
+    assert PrefetchResult.from_mapping(mapping).store_trouble == read
     failure = PrefetchFailure("r", "1", error=said, message=said)
     told = PrefetchFailure.from_mapping(json.loads(json.dumps(failure.to_mapping())))
     assert (told.error, told.message) == (read, read)
@@ -176,10 +223,10 @@ def test_what_is_packed_is_read(answer):
         ({b"r": b""}, "an outcome is JSON"),
         ({b"r": b"\xff\xfe"}, "an outcome is JSON"),
         ({b"r": b"[" * 100_000}, "an outcome is JSON"),
-        ({b"r": b"[]"}, "reads results of version 2"),
-        ({b"r": b"{}"}, "reads results of version 2"),
-        ({b"r": b'{"super_failure":3}'}, "reads failures of version 2"),
-        ({b"r": b'{"super_failure":2}'}, "lacks 'request_id'"),
+        ({b"r": b"[]"}, "reads results of version 3"),
+        ({b"r": b"{}"}, "reads results of version 3"),
+        ({b"r": b'{"super_failure":2}'}, "reads failures of version 3"),
+        ({b"r": b'{"super_failure":3}'}, "lacks 'request_id'"),
         ({b"r": b" " * (MAX_OUTCOME_BYTES + 1)}, "16,777,217 bytes is over"),
     ],
 )

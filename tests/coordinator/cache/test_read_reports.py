@@ -26,6 +26,7 @@ REPORT = ReadReport(
     size_bytes=60,
     attempt=1,
     done=0,
+    straight=4,
     missed=(2, 5),
     corrupt=(5,),
 )
@@ -62,7 +63,8 @@ def test_a_report_becomes_an_event(valkey):
 
     (event,) = asyncio.run(work())
     assert (event.job, event.rank, event.epoch, event.position) == ("job", 1, 2, 3)
-    assert (event.samples, event.hits, event.wait_us, event.read_us) == (8, 6, 40, 50)
+    assert (event.samples, event.hits, event.straight) == (8, 6, 4)
+    assert (event.wait_us, event.read_us) == (40, 50)
     assert event.missed.tolist() == [2, 5]
     assert event.corrupt.tolist() == [5]
     assert event.done is False

@@ -120,7 +120,7 @@ def as_image_folder(source):
     return found
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
     """Random trees of links; what is listed is what ImageFolder finds, and what functions then read."""
     seen = dict.fromkeys(("circles", "nowhere", "followed", "forbidden", "no image", "equal"), 0)

@@ -98,10 +98,18 @@ class Driver:
         return made
 
     def ask(
-        self, start: int, stop: int, *, job: str = "job", rank: int = 0, epoch: int = 0, yielded: int = 0
+        self,
+        start: int,
+        stop: int,
+        *,
+        job: str = "job",
+        rank: int = 0,
+        epoch: int = 0,
+        yielded: int = 0,
+        sees_store: bool = False,
     ) -> None:
         """The sampler asks for a page."""
-        self.step(BatchesAsked(job, rank, epoch, start, stop, yielded))
+        self.step(BatchesAsked(job, rank, epoch, start, stop, yielded, sees_store))
 
     def read(
         self,
@@ -140,8 +148,11 @@ class Driver:
         record_bytes: int = RECORD_BYTES,
         but: dict[int, Outcome] | None = None,
         after_s: float = 0.01,
+        **of_the_store: Any,
     ) -> list[Any]:
-        """A function answers; ``but`` names samples with another outcome."""
+        """A function answers; ``but`` names samples with another outcome. It has written a pack, if
+        ``of_the_store`` has its number.
+        """
         if request in self.requests:
             self.requests.remove(request)
         outcomes = [(but or {}).get(index, outcome) for index in request.indices.tolist()]
@@ -156,6 +167,8 @@ class Driver:
                 decode_us=2,
                 push_us=3,
                 messages={n: f"why {n}" for n, one in enumerate(outcomes) if one != Outcome.CACHED},
+                stored=cached if of_the_store.get("pack") else None,
+                **of_the_store,
             ),
             after_s=after_s,
         )

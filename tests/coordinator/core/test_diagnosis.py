@@ -14,12 +14,13 @@ from superdl.coordinator.core.events import (
     CacheResized,
     FailureKind,
     JobClosed,
+    RecordsStored,
     RequestDone,
 )
 from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.samples import footprint
 from superdl.super_wire.request import Outcome
-from tests.coordinator.core.driver import RECORD_BYTES, Driver
+from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import Prefetch
@@ -115,6 +116,18 @@ def test_what_was_not_asked_for_though_functions_had_nothing_to_do_was_planned_l
     driver.answer_all()
     stalled(driver, 6)
     assert causes(driver) == [Cause.LATE_PLANNING]
+
+
+def test_the_store_is_the_cause_where_records_were_on_their_way_from_there():
+    driver = driver_under_way(store=True, capacity=1)
+    driver.step(RecordsStored(DATASET, np.arange(64), np.ones(64, dtype=np.uint32)))
+    driver.read(1)
+    driver.read(2)
+    driver.read(3, missed=ALL)
+    assert driver.requests[0].restore
+    driver.answer_all()
+    stalled(driver, 3)
+    assert causes(driver) == [Cause.STORE]
 
 
 def test_an_executor_that_refuses_is_the_cause():

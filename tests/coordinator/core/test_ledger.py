@@ -37,25 +37,27 @@ def freedom(book: Ledger, in_flight: list[tuple[int, int]]) -> Spending:
 
 def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
     book = Ledger(
-        [Prices(1.0, 2.0, 0.5, 4.0, 8.0, hour=3600.0, coordinator_hour=900.0)],
+        [Prices(1.0, 2.0, 0.5, 4.0, 8.0, 16.0, hour=3600.0, coordinator_hour=900.0)],
         max_usd=math.inf,
         max_usd_per_hour=math.inf,
         spent_usd=7.0,
     )
     book.settle(0.0)
-    usd = book.invoked(b"a", gb_s=3.0, source_requests=4, source_bytes=2**29, record_bytes=2**28, now=0.0)
-    assert usd == 1 + 6 + 2 + 2 + 2
+    units = {"source_requests": 4, "source_bytes": 2**29, "record_bytes": 2**28}
+    usd = book.invoked(b"a", gb_s=3.0, **units, now=0.0, store_gets=2, store_puts=1)
+    assert usd == 1 + 6 + 2 + 2 + 2 + (1 + 16)
     book.settle(4.0)
     assert book.total_costs().counters() == {
         "super_functions_usd_total": 7.0,
         "super_source_requests_usd_total": 2.0,
+        "super_store_requests_usd_total": 17.0,
         "super_transfer_usd_total": 4.0,
         "super_cache_usd_total": 3.0,
         "super_coordinator_usd_total": 1.0,
         "super_trainers_usd_total": 0.0,
         "super_earlier_usd_total": 7.0,
     }
-    assert book.total_usd == 24.0
+    assert book.total_usd == 41.0
 
 
 @pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])

@@ -8,7 +8,7 @@ import boto3
 
 from superdl.coordinator.executors import ExecutorContext
 from superdl.coordinator.executors.aws_lambda import LambdaExecutor, LambdaSettings
-from tests.coordinator.executors import lambda_functions
+from tests.coordinator.executors import functions
 from tests.coordinator.executors.asking import ask
 from tests.fixtures.images import write_images
 
@@ -22,8 +22,8 @@ def executor_for(service, cache="", outcomes=None, request_timeout_s=60.0, **cha
 
 
 def handler_of(name):
-    """A handler of :mod:`tests.coordinator.executors.lambda_functions` as Lambda names it."""
-    return f"{lambda_functions.MODULE}.{name}"
+    """A handler of :mod:`tests.coordinator.executors.functions` as Lambda names it."""
+    return f"{functions.MODULE}.{name}"
 
 
 def using(executor, work):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from superdl.coordinator.executors import (
@@ -24,7 +25,7 @@ from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, a
 
 
 def local(workers, function):
-    return LocalExecutor(LocalSettings(workers), ExecutorContext("", function))
+    return LocalExecutor(LocalSettings(workers, worker_nice=7), ExecutorContext("", function))
 
 
 @contextlib.asynccontextmanager
@@ -221,6 +222,14 @@ def test_a_function_that_cannot_start_is_told_at_once(functions, function, words
     asyncio.run(main())
 
 
+def test_workers_give_way_to_all_else(functions):
+    async def main():
+        async with pool(f"{functions}:misbehaving") as executor:
+            assert [psutil.Process(pid).nice() for pid in executor.worker_pids] == [7]
+
+    asyncio.run(main())
+
+
 def test_workers_that_decode_otherwise_are_refused(functions, caplog):
     async def main():
         async with pool(f"{functions}:disagreeing", workers=2) as executor:
@@ -238,12 +247,12 @@ from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from tests.coordinator.executors.asking import ask
 
 async def main():
-    executor = LocalExecutor(LocalSettings(2), ExecutorContext("", "functions_of_tests:misbehaving"))
+    executor = LocalExecutor(LocalSettings(2), ExecutorContext("", sys.argv[1]))
     await executor.start()
     while len(executor.worker_pids) < 2:
         await asyncio.sleep(0.01)
     print(*executor.worker_pids, flush=True)
-    await executor.invoke(ask("hang:" + sys.argv[1]), timeout_s=3600)
+    await executor.invoke(ask("hang:" + sys.argv[2]), timeout_s=3600)
 
 asyncio.run(main())
 """
@@ -251,7 +260,9 @@ asyncio.run(main())
 
 def test_no_worker_outlives_its_coordinator_even_in_the_middle_of_a_request(functions, tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-c", COORDINATOR, f"{tmp_path}/hangs"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", COORDINATOR, f"{functions}:misbehaving", f"{tmp_path}/hangs"],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as coordinator:
         pids = [int(pid) for pid in coordinator.stdout.readline().split()]
         asyncio.run(until((tmp_path / "hangs").exists))

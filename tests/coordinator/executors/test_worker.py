@@ -15,9 +15,8 @@ WORKER = [sys.executable, "-P", "-m", "superdl.coordinator.executors.worker"]
 
 
 def start(function, command=WORKER, **options):
-    return subprocess.Popen(
-        [*command, function], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([*command, function, "0"], **pipes, **options)
 
 
 def send(process, event, timeout_s=60.0, call=1):

@@ -18,11 +18,13 @@ from superdl.coordinator.core import (
     Plan,
     RequestDone,
 )
-from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of
+from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit
+from superdl.coordinator.store.places import Joined, Places
 from superdl.super_wire.ids import ID_BYTES, batch_id
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
+from superdl.super_wire.store import new_pack_name
 
 RECIPE = Recipe.image(resize=8, crop=8)
 RANDOM = Recipe([{"op": "random_resized_crop", "size": 8}])
@@ -48,7 +50,7 @@ class Planned:
         for rank in range(self.plan.replicas):
             self.core.handle(JobOpened("job", facts, self.plan, rank), 0.0)
 
-    def page(self, *, rank=0, epoch=0, start=0, count=1000, with_keys=False):
+    def page(self, *, rank=0, epoch=0, start=0, count=1000, with_keys=False, places=None):
         job = self.core.job("job")
         return page_of(
             self.core,
@@ -59,6 +61,7 @@ class Planned:
             start=start,
             count=count,
             with_keys=with_keys,
+            places=places,
         )
 
 
@@ -97,6 +100,56 @@ def test_a_page_stays_below_a_mebibyte(batch_size, key_bytes, with_keys):
     assert page.ByteSize() < MAX_REPLY_BYTES
     one_bytes = page.batches[0].ByteSize()
     assert page.ByteSize() + 2 * one_bytes > 0.4 * MAX_REPLY_BYTES  # and not needlessly small
+
+
+def stored(planned, packs, *, share, seed):
+    """Places of a share of the samples, in some of so many packs."""
+    rng, places = np.random.default_rng(seed), Places()
+    names = [new_pack_name("0123456789abcdef") for _ in range(packs)]
+    size, content = len(planned.dataset.catalog), planned.dataset.content
+    places.open(content, size)
+    indices = np.flatnonzero(rng.random(size) < share)
+    numbers = np.array([places.number(name) for name in names], dtype=np.uint32)
+    numbers = numbers[rng.integers(0, packs, indices.size)]
+    offsets, lengths = rng.integers(0, 2**63, indices.size, np.uint64), rng.integers(0, 2**32, indices.size)
+    places.put(content, Joined(indices, numbers, offsets, lengths.astype(np.uint32)))
+    places.lose(names[:1])
+    where = {
+        index: (names[number - 1], begin, length)
+        for index, number, begin, length in zip(
+            *map(np.ndarray.tolist, (indices, numbers, offsets, lengths)), strict=True
+        )
+        if number > 1
+    }
+    return places, where
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "packs", "share"), [(1, 9, 0.5), (64, 60_000, 1.0), (1000, 300, 0.9), (9000, 60_000, 1.0)]
+)
+def test_places_are_those_of_the_samples_and_leave_a_page_below_a_mebibyte(batch_size, packs, share):
+    planned = Planned(60_000, batch_size, shuffle=True)
+    places, where = stored(planned, packs, share=share, seed=batch_size)
+    assert places_fit(planned.plan, planned.dataset)
+    page = planned.page(count=100_000, places=places)
+    assert page.ByteSize() < MAX_REPLY_BYTES
+    assert len(set(page.packs)) == len(page.packs)
+    for batch in page.batches:
+        indices = planned.plan.batch(0, batch.position, 0).indices.tolist()
+        pack_of = np.frombuffer(batch.pack_of, "<u4").tolist()
+        begins, lengths = np.frombuffer(batch.offsets, "<u8"), np.frombuffer(batch.lengths, "<u4")
+        told = {
+            index: (page.packs[number - 1], begin, length)
+            for index, number, begin, length in zip(indices, pack_of, begins, lengths, strict=bool(pack_of))
+            if number
+        }
+        assert told == {index: where[index] for index in indices if index in where}
+        assert (batch.resident, batch.failed) == (len(told), 0)
+
+
+def test_the_largest_batches_are_read_by_way_of_the_cache():
+    planned = Planned(60_000, 20_000)
+    assert not places_fit(planned.plan, planned.dataset)
 
 
 def test_pages_follow_each_other_without_a_gap():

@@ -7,7 +7,8 @@ import dataclasses
 
 import pytest
 
-from superdl.coordinator.server.settings import Settings, add_arguments, load_settings
+from superdl.coordinator.server.settings import Settings, add_arguments, executor_context, load_settings
+from superdl.coordinator.store import StoreChoice
 from superdl.super_wire.errors import ConfigError
 
 
@@ -34,6 +35,8 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(toml):
 
 OTHERS = {
     "cache_bytes": ("1.5gb", 3 * 2**29),
+    "store_bytes": ("1.5gb", 3 * 2**29),
+    "store": ("s3://bucket/store", "s3://bucket/store"),
     "cache": ("unix:///run/redis.sock", "unix:///run/redis.sock"),
     "token": ("sixteen-or-more1", "sixteen-or-more1"),
     "listen": ("127.0.0.1:7", "127.0.0.1:7"),
@@ -84,6 +87,21 @@ def test_a_file_gives_typed_values(toml):
 @pytest.mark.parametrize("text", ['"local, lambda"', '["local", "lambda"]', '"local,lambda"'])
 def test_several_executors_have_their_order(toml, text):
     assert load_settings({}, {}, toml(f"executor = {text}")).executors == ("local", "lambda")
+
+
+def test_a_store_is_one_that_some_functions_see(tmp_path, monkeypatch):
+    directory, real = str(tmp_path / "store"), str(tmp_path.resolve() / "store")
+    assert Settings(store="none").store_choice == Settings().store_choice == StoreChoice("")
+    assert not {"SUPER_STORE", "SUPER_STORE_READ_ONLY"} & set(executor_context(Settings()).environment)
+    mixed = Settings(store=directory, executor="lambda,local", store_read_only=True)
+    told = {"SUPER_STORE": real, "SUPER_STORE_READ_ONLY": "1"}
+    assert told.items() <= executor_context(mixed).environment.items()
+    assert Settings(store="s3://bucket/store", executor="ray").store_choice.address == "s3://bucket/store"
+    with pytest.raises(ConfigError, match=f"functions of lambda do not see the directory {real}: .*s3://"):
+        Settings(store=directory, executor="lambda")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Settings(store="auto").store_choice.address.startswith(str(tmp_path.resolve()))
+    assert "functions of ray do not see" in Settings(store="auto", executor="ray").store_choice.reason
 
 
 @pytest.mark.parametrize("text", ["", "local,", "local,local", "local,lambada"])

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from superdl.experiments.comparing.comparison import read_comparison
-from superdl.experiments.comparing.found_runs import compare_runs
+from superdl.experiments.comparing.comparison import compare_runs, read_comparison
 from superdl.experiments.comparing.rounds import ComparisonFailedError
 from superdl.experiments.comparing.running import compare
 from superdl.experiments.spec import Spec, parse_spec

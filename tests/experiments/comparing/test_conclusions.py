@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from superdl.experiments.comparing.comparison import ArmReport, Comparison, RoundReport
-from superdl.experiments.comparing.conclusions import are_apart, conclusions, probability_of_apart
-from superdl.experiments.comparing.figures import FIGURES, Spread
+from superdl.experiments.comparing.figures import (
+    FIGURES,
+    Spread,
+    are_apart,
+    conclusions,
+    probability_of_apart,
+)
 from superdl.experiments.comparing.show import comparison_page
 from tests.fixtures.pages import read_page
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from superdl.experiments.comparing.found_runs import compare_runs
+from superdl.experiments.comparing.comparison import compare_runs
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:

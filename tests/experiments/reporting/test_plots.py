@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from superdl.experiments.reporting.plots import draw_bars, draw_lines, draw_stack, plot_of, plots_missing
+from superdl.experiments.reporting.page import draw_bars, draw_lines, draw_stack, plot_of, plots_missing
 
 BARS = partial(draw_bars, title="$x^", label="$\\frac$", bars={"super": 1200.0, "_{": None, "名前": 5.0})
 LINES = partial(

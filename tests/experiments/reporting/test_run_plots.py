@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from superdl.experiments.reporting.run_page import run_tables
 from superdl.experiments.reporting.run_plots import run_plots, thinned
-from superdl.experiments.reporting.run_tables import run_tables
 from tests.experiments.reporting.runs import a_run, columns, one_pass, stalls, usage
 
 if TYPE_CHECKING:

@@ -70,8 +70,8 @@ def test_the_table_has_the_figures_and_fits_80_columns():
     text = printed(report())
     rows = [line.split() for line in text.splitlines() if line.split()[1:2] in (["train"], ["val"])]
     assert rows == [
-        ["1", "train", "0.8765", "719", "1.25", "0.31", "4.56", "0.62", "78", "1,400", "38"],
-        ["1", "val", "0.9812", "719", "1.25", "0.31", "-", "0.62", "-", "1,400", "38"],
+        ["1", "train", "0.8765", "719", "1.25", "0.31", "4.56", "0.62", "78", "1,400", "38", "0"],
+        ["1", "val", "0.9812", "719", "1.25", "0.31", "-", "0.62", "-", "1,400", "38", "0"],
     ]
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "…" not in text

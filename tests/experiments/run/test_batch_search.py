@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from PIL import Image
 
-from superdl.experiments.run.batch_search import CpuProbe, StepShape, TriedBatch, find_batch_size
+from superdl.experiments.run.batch_search import Probe, StepShape, TriedBatch, find_batch_size
 from superdl.main import main
 from superdl.super_wire.errors import ConfigError
 
@@ -46,14 +47,14 @@ def test_a_search_ends_at_what_there_is_to_train_on_and_where_nothing_fits():
 
 @pytest.mark.slow
 def test_on_a_cpu_what_would_not_fit_is_not_run():
-    probe = CpuProbe(SHAPE)
+    probe = Probe(SHAPE, torch.device("cpu"))
     small, large = probe.try_size(1), probe.try_size(256)
     assert large.measured
     assert large.fits
     growth = large.memory_bytes - small.memory_bytes
     assert 255 * 64 * 64 * 3 < growth < 2**31, "images as floats and what is kept of each layer"
     limit = small.memory_bytes + growth // 2
-    found = find_batch_size(CpuProbe(SHAPE, limit_bytes=limit), 4096, lambda _: None)
+    found = find_batch_size(Probe(SHAPE, torch.device("cpu"), limit_bytes=limit), 4096, lambda _: None)
     assert 32 <= found.batch_size <= 192
     assert all(one.memory_bytes > limit for one in found.tried if not one.fits)
     assert all(one.memory_bytes < 1.2 * limit for one in found.tried if one.measured), "what was run"

@@ -14,6 +14,7 @@ from superdl.experiments.simulator.spec import (
     JobSpec,
     PricesSpec,
     SimulationSpec,
+    StoreSpec,
 )
 
 SPEC = SimulationSpec(
@@ -64,6 +65,22 @@ def test_all_dollars_are_in_the_sum():
     assert sum(job.usd for job in prediction.jobs) == pytest.approx(prediction.usd)
     assert prediction.usd_source == pytest.approx(2000 * 4e-7)
     assert prediction.usd_trainers == pytest.approx(0.5 * prediction.virtual_s / 3600)
+
+
+@pytest.mark.parametrize("kind", ["directory", "s3"])
+def test_with_a_store_a_small_cache_decodes_once_and_the_next_run_nothing(kind):
+    small = replace(SPEC, cache=CacheSpec(budget_gb=0.004), prices=replace(SPEC.prices, store_put=5e-6))
+    assert predict(small).samples_produced > 4000
+    first = predict(replace(small, store=StoreSpec(kind=kind, restore_s=0.001)), checked=True)
+    assert 2000 <= first.samples_produced < 2100, "but for what races a slow restore"
+    after = predict(replace(small, store=StoreSpec(kind=kind, restore_s=0.001, left_over=1.0)))
+    assert after.samples_produced < 100
+    if kind == "s3":
+        assert min(first.store_puts, first.store_gets, first.samples_restored) > 0
+        assert first.usd_store == pytest.approx(first.store_puts * 5e-6 + first.store_gets * 4e-7)
+    else:
+        assert first.store_puts == first.store_gets == first.usd_store == 0, "a disk bills no request"
+    assert first.samples_read == after.samples_read == 6000
 
 
 def test_more_cache_does_not_give_fewer_hits():

@@ -44,6 +44,7 @@ def launch(ranks: int, output: Path, *overrides: str, stop_after: int | None = N
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(output.parent)}
+    environment |= {"SUPER_STORE": "none"}
     arguments = [f"--set={override}" for override in (f"output={output}", *overrides)]
     process = subprocess.Popen(  # our own program
         [

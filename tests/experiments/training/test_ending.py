@@ -45,7 +45,7 @@ def test_a_rank_that_writes_is_not_cut_off_by_anothers_failure(monkeypatch):
         assert process.stdout.readline() == "writes\n"
         store.set("superdl/0/failure", "rank 1 failed: its reason")
         with pytest.raises(subprocess.TimeoutExpired):  # many times the grace
-            process.wait(timeout=3)
+            process.wait(timeout=1.5)
         out, errors = process.communicate("written\n", timeout=30)
     finally:
         process.kill()

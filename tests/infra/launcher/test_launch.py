@@ -115,7 +115,9 @@ def test_a_host_that_never_appears_is_named(hosts):
     assert hosts.reason(TRAINER_0) == f"{TRAINER_1} did not appear within 2 s (--start-wait-s)\n"
 
 
-@pytest.mark.parametrize("signalled", [(LEADER, TRAINER_0, TRAINER_1), (TRAINER_1,)])
+@pytest.mark.parametrize(
+    "signalled", [pytest.param((LEADER, TRAINER_0, TRAINER_1), marks=pytest.mark.slow), (TRAINER_1,)]
+)
 def test_sigterm_lets_training_save_and_ends_all(hosts, signalled):
     hosts.start(*WAIT_FOR_EVER, options=BARE)
     begun(hosts)

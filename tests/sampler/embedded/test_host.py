@@ -100,8 +100,15 @@ def test_cores_within_version_1_quota(root):
     assert usable_cores(root) == 1
 
 
-def test_the_pool_leaves_a_core_to_each_local_rank(root, monkeypatch):
+def test_the_pool_has_every_core_and_of_a_quota_what_ranks_leave(root, monkeypatch):
     cores = usable_cores(root)
-    assert pool_workers(root) == max(1, cores - 1)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores + 5))
+    assert pool_workers(root) == cores
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    write(root, "proc/self/cgroup", "1:cpu:/\n")
+    write(root, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000\n")
+    write(root, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    assert pool_workers(root) == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert pool_workers(root) == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "9")
     assert pool_workers(root) == 1

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("count_file", type=Path)
     parser.add_argument("--deaf", action="store_true", help="do not end with standard input")
     parser.add_argument("--dies-after-s", type=float, default=0.0, help="once there are no more good starts")
-    for option in ("--listen", "--cache", "--executor", "--workers", "--owner"):
+    for option in ("--listen", "--cache", "--executor", "--workers", "--worker-nice", "--owner"):
         parser.add_argument(option, required=True)
     parser.add_argument("--exit-with-stdin", action="store_true", required=True)
     options = parser.parse_args()

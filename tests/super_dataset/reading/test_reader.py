@@ -14,10 +14,12 @@ import pytest
 from superdl.super_dataset.reading.link import CacheLink
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
+from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.valkey import free_port
 from tests.super_dataset.stored_batches import (
     JOB,
     images,
+    packed,
     record,
     ref_of,
     reports,
@@ -102,6 +104,38 @@ def test_a_corrupt_record_is_a_miss_with_a_reason(valkey):
     first, last = reports(valkey)
     assert (first.missed, first.corrupt, first.hits) == ((0, 1), (0, 1), 1)
     assert (last.missed, last.corrupt, last.done) == ((), (), 1)
+
+
+def test_what_lies_in_packs_is_read_there_and_reported(valkey, tmp_path):
+    arrays = images(20)
+    pack_store = DirectoryStore.open(tmp_path / "store", create=True)
+    read = reader_at(FakeTime()).read(packed(pack_store, ref_of(20, valkey.unix_url), arrays))
+    assert np.array_equal(pixels(read), np.stack(arrays))
+    assert (read.straight, read.hits, read.bad) == (20, 0, {})
+    (report,) = reports(valkey)
+    assert (report.straight, report.hits, report.size_bytes, report.done) == (20, 20, 0, 1)
+
+
+def test_a_pack_that_is_gone_is_a_miss_told_once_and_heals(valkey, tmp_path, caplog):
+    arrays = images(6)
+    pack_store = DirectoryStore.open(tmp_path / "store", create=True)
+    refs = [packed(pack_store, ref_of(6, valkey.unix_url, position=n), arrays, packs=3) for n in range(3)]
+    fake = FakeTime(*(lambda ref=ref: store(valkey, ref, arrays) for ref in refs))
+    reader = reader_at(fake)
+    for ref in refs:
+        pack_store.remove(ref.places.packs[1])
+        read = reader.read(ref)
+        assert np.array_equal(pixels(read), np.stack(arrays))
+        assert (read.straight, read.attempts) == (4, 2)
+    assert [(r.attempt, r.done, r.missed, r.corrupt, r.hits) for r in reports(valkey)] == [
+        (1, 0, (1, 4), (), 4),
+        (2, 1, (), (), 4),
+    ] * 3
+    (told,) = (one.getMessage() for one in caplog.records if "from the store" in one.getMessage())
+    assert told.startswith(f"2 samples could not be read from the store at {pack_store.address}")
+    assert "train/0-1.jpg" in told
+    assert refs[0].places.packs[1] in told
+    assert "No such file" in told
 
 
 @pytest.mark.parametrize("read_timeout_s", [0.01, 5.0, 120.0])

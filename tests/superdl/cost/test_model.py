@@ -26,8 +26,10 @@ WHOLE = replace(IMAGENET, cache_node="cache.r7g.12xlarge")
 
 
 def by_name(scenario: Scenario):
-    names = ("lambda", "ray", "embedded", "s3", "disk", "bigger_s3", "bigger_disk")
-    return dict(zip(names, bills(scenario, PRICES), strict=True))
+    found = bills(scenario, PRICES)
+    stored = ["stored"] if any("NVMe" in bill.loader for bill in found) else []
+    names = ("lambda", "ray", "embedded", *stored, "s3", "disk", "bigger_s3", "bigger_disk")
+    return dict(zip(names, found, strict=True))
 
 
 def test_a_small_sum_by_hand():
@@ -118,6 +120,19 @@ def test_a_random_recipe_reuses_nothing_over_epochs_and_is_shared_in_step():
     assert first == later == WHOLE.samples
     assert by_name(random)["lambda"].reuse == 0.0
     assert embedded_reuse(random, PRICES.machine("g4dn.xlarge")) == 0.0
+
+
+def test_a_store_on_the_machines_nvme_decodes_once_what_fits_and_costs_nothing():
+    share = 125e9 * 0.9 / (IMAGENET.samples * IMAGENET.record_bytes)
+    stored, embedded = by_name(IMAGENET)["stored"], by_name(IMAGENET)["embedded"]
+    assert stored.reuse == pytest.approx(share)
+    assert stored.first == embedded.first
+    assert stored.later.gets == pytest.approx(stored.first.gets * (1 - share))
+    assert by_name(replace(IMAGENET, machine="g5.xlarge"))["stored"].later.gets == 0
+    slow = by_name(replace(IMAGENET, machine="g5.xlarge", nvme_mb_per_s=15.0592))["stored"]
+    assert (slow.bound, slow.images_per_s) == ("NVMe", pytest.approx(100.0))
+    assert "stored" not in by_name(replace(IMAGENET, random=True))
+    assert "stored" not in by_name(PRESETS["tiny-imagenet-64"]), "memory holds all of it"
 
 
 def test_what_fits_is_counted_as_in_production():

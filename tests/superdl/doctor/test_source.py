@@ -92,16 +92,27 @@ def test_identities_that_are_not_well(photos, monkeypatch, capsys, variables, ve
 
 
 def test_a_source_that_is_none(photos, capsys):
+    keys = [path.name for path in (photos.directory / "photos" / "ant").iterdir()]
+    rows = "".join(f"{key},{place}\n" for place, key in enumerate(keys))
+    (photos.directory / "photos" / "labels.csv").write_text(f"key,label\n{rows}")
     for source, words in {
         "s3://no-such-bucket/x": "s3://no-such-bucket/x/ does not exist",
-        "s3://photos/nothing": "nothing that has an image's extension",
-        "s3://photos/ant": "lies in it itself",
+        "s3://photos/nothing": "holds no image",
+        "s3://photos/ant": "no class folders",
     }.items():
         code, found = looked(capsys, source)
         assert code == 1, source
         assert words in found["listing"]["reason"]
     code, found = looked(capsys, "s3://photos/ant", "--key-list", "s3://photos/labels.csv")
-    assert (code, found["listing"]["verdict"]) == (0, "ok"), "a key list needs no folders"
+    assert (code, found["listing"]["verdict"]) == (0, "ok"), found  # a key list needs no folders
+
+
+def test_of_a_large_source_the_beginning_is_enough(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("superdl.doctor.source._ENOUGH", 3)
+    write_images(tmp_path / "photos", 8)
+    code, found = looked(capsys, str(tmp_path / "photos"))
+    assert (code, found["listing"]["verdict"]) == (0, "ok")
+    assert "3 samples and more" in found["listing"]["reason"]
 
 
 @pytest.mark.slow

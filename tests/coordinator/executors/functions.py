@@ -1,7 +1,8 @@
-"""Functions for the Lambda service of the tests; a request's id tells them what to do with it."""
+"""Functions for local workers and for the Lambda of the tests; the id of a request tells what to do."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -28,8 +29,21 @@ def result(request, version=None):
     return told.to_mapping()
 
 
-def _hang(_rest, _context):
-    time.sleep(60)
+def telling(request, told):
+    return {**result(request), "messages": {"0": str(told)}}
+
+
+def _hang(rest, _context):
+    if rest:
+        Path(rest).touch()
+    while True:
+        time.sleep(60)
+
+
+def _hang_in_c(rest, _context):
+    """Holding the interpreter's lock, so that no thread of the worker can act."""
+    Path(rest).touch()
+    ctypes.PyDLL(None).sleep(60)
 
 
 def _kill(_rest, _context):
@@ -45,24 +59,37 @@ def _print(_rest, context):
     sys.stdout.write("REPORT RequestId: another\tDuration: 1 ms\tBilled Duration: 900000000 ms\t\n")
 
 
+def _print_all_over(_rest, _context):
+    sys.stdout.write("printed by the function\n")
+    sys.stdout.flush()
+    os.write(1, b"written to standard output")
+    sys.stdin.read()
+
+
 def _wait(rest, _context):
     while not Path(rest).exists():
         time.sleep(0.005)
 
 
 _DOES = {
+    "end": lambda _rest, context: context.end_when_answered(),
     "exit": lambda rest, _context: os._exit(int(rest)),
     "hang": _hang,
+    "hang-in-c": _hang_in_c,
     "kill": _kill,
+    "print": _print_all_over,
     "print-reports": _print,
     "raise": _raise,
+    "system-exit": lambda _rest, _context: sys.exit(7),
     "wait": _wait,
 }
 _ANSWERS = {
+    "end": lambda request: telling(request, os.getpid()),
     "for-another": lambda request: {**result(request), "request_id": "another"},
     "list": lambda _request: [1],
     "nonsense": lambda _request: {"what": 1},
     "not-json": lambda _request: {"what": object()},
+    "pid": lambda request: telling(request, os.getpid()),
     "other-version": lambda request: result(request, "9.9.9"),
     "too-much": lambda _request: "x" * (7 * 2**20),
 }
@@ -95,6 +122,28 @@ def decoding_otherwise(event, _context):
     return result(PrefetchRequest.from_mapping(event))
 
 
+def answering_twice(event, context):
+    if "super_warm" in event:  # from now on its worker writes each answer twice
+        worker = sys.modules["__main__"]
+        serve = worker._serve
+        worker._serve = lambda *arguments: serve(*arguments) * 2
+    return misbehaving(event, context)
+
+
+def answering_what_was_not_asked(_event, _context):
+    worker = sys.modules["__main__"]
+    worker._serve = lambda *arguments: worker.line_of({"call": 10**6, "result": {}})
+    return warmed()
+
+
+def without_fingerprint(_event, _context):
+    return {}
+
+
+def raises_when_warmed(_event, _context):
+    raise RuntimeError("no warm welcome")
+
+
 def gathering(event, _context):
     """Answer a warm event only when as many environments are there as the test waits for."""
     directory, wanted = Path(os.environ["GATHER_IN"]), int(os.environ["GATHER"])
@@ -105,8 +154,9 @@ def gathering(event, _context):
 
 
 def disagreeing(event, context):
-    """So many environments, each of which decodes in its own way."""
-    return {**gathering(event, context), "golden": f"{os.getpid():032x}"}
+    """Each process decodes in its own way; on Lambda there are so many."""
+    answer = gathering(event, context) if "GATHER" in os.environ else warmed()
+    return {**answer, "golden": f"{os.getpid():032x}"}
 
 
 def with_a_clock_ahead(event, context):

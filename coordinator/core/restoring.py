@@ -1,0 +1,271 @@
+"""The store as the core sees it: what lies there, who restores it, and what to do when it does not answer.
+
+A place in the store is known by the number of a pack; which name and offset that is, the coordinator knows.
+What is absent and stored is *restored*, by requests like others; what is not, or whose restoring came to
+nothing, is decoded. A job whose readers all see the store is *straight*: its readers take what is stored from
+there, so nothing of it is wanted in the cache but what a reader misses.
+
+Each executor has the store's trouble for itself, since functions may be set otherwise: a circuit breaker for
+reading, another for writing. While one is open, nothing waits for it: samples are decoded, and no packs are
+written; then a single request tries it. Nothing here costs anything where there is no store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Warn
+from superdl.coordinator.core.room import next_use_s
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
+from superdl.super_wire.request import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core.events import PacksLost, RecordsStored, RequestDone
+    from superdl.coordinator.core.fleet import EligibleExecutors, ExecutorState, StoreAccess
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.samples import SampleSet
+    from superdl.coordinator.core.state import Request, State
+    from superdl.coordinator.core.throttling import CircuitBreaker
+
+__all__ = [
+    "Way",
+    "answered",
+    "came_to_nothing",
+    "mark",
+    "overtaken",
+    "packs_lost",
+    "records_stored",
+    "share_in_cache",
+    "trouble",
+    "waits_for_the_store",
+    "wanted_in_cache",
+    "ways",
+    "with_their_packs",
+]
+
+_NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
+_STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
+_READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
+_WRITING = (
+    "nothing can be written to the store by the executor {}: {}; what is decoded is not kept, until it can"
+)
+
+
+class Way(NamedTuple):
+    """Samples that are had in one way, by decoding or from the store, by one of some executors; and the rest
+    of those that were asked about.
+    """
+
+    indices: NDArray[np.int64]
+    rest: NDArray[np.int64]
+    executors: EligibleExecutors
+    restore: bool
+
+    def without(self, count: int) -> NDArray[np.int64]:
+        """All that were asked about but the first so many of this way."""
+        left = self.indices[count:]
+        return np.concatenate((left, self.rest)) if self.rest.size else left
+
+
+def records_stored(state: State, event: RecordsStored, now: float) -> None:
+    """Places became known; of a dataset that nobody has opened, they will be told again."""
+    dataset = state.datasets.get(event.dataset)
+    if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
+        return
+    state.set_of(SetKey(event.dataset, EVERY_EPOCH)).place(event.indices, event.packs)
+
+
+def packs_lost(state: State, event: PacksLost, now: float) -> None:
+    """Forget the places in packs that are gone."""
+    for samples in state.sets.values():
+        if samples.packs is not None:
+            lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
+            _forget(state, samples, np.flatnonzero(lost))
+
+
+def _forget(state: State, samples: SampleSet, indices: NDArray[np.int64]) -> None:
+    """These have no place any more; straight ranks may have passed over them for it."""
+    if not indices.size:
+        return
+    samples.place(indices, 0)
+    for job in state.jobs.values():
+        if job.straight and job.dataset == samples.key.dataset:
+            for cursor in job.cursors.values():
+                cursor.look_again()
+                state.wake(cursor)
+
+
+def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of ``indices`` that a job wants in the cache ahead of its readers."""
+    if not job.straight or samples.packs is None:
+        return indices
+    return indices[~samples.stored(indices)]
+
+
+def share_in_cache(job: Job, samples: SampleSet) -> float:
+    """How much of a set a job wants in the cache ahead of its readers."""
+    return 1.0 - samples.stored_count / samples.state.size if job.straight else 1.0
+
+
+def ways(state: State, key: SetKey, indices: NDArray[np.int64], now: float) -> Iterator[Way]:
+    """How absent samples are to be had: first what has to be decoded, which takes longer, then what lies in
+    the store.
+    """
+    eligible, samples = state.eligible_for(key.dataset), state.sets[key]
+    stored = None if samples.packs is None else samples.packs[indices] != 0
+    executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
+    if stored is None or executors is None:
+        yield Way(indices, indices[:0], eligible, restore=False)
+        return
+    decoded, restored = indices[~stored], indices[stored]
+    if state.settings.whole_packs and samples.packs is not None:  # neighbours go together
+        restored = restored[np.argsort(samples.packs[restored], kind="stable")]
+    if decoded.size:
+        yield Way(decoded, restored, eligible, restore=False)
+    yield Way(restored, decoded, executors, restore=True)
+
+
+def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
+    """Those of the executors that can restore; an executor that was set aside cannot, while another works."""
+    able = [
+        executor
+        for executor in eligible.executors
+        if executor.store is not None
+        and executor.concurrency.capacity
+        and _is_usable(state, executor.store.reading, executor.store.read_probe, now)
+        and not (executor.breaker.tripped and eligible.can_turn_elsewhere(executor))
+    ]
+    return state.fleet.restorers(able) if able else None
+
+
+def _is_usable(state: State, breaker: CircuitBreaker, probe: int, now: float) -> bool:
+    """Whether the store may be asked: after trouble and a pause, by a single request until it has worked."""
+    return not breaker.tripped or (now >= breaker.open_until_s() and probe not in state.requests)
+
+
+def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of what is to be restored, the first packs as a whole: with what else lies there and is absent, as far
+    as a job will want it, one request takes it, and room is free. All but that is left for later.
+    """
+    samples = state.set_of(key)
+    fitting = int(state.free_bytes / samples.sample_bytes)
+    if not state.settings.whole_packs or samples.packs is None or fitting <= wanted.size:
+        return wanted
+    most = min(state.settings.request_samples, fitting)
+    packs = samples.packs[wanted]
+    parts: list[NDArray[np.int64]] = []
+    count = 0
+    for pack in dict.fromkeys(packs.tolist()):
+        inside = samples.among(samples.lying_in(pack), SampleState.ABSENT)
+        if parts and count + inside.size > most:
+            break
+        mine = wanted[packs == pack]
+        parts += [mine, np.setdiff1d(inside, mine)[: most - count - mine.size]]
+        count += parts[-2].size + parts[-1].size
+    taken = np.concatenate(parts)
+    asked = np.isin(taken, wanted)
+    uses_s = next_use_s(key, taken, state.jobs.values(), np.ones(taken.size, dtype=np.bool_))
+    return taken[asked | np.isfinite(uses_s)]
+
+
+def mark(state: State, made: Request, access: StoreAccess, now: float, *, restore: bool) -> None:
+    """Say what a request has to do with the store."""
+    made.restore = restore
+    made.save = (
+        not restore
+        and made.samples.epoch == EVERY_EPOCH
+        and not state.sets[made.samples].stored(made.indices).all()
+        and _is_usable(state, access.writing, access.write_probe, now)
+    )
+    if restore and access.reading.tripped:
+        access.read_probe = made.number
+    if made.save and access.writing.tripped:
+        access.write_probe = made.number
+
+
+def answered(state: State, request: Request, executor: ExecutorState, event: RequestDone, now: float) -> None:
+    """Learn from an answer where records lie now and where they do not, and how the store does."""
+    samples, access = state.set_of(request.samples), executor.store
+    if event.pack and event.stored is not None and request.samples.epoch == EVERY_EPOCH:
+        samples.place(request.indices[event.stored], event.pack)
+    if access is None:
+        return
+    if request.save and event.store_trouble:
+        refuse = access.writing.refused
+        _distrust(state, executor, access.writing, refuse, _WRITING, event.store_trouble, request, now)
+    elif request.save and event.pack:
+        access.writing.worked()
+    if not request.restore:
+        return
+    _forget(state, samples, request.indices[event.outcomes == _NOT_STORED])
+    failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
+    if failed.size:
+        reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
+        refuse = access.reading.refused
+        _distrust(state, executor, access.reading, refuse, _READING, reason, request, now)
+    elif (event.outcomes == CACHED).any():
+        access.reading.worked()
+
+
+def came_to_nothing(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:
+    """No answer came to a restore: its samples are decoded next, for one that crashes or hangs a function
+    would do so again.
+    """
+    _forget(state, state.set_of(request.samples), request.indices[request.unsettled])
+    if executor.store is not None:
+        reading = executor.store.reading
+        _distrust(state, executor, reading, reading.failed, _READING, reason, request, now)
+
+
+def overtaken(state: State, restore: Request, now: float) -> None:
+    """Decoding was quicker than a restore that had begun long before."""
+    executor = state.fleet.executors[restore.executor]
+    if executor.store is not None:
+        reading, reason = executor.store.reading, f"no answer within {now - restore.made_s:.1f} s"
+        _distrust(state, executor, reading, reading.failed, _READING, reason, restore, now)
+
+
+def _distrust(
+    state: State,
+    executor: ExecutorState,
+    breaker: CircuitBreaker,
+    blame: Callable[[str, float, float], None],
+    text: str,
+    reason: str,
+    request: Request,
+    now: float,
+) -> None:
+    """Blame the store; people are told when it is left alone for the first time since it has worked."""
+    was_tripped = breaker.tripped
+    blame(reason, request.made_s, now)
+    if breaker.tripped and not was_tripped:
+        state.actions.append(Warn(text.format(executor.name, reason)))
+
+
+def trouble(state: State) -> str:
+    """Why the store is not read now, or not written to; empty while all is well."""
+    told = []
+    for executor in state.fleet.executors:
+        for breaker, text in (
+            ((executor.store.reading, _READING), (executor.store.writing, _WRITING))
+            if (executor.store)
+            else ()
+        ):
+            if breaker.tripped:
+                told.append(text.format(executor.name, breaker.reason))
+    return ". ".join(told)
+
+
+def waits_for_the_store(state: State, samples: SampleSet, indices: NDArray[np.int64], now: float) -> bool:
+    """Whether most of what a reader misses is on its way from the store, or will be."""
+    if samples.packs is None:
+        return False
+    coming = np.isin(samples.state[indices], (SampleState.ABSENT, SampleState.IN_FLIGHT))
+    most = 2 * np.count_nonzero(samples.stored(indices) & coming) > indices.size
+    return bool(most) and _restorers(state, state.eligible_for(samples.key.dataset), now) is not None

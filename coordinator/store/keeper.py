@@ -1,0 +1,399 @@
+"""The keeper of the coordinator's store: opens it, knows what it holds, has room in it, and tells the core.
+
+All that waits for a disk or a network runs in threads; nobody waits for them without a bound. A store that
+does not answer costs decodes, never samples. What functions write and read there is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.core import PacksLost, RecordsStored
+from superdl.coordinator.executors.base import one_line
+from superdl.coordinator.executors.cancelling import CallingThreads, cancel_and_wait
+from superdl.coordinator.store.index import (
+    Known,
+    collection_in,
+    look,
+    merge_segments,
+    segment_of,
+    write_segment,
+)
+from superdl.coordinator.store.opening import open_store
+from superdl.coordinator.store.places import Joined, Places, join
+from superdl.coordinator.store.room import Room
+from superdl.super_wire.errors import StoreError, StoreFormatError, StoreFullError, StoreRefusedError
+from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.request import Outcome
+from superdl.super_wire.store import (
+    IN_USE_S,
+    PackMeta,
+    Segment,
+    SegmentPack,
+    is_bucket,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.catalog.datasets import Dataset, DatasetRegistry
+    from superdl.coordinator.core import Event
+    from superdl.coordinator.store.opening import StoreChoice
+    from superdl.super_wire.request import PrefetchResult
+    from superdl.super_wire.store import Store
+
+__all__ = ["StoreKeeper"]
+
+_log = logging.getLogger(__name__)
+
+_OPENING_S = 10.0
+_LOOK_S = 5.0
+_CLOSE_S = 2.0
+_TOUCH_S = 60.0
+_FLUSH_S = 60.0
+_ROOM_S = 60.0
+_AGAIN_S = 30.0
+_OPENED_S = 60.0
+"""So long a dataset's places are kept for the job that is about to open it."""
+
+_THREADS = 4
+_MAX_WORDS = 600
+
+
+class StoreKeeper:
+    """Keeps one store, or none; used from one event loop.
+
+    Args:
+        choice: which, or why none.
+        datasets: of which those are open that jobs read.
+        wanted_bytes: what the store may take; 0 is a quarter of what it has and could have.
+        read_only: never write to it.
+    """
+
+    def __init__(
+        self, choice: StoreChoice, datasets: DatasetRegistry, wanted_bytes: int, *, read_only: bool
+    ) -> None:
+        self.address, self._reason = choice.address, choice.reason
+        self.places = Places()
+        self.room = Room(choice.address, wanted_bytes)
+        self.trouble = ""
+        """What is wrong with the store now, for people; empty while all is well."""
+        self._datasets = datasets
+        self._read_only = read_only
+        self._fingerprint = ""
+        self._post: Callable[[Event], None] = lambda _: None
+        self._threads = CallingThreads(_THREADS, "super-store")
+        self._store: Store | None = None
+        self._instance = secrets.token_hex(16)
+        self._known: dict[bytes, Known] = {}
+        self._looks: dict[bytes, asyncio.Task[None]] = {}
+        self._opened_s: dict[bytes, float] = {}
+        self._late: set[bytes] = set()
+        self._pending: defaultdict[str, list[Segment]] = defaultdict(list)
+        self._full = False
+        self._upkeep: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._due_s = dict.fromkeys(("touch", "flush", "room", "open"), 0.0)
+
+    @property
+    def saves(self) -> bool:
+        """Whether functions should write packs now."""
+        return self._store is not None and not (self._full or self._store.read_only)
+
+    @property
+    def told(self) -> str:
+        """Where records are kept and how full that is, for people; empty where nobody wants a store."""
+        if self._store is None:
+            reason = self.trouble if self.address else self._reason
+            return reason and f"decoded images are kept in the cache alone: {reason}"
+        use = "read only" if self._store.read_only else f"{self.room.told} used"
+        return f"decoded images are kept in {self.address} ({use}); SUPER_STORE=none turns that off"
+
+    @property
+    def store_id(self) -> str:
+        """The id of the store, by which readers prove that they see it; empty where they cannot."""
+        return "" if self._store is None or is_bucket(self.address) else self._store.id
+
+    async def open(self) -> None:
+        """Open the store, made if need be. One that does not answer is tried again later.
+
+        Raises:
+            StoreError: it is no store, one of another version, or one that this user may not read.
+        """
+        if not self.address:
+            return
+        try:
+            async with asyncio.timeout(_OPENING_S):
+                self._store = await self._threads.run(self._opened)
+                await self._threads.run(self.room.measure)
+                self._full = self.room.excess_bytes > 0
+        except (StoreFormatError, StoreRefusedError):
+            raise
+        except (StoreError, TimeoutError) as error:
+            self._in_trouble(f"it cannot be opened: {str(error) or f'no answer within {_OPENING_S:g} s'}")
+
+    def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
+        """From now on events go to ``post``; packs of decoders with another fingerprint are of no use."""
+        self._fingerprint, self._post = fingerprint, post
+
+    async def opened(self, dataset: Dataset) -> None:
+        """A dataset is about to be opened: see what the store has of it, and wait for that, bounded."""
+        if self._store is None or dataset.recipe.random:
+            return
+        content = dataset.content
+        self.places.open(content, len(dataset.catalog))
+        self._opened_s[content] = time.monotonic()
+        task = self._looks.get(content)
+        if task is None:
+            task = self._looks[content] = self._start(self._look(self._store, dataset))
+            task.add_done_callback(lambda _: self._looks.pop(content, None))
+        await asyncio.wait([task], timeout=_LOOK_S)
+        if not task.done():
+            self._late.add(content)
+            _log.warning("the store has not told within %g s what it holds: jobs begin without", _LOOK_S)
+
+    def stored(self, content: bytes) -> list[Event]:
+        """What the core should know of an open dataset."""
+        indices, packs = self.places.known(content)
+        return [RecordsStored(content, indices, packs)] if indices.size else []
+
+    def heard(
+        self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
+    ) -> tuple[int, NDArray[np.bool_] | None]:
+        """A function answered: the number of the pack that it wrote, or 0, and which samples lie in it."""
+        if result.store_trouble:
+            self.trouble = one_line(result.store_trouble, _MAX_WORDS)
+            self._due_s["room"] = 0.0  # it may be full
+        lost = np.array([outcome == Outcome.NOT_STORED for outcome in result.outcomes], dtype=np.bool_)
+        self.places.forget(dataset.content, indices[lost])
+        if not result.pack or self._store is None:
+            return 0, None
+        name, collection, size = result.pack, collection_in(dataset), result.store_bytes
+        offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.record_bytes)
+        stored = offsets > 0
+        there, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
+        is_name = re.fullmatch(rf"{collection}-[0-9a-f]{{24}}\.pack", name)
+        if not is_name or (lengths < HEADER_BYTES).any() or (offsets + lengths > size).any():
+            self._in_trouble(f"a function says that it wrote the pack {name[:80]!r}, which cannot be")
+            return 0, None
+        bucket, recipe = dataset.catalog.bucket, dataset.recipe.json
+        meta = PackMeta(collection, bucket, recipe, self._fingerprint, result.function_version)
+        pack = SegmentPack(name, size, meta)
+        self._pending[collection].append(segment_of(pack, dataset.ids(there, 0), offsets, lengths))
+        number = self.places.number(name)
+        numbers = np.full(there.size, number, dtype=np.uint32)
+        joined = Joined(there, numbers, offsets.astype(np.uint64), lengths.astype(np.uint32))
+        self.places.put(dataset.content, joined)
+        self.room.wrote(name, size, there.size)
+        if dataset.content in self._known:
+            self._known[dataset.content].packs.add(name)
+        self.trouble = ""
+        return number, stored
+
+    def step(self) -> None:
+        """To be called each second: begin what is due, if nothing of it is under way."""
+        soon_s = time.monotonic() - _OPENED_S
+        opening = {content for content, opened_s in self._opened_s.items() if opened_s > soon_s}
+        for content in self.places.close_unknown(opening.union(self._datasets.opened)):
+            self._known.pop(content, None)
+            self._opened_s.pop(content, None)
+            self._late.discard(content)
+        if self.address and (self._upkeep is None or self._upkeep.done()):
+            self._upkeep = self._start(self._keep())
+
+    async def close(self) -> None:
+        """Write down what was learned, say goodbye, and abandon what takes longer."""
+        store = self._store
+        await cancel_and_wait(*self._tasks)
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._flush()
+                if store is not None and not store.read_only:
+                    await self._threads.run(lambda: store.forget(self._instance))
+        except (StoreError, TimeoutError) as error:
+            _log.info("the store was not left in order, which does no harm: %s", error)
+        self._threads.close(StoreError("the coordinator ends"))
+
+    def _opened(self) -> Store:
+        try:
+            store = open_store(self.address, create=not self._read_only, read_only=self._read_only)
+            if not store.read_only:
+                with contextlib.suppress(StoreFullError):  # it may be read, and room is made soon
+                    store.touch(self._instance)
+                store.sweep(time.time())
+        except StoreRefusedError as error:
+            if self._read_only:
+                raise
+            store = open_store(self.address, create=False, read_only=True)
+            _log.warning("the store is read, and not written: %s", error)
+        self.room.sizes = store.packs()
+        return store
+
+    async def _look(self, store: Store, dataset: Dataset) -> None:
+        content, collection, ids = dataset.content, collection_in(dataset), dataset.all_ids
+        known = self._known.setdefault(content, Known())
+        if ids is None:
+            return
+
+        def looked() -> tuple[Joined, Any]:
+            found = look(store, collection, self._fingerprint, known)
+            usable = zip(found.told.packs, found.usable.tolist(), strict=True)
+            numbers = [self.places.number(pack.name) if good else 0 for pack, good in usable]
+            return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32)), found
+
+        try:
+            joined, found = await self._threads.run(looked)
+        except StoreError as error:
+            self._in_trouble(f"what it holds cannot be read: {error}")
+            return
+        self.trouble = ""
+        counts = np.bincount(found.told.entries["pack"], minlength=len(found.told.packs)).tolist()
+        self.room.records.update(zip((pack.name for pack in found.told.packs), counts, strict=True))
+        self.room.sizes = found.sizes
+        self.room.useless |= found.useless
+        self._lose(found.gone | found.useless)
+        self.places.put(content, joined)
+        if content in self._late:
+            self._late.discard(content)
+            for event in self.stored(content) if content in self._datasets.opened else ():
+                self._post(event)
+        if not store.read_only:
+            self._start(self._mark_and_merge(store, collection))
+
+    async def _keep(self) -> None:
+        """What is due of the upkeep, each by itself: on a full disk room is made all the same."""
+        for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
+            try:
+                await work(self._store)
+            except StoreError as error:
+                self._in_trouble(str(error))
+
+    async def _keep_open(self, store: Store | None) -> None:
+        if store is None and self._is_due("open", _AGAIN_S):
+            await self.open()
+
+    async def _keep_room(self, store: Store | None) -> None:
+        if store is not None and (self.room.is_overdue or self._is_due("room", _ROOM_S)):
+            await self._make_room(store)
+
+    async def _keep_marks(self, store: Store | None) -> None:
+        """Say that the store is open, and which collections jobs read."""
+        if store is None or store.read_only or not self._is_due("touch", _TOUCH_S):
+            return
+        await self._threads.run(partial(store.touch, self._instance))
+        for collection in self._open_collections():
+            await self._threads.run(partial(store.mark_used, collection, time.time()))
+        self.trouble = ""
+
+    async def _keep_index(self, _: Store | None) -> None:
+        if self._is_due("flush", _FLUSH_S):
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """Write what was learned of packs as segments."""
+        store = self._store
+        if store is None or store.read_only:
+            return
+        for collection in list(self._pending):
+            pieces = self._pending.pop(collection)
+            try:
+                segment = await self._threads.run(partial(write_segment, store, collection, pieces))
+            except StoreError:
+                self._pending[collection] += pieces
+                raise
+            for content, known in self._known.items():
+                if collection_in(self._datasets.opened.get(content)) == collection:
+                    known.segments.add(segment)
+
+    async def _mark_and_merge(self, store: Store, collection: str) -> None:
+        try:
+            await self._threads.run(partial(store.mark_used, collection, time.time()))
+            await self._threads.run(partial(merge_segments, store, collection))
+        except StoreError as error:
+            self._in_trouble(str(error))
+
+    async def _make_room(self, store: Store) -> None:
+        """See that the store takes no more than it may, and whether it may take more."""
+        room, was_full = self.room, self._full
+        if store.read_only or not room.bounded:
+            return
+        if not is_bucket(self.address) or room.excess_bytes:  # others write there too; S3 bills for lists
+            room.sizes = await self._threads.run(store.packs)
+        await self._threads.run(room.measure)
+        if room.excess_bytes:
+            used, now = await self._threads.run(store.used), time.time()
+            wanted = {name for name, used_s in used.items() if now - used_s < IN_USE_S}
+            await self._remove(store, room.to_prune(used, wanted | self._open_collections(), self._live()))
+        self._full = room.excess_bytes > 0
+        if self._full and not was_full:
+            _log.warning(
+                "the store %s is full: %s, all of datasets that jobs have open; no more is written: raise "
+                "store_bytes, or make room on its disk",
+                *(self.address, room.told),
+            )
+
+    def _live(self) -> dict[str, float]:
+        """The share of packs' records that open catalogs have, where one lists all of a bucket.
+
+        Another folder of a bucket of S3 may be another's dataset; of a directory there is no other.
+        """
+        live, records = self.places.live(), self.room.records
+        complete = [
+            self._known[content].packs
+            for content, one in self._datasets.opened.items()
+            if content in self._known and one.catalog.bucket.startswith("file:") and not one.listing.key_list
+        ]
+        names = {name for packs in complete for name in packs if records.get(name)}
+        return {name: live.get(name, 0) / records[name] for name in names}
+
+    async def _remove(self, store: Store, names: list[str]) -> None:
+        self._lose(names)  # before they go: nothing is asked of them any more
+        for name in names:
+            await self._threads.run(partial(store.remove, name))
+        self.room.forget(names)
+        if names:
+            _log.info("%d packs made room in the store %s: %s", len(names), self.address, self.room.told)
+
+    def _lose(self, names: Iterable[str]) -> None:
+        lost = self.places.lose(names)
+        if lost.size:
+            self._post(PacksLost(lost))
+
+    def _open_collections(self) -> set[str]:
+        return {collection_in(one) for one in self._datasets.opened.values() if not one.recipe.random}
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = time.monotonic()
+        if now < self._due_s[what]:
+            return False
+        self._due_s[what] = now + every_s
+        return True
+
+    def _in_trouble(self, words: str) -> None:
+        self.trouble = words
+        _log.warning("the store %s: %s", self.address, words)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="store")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("the keeper of the store failed: a bug", exc_info=error)

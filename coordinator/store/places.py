@@ -1,0 +1,180 @@
+"""Where records lie in the store: numbers for packs, and for each open dataset sixteen bytes a sample.
+
+The core knows packs by number; names, offsets and lengths are looked up here when a request or a page needs
+them. Ids are joined with a dataset's once, sorted, when it is opened.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from superdl.coordinator.executors.messages import RecordPlaces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+__all__ = ["Joined", "Places", "join"]
+
+_SPOILT = np.uint32(2**31)
+"""Added to a pack's number: no good record was found there, but a request that was planned before may ask."""
+
+
+class Joined(NamedTuple):
+    """What a scan has found of a dataset: places in its catalog, and of each where its record lies."""
+
+    indices: NDArray[np.int64]
+    packs: NDArray[np.uint32]
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint32]
+
+
+@dataclass(slots=True)
+class _Columns:
+    pack: NDArray[np.uint32]
+    offset: NDArray[np.uint64]
+    length: NDArray[np.uint32]
+
+
+class Places:
+    """The places of the open datasets' records. Numbers may be asked for in any thread; the rest in one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._names = [""]
+        self._gone = np.zeros(1024, dtype=np.bool_)
+        self._columns: dict[bytes, _Columns] = {}
+
+    def number(self, pack: str) -> int:
+        """The number of a pack, from 1 up; never another's, even when the pack is gone."""
+        with self._lock:
+            number = self._numbers.get(pack)
+            if number is None:
+                number = self._numbers[pack] = len(self._names)
+                self._names.append(pack)
+                if number >= self._gone.size:
+                    self._gone = np.concatenate([self._gone, np.zeros_like(self._gone)])
+            return number
+
+    def open(self, content: bytes, size: int) -> None:
+        """Make room for a dataset of so many samples, unless it is there."""
+        if content not in self._columns:
+            pack, length = np.zeros((2, size), dtype=np.uint32)
+            self._columns[content] = _Columns(pack, np.zeros(size, dtype=np.uint64), length)
+
+    def close_unknown(self, opened: Iterable[bytes]) -> list[bytes]:
+        """Forget all other datasets; which they were."""
+        closed = [content for content in self._columns if content not in opened]
+        for content in closed:
+            del self._columns[content]
+        return closed
+
+    def put(self, content: bytes, joined: Joined) -> None:
+        """Note where records lie; nothing, if the dataset was closed meanwhile."""
+        columns = self._columns.get(content)
+        if columns is not None:
+            columns.pack[joined.indices] = joined.packs
+            columns.offset[joined.indices] = joined.offsets
+            columns.length[joined.indices] = joined.lengths
+
+    def forget(self, content: bytes, indices: NDArray[np.int64]) -> None:
+        """No good record was found there."""
+        columns = self._columns.get(content)
+        if columns is not None:
+            columns.pack[indices] |= _SPOILT * (columns.pack[indices] > 0)
+
+    def lose(self, packs: Iterable[str]) -> NDArray[np.uint32]:
+        """These packs are gone: their numbers, of those that have one."""
+        with self._lock:
+            numbers = [self._numbers[pack] for pack in packs if pack in self._numbers]
+        lost = np.array(numbers, dtype=np.uint32)
+        self._gone[lost] = True
+        return lost
+
+    def known(self, content: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """The samples of a dataset whose place is known, and their packs."""
+        columns = self._columns.get(content)
+        if columns is None:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
+        packs = self._good(columns.pack)
+        indices = np.flatnonzero(packs)
+        return indices, packs[indices]
+
+    def live(self) -> dict[str, int]:
+        """How many samples of open datasets each pack has, of those that have any."""
+        counts = np.zeros(len(self._names), dtype=np.int64)
+        for columns in self._columns.values():
+            counts += np.bincount(self._good(columns.pack), minlength=counts.size)[: counts.size]
+        counts[0] = 0
+        return {self._names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
+
+    def of(
+        self, content: bytes, indices: NDArray[np.int64], *, with_gone: bool = False
+    ) -> RecordPlaces | None:
+        """The places of some samples; ``None`` if there is none.
+
+        ``with_gone``: those too that are gone or spoilt by now, for a request that was planned before: its
+        function says so.
+        """
+        columns = self._columns.get(content)
+        if columns is None:
+            return None
+        numbers = columns.pack[indices]
+        numbers = numbers & ~_SPOILT if with_gone else self._good(numbers)
+        distinct, pack_of = np.unique(numbers, return_inverse=True)
+        if distinct.size and distinct[0] == 0:
+            distinct = distinct[1:]
+        else:
+            pack_of = pack_of + 1
+        if not distinct.size:
+            return None
+        return RecordPlaces(
+            tuple(self._names[number] for number in distinct.tolist()),
+            pack_of.astype(np.uint32),
+            columns.offset[indices],
+            columns.length[indices],
+        )
+
+    def _good(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Numbers of packs, and 0 for those that are gone and for spoilt records."""
+        bad = (numbers >= _SPOILT) | self._gone[numbers & ~_SPOILT]
+        good: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
+        return good
+
+
+def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
+    """Which of a dataset's ids, shape (samples, 16), are among entries of segments.
+
+    Of an id that is there twice the later entry holds.
+
+    Args:
+        ids: of all samples, in their order.
+        entries: with ``id``, ``offset``, ``bytes`` and ``pack``.
+        packs: numbers of packs, by the ``pack`` of the entries; 0 for those that must not be used.
+    """
+    usable = packs[entries["pack"]] > 0
+    entries = entries if usable.all() else entries[usable]
+    wanted = np.ascontiguousarray(ids).view("<u8")
+    there = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
+    # By the first half of an id; the second is compared. Two ids of one first half cost a decode, at worst.
+    order, by_need = np.argsort(there[:, 0], kind="stable"), np.argsort(wanted[:, 0])
+    at = np.searchsorted(there[order, 0], wanted[by_need, 0], side="right") - 1
+    entry = order[np.maximum(at, 0)] if order.size else at[:0]
+    by_need = by_need if order.size else by_need[:0]
+    found = (there[entry] == wanted[by_need]).all(axis=1)
+    entry_of = np.full(len(wanted), -1, dtype=np.int64)
+    entry_of[by_need[found]] = entry[found]
+    indices = np.flatnonzero(entry_of >= 0)
+    chosen = entries[entry_of[indices]]
+    return Joined(
+        indices,
+        packs[chosen["pack"]],
+        chosen["offset"].astype(np.uint64),
+        chosen["bytes"].astype(np.uint32),
+    )

@@ -1,0 +1,124 @@
+"""Whether the store is made use of: what lies there is restored, and what does not is kept there.
+
+It remembers what one life of the coordinator was told of places, and which executors gave reason for doubt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.core import (
+    EVERY_EPOCH,
+    OUTCOME_ORDER,
+    BatchRead,
+    FailureKind,
+    PacksLost,
+    RecordReadBack,
+    RecordsStored,
+    RequestDone,
+)
+from superdl.super_wire.request import Outcome
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core import Event, Prefetch, RequestFailed
+    from superdl.experiments.simulator.trainer_model import TrainerModel
+    from superdl.experiments.simulator.world_state import WorldState
+
+__all__ = ["StoreCheck"]
+
+_CACHED, _TOMBSTONE, _NOT_STORED = map(
+    OUTCOME_ORDER.index, (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.NOT_STORED)
+)
+_NEVER_RUN = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
+
+
+class StoreCheck:
+    """The places that one life of the coordinator knows, which begins now."""
+
+    def __init__(self, world: WorldState, trainers: dict[str, list[TrainerModel]]) -> None:
+        self._world = world
+        self._trainers = trainers
+        self._places: dict[bytes, NDArray[np.uint32]] = {
+            name: np.zeros(data.size, dtype=np.uint32) for name, data in world.model.datasets.items()
+        }
+        self._missed: dict[bytes, NDArray[np.bool_]] = {
+            name: np.zeros(data.size, dtype=np.bool_) for name, data in world.model.datasets.items()
+        }
+        """Of which samples a reader has said that it misses them."""
+        facts = world.model.settings.executors if world.model.settings.store else ()
+        see = {number for number, each in enumerate(facts) if each.sees_store}
+        self._see = frozenset(see)
+        self._can_read, self._can_write = set(see), set(see)
+        """Of the executors that see the store those that gave no reason for doubt since they last worked."""
+        self._spoilers: set[int] = set()
+
+    def happened(self, event: Event) -> None:
+        """Before the core hears of what is no answer to a request."""
+        if isinstance(event, RecordsStored):
+            self._places[event.dataset][event.indices] = event.packs
+        elif isinstance(event, PacksLost):
+            for packs in self._places.values():
+                packs[np.isin(packs, event.packs)] = 0
+        elif isinstance(event, RecordReadBack) and event.fault:
+            self._spoilers.add(event.executor)
+        elif isinstance(event, BatchRead) and event.missed.size:
+            script = self._trainers[event.job][0].script
+            batch = script.plan.batch(event.epoch, event.position, event.rank).indices
+            self._missed[script.dataset][batch[event.missed]] = True
+
+    def answered(
+        self, request: Prefetch, event: RequestDone | RequestFailed, unsettled: NDArray[np.bool_]
+    ) -> None:
+        """A request was answered for the first time; ``unsettled`` before that."""
+        packs, executor = self._places[request.samples.dataset], request.executor
+        if not isinstance(event, RequestDone):
+            self._can_read.discard(executor)
+            if request.restore and event.kind not in _NEVER_RUN:
+                packs[request.indices[unsettled]] = 0
+            return
+        if event.pack and event.stored is not None:
+            packs[request.indices[event.stored]] = event.pack
+        worked = np.isin(event.outcomes, (_CACHED, _TOMBSTONE)).any()
+        if request.restore:
+            packs[request.indices[event.outcomes == _NOT_STORED]] = 0
+        if (event.store_trouble and request.restore) or not worked:
+            self._can_read.discard(executor)
+        elif request.restore and executor in self._see:
+            self._can_read.add(executor)
+        if request.save and event.store_trouble:
+            self._can_write.discard(executor)
+        elif event.pack:
+            self._can_write.add(executor)
+
+    def overtaken(self, request: Prefetch) -> None:
+        """Another request for the same samples was answered before this one."""
+        self._can_read.discard(request.executor)
+
+    def problems(self, action: Prefetch) -> list[str]:
+        """What is wrong with a request that is made."""
+        told, dataset = [], action.samples.dataset
+        known = self._places[dataset][action.indices] != 0
+        fit = self._see - self._world.model.unfit.get(dataset, frozenset())
+        deterministic = action.samples.epoch == EVERY_EPOCH
+        if (action.restore or action.save) and (action.executor not in self._see or not deterministic):
+            told.append("a request has to do with a store that is not there for it")
+        if action.restore and not known.all():
+            told.append("a sample is restored whose place nobody knows")
+        awaited = self._missed[dataset][action.indices].all() or not self._only_straight(dataset)
+        if action.restore and not awaited:
+            told.append("a sample is restored that readers take from the store, and none has missed")
+        if action.hedge_of is not None or action.restore or not deterministic:
+            return told
+        if known.any() and fit & self._can_read - self._spoilers:
+            told.append("a sample is decoded that lies in the store, which is well")
+        if not known.all() and not action.save and action.executor in self._can_write:
+            told.append("what is decoded is not kept, though the store is well")
+        return told
+
+    def _only_straight(self, dataset: bytes) -> bool:
+        jobs = [job for job in self._world.core.jobs if job.dataset == dataset]
+        return all(job.straight for job in jobs)

@@ -1,0 +1,69 @@
+"""What became of every sample of a request, column by column: filled by all who work on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.request import Outcome, clean_text
+
+if TYPE_CHECKING:
+    from superdl.lambda_prefetch.push import Pushed
+    from superdl.super_wire.request import PrefetchRequest
+
+__all__ = ["ResultColumns"]
+
+_MAX_MESSAGE = 2000  # characters; an error may repeat what it was given, of any length
+
+_IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
+_COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes", "offsets")
+_TOLD = ("messages", "pack", "store_trouble", "store_requests", "store_bytes")
+
+
+class ResultColumns:
+    """What became of every sample of a request, column by column, as the result tells it."""
+
+    def __init__(self, request: PrefetchRequest) -> None:
+        count = len(request.keys)
+        self._request = request
+        self.outcomes = [Outcome.EXPIRED] * count
+        self.fetch_us = [0] * count
+        self.decode_us = [0] * count
+        self.push_us = [0] * count
+        self.source_bytes = [0] * count
+        self.record_bytes = [0] * count
+        self.messages: dict[str, str] = {}
+        self.stuck = False
+        """Whether a thread of this process still decodes what was given up."""
+        self.pack = ""
+        self.offsets: list[int] = []
+        self.store_trouble = ""
+        self.store_requests = 0
+        self.store_bytes = 0
+
+    def explain(self, index: int, why: str) -> str:
+        """Note why a sample is not cached; the sentence for people names it."""
+        message = clean_text(f"{self._request.bucket}/{self._request.keys[index]}: {why}")[:_MAX_MESSAGE]
+        self.messages[str(index)] = message
+        return message
+
+    def settle(self, results: list[Pushed]) -> None:
+        """Note what the cache said of each record that was pushed; no sample is cached without its word."""
+        answered = {pushed.index for pushed in results}
+        for index, outcome in enumerate(self.outcomes):
+            if outcome in _IN_CACHE and index not in answered:
+                self.outcomes[index] = Outcome.CACHE_ERROR
+                self.explain(index, "it was not stored")
+        for pushed in results:
+            self.push_us[pushed.index] = pushed.push_us
+            if pushed.refusal:
+                # The only refusal whose remedy is the coordinator's: room.
+                is_full = pushed.refusal.startswith("OOM")
+                self.outcomes[pushed.index] = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
+                self.explain(pushed.index, f"the cache did not take it: {pushed.refusal}")
+            else:
+                self.record_bytes[pushed.index] = pushed.record_bytes
+
+    def told(self) -> dict[str, Any]:
+        """The fields of a :class:`~superdl.super_wire.request.PrefetchResult` that are known here."""
+        columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
+        return columns | {name: getattr(self, name) for name in _TOLD}

@@ -1,0 +1,207 @@
+"""The function's store: opened by the function's own settings, and a request's pack written to it.
+
+A pack is written beside the pusher: what the cache has acknowledged goes to it, and it appears in the store
+before the request is answered. A store that cannot be written ends the pack, and harms no sample. Records go
+to a file of the store's; what S3 gets at the end is held in memory up to 32 MiB, then in a temporary file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from superdl.super_wire.errors import StoreBusyError, StoreError, StoreRefusedError
+from superdl.super_wire.request import Outcome, clean_text
+from superdl.super_wire.store import is_bucket, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from superdl.lambda_prefetch.results import ResultColumns
+    from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.super_wire.request import PrefetchRequest
+    from superdl.super_wire.store import PackInProgress, PackMeta, Store
+
+__all__ = ["OpenStore", "Pace", "PackSaver", "own_store", "trouble_in_words"]
+
+_MAX_TROUBLE = 500  # characters
+_MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
+# Of S3: an answer waits for its pack's PUT, and where a GET fails, decoding serves.
+_SILENCE_S, _ATTEMPTS = 5, 2
+
+# By process, address and endpoint, since opening one asks S3. A directory is opened for each request: that
+# costs less than decoding one image, and one that was removed or made again is noticed.
+_buckets: dict[tuple[int, str, str], Store] = {}
+_buckets_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """A store, and how many requests had been sent for it before this invocation."""
+
+    store: Store
+    requests_before: int
+
+    @property
+    def requests(self) -> int:
+        """How many requests this invocation has sent for it."""
+        return self.store.requests - self.requests_before
+
+
+def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> OpenStore:
+    """The store of a request, which has to be the function's own.
+
+    Raises:
+        StoreError: it is another, or cannot be opened.
+    """
+    if address != settings.store:
+        own = f"is {settings.store}" if settings.store else "names none"
+        raise StoreRefusedError(
+            f"the request's store is {address[:200]}, and SUPER_STORE of the function {own}: give the "
+            "coordinator and its functions the same"
+        )
+    if not is_bucket(address):
+        return OpenStore(open_store(address, create=False, read_only=not writing), 0)
+    place = (os.getpid(), address, settings.s3_endpoint_url)
+    with _buckets_lock:
+        if (kept := _buckets.get(place)) is not None:
+            return OpenStore(kept, kept.requests)
+        from superdl.lambda_prefetch.s3_source import s3_client
+
+        client = s3_client(settings.s3_endpoint_url, silence_s=_SILENCE_S, attempts=_ATTEMPTS)
+        _buckets[place] = opened = open_store(address, create=False, s3_client=lambda: client)
+        return OpenStore(opened, 0)
+
+
+class Pace:
+    """How much of its time a process has waited for the store's disk, over its last packs.
+
+    A disk that is slower than the functions would hold up each of them, and so the readers.
+    """
+
+    def __init__(self) -> None:
+        self._waited_s = self._passed_s = 0.0
+
+    def check(self, waited_s: float, passed_s: float) -> None:
+        """Raise :class:`StoreBusyError` where the disk holds up a pack, and held up those before it."""
+        waited_s, passed_s = self._waited_s + waited_s, self._passed_s + passed_s
+        if waited_s > max(_MIN_WAIT_S, passed_s / 2):
+            self._waited_s = self._passed_s = 0.0  # who tries again finds out again
+            raise StoreBusyError(
+                f"writing packs took {waited_s:.1f} of {passed_s:.1f} s: the store's disk is slower than the "
+                "functions; name a faster one, or none"
+            )
+
+    def add(self, waited_s: float, passed_s: float) -> None:
+        """Count a pack that was written; what was long ago counts less and less."""
+        self._waited_s += waited_s
+        self._passed_s += passed_s
+        if self._passed_s > _REMEMBERED_S:
+            self._waited_s /= 2
+            self._passed_s /= 2
+
+
+_pace = Pace()
+
+
+def trouble_in_words(error: Exception) -> str:
+    """What an answer says of an error of the store."""
+    words = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+    return clean_text(words)[:_MAX_TROUBLE]
+
+
+class PackSaver:
+    """Writes what the cache acknowledged of one request to a pack, and tells that by the result's columns.
+
+    Use it as a context. Leaving it normally lets the pack appear; leaving it by an exception leaves nothing.
+    Without ``meta``, what all records of the pack have in common, nothing is written.
+    """
+
+    def __init__(
+        self,
+        request: PrefetchRequest,
+        meta: PackMeta | None,
+        settings: FunctionSettings,
+        columns: ResultColumns,
+        *,
+        expires_at: float,
+        pace: Pace = _pace,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._meta = meta
+        self._settings = settings
+        self._columns = columns
+        self._expires_at = expires_at
+        self._opened: OpenStore | None = None
+        self._pack: PackInProgress | None = None
+        self._offsets = [0] * len(request.keys)
+        self._pace = pace
+        self._clock = clock
+        self._begun_s = self._waited_s = 0.0
+        self._on_disk = not is_bucket(request.store)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._pack is not None:
+            self._commit(self._pack)
+        self._end()
+        if self._opened is not None:
+            self._columns.store_requests = self._opened.requests
+
+    def add(self, index: int, header: bytes, payload: memoryview) -> None:
+        """Write the record of a sample if it is data; called by one thread at a time."""
+        if self._meta is None or self._columns.outcomes[index] is not Outcome.CACHED:
+            return
+        try:
+            if self._pack is None:
+                self._pack = self._begin(self._meta)
+            sample_id = bytes.fromhex(self._request.ids[index])
+            before_s = self._clock()
+            self._offsets[index] = self._pack.add(sample_id, header, payload)
+            self._note_wait(before_s)
+            self._pace.check(self._waited_s, self._clock() - self._begun_s)
+        except Exception as error:  # noqa: BLE001  # told in the result; it must not end the pusher's thread
+            self._fail(error)
+
+    def _note_wait(self, since_s: float) -> None:
+        """Count the time of a disk. S3 holds up no record: it gets the pack once all are in the cache."""
+        if self._on_disk:
+            self._waited_s += self._clock() - since_s
+
+    def _begin(self, meta: PackMeta) -> PackInProgress:
+        self._begun_s = self._clock()
+        self._opened = own_store(self._request.store, self._settings, writing=True)
+        return self._opened.store.begin_pack(meta)
+
+    def _commit(self, pack: PackInProgress) -> None:
+        if time.time() >= self._expires_at:  # a late answer costs more than the pack is worth
+            words = f"{self._request.store}: the request expired before its pack was written"
+            self._fail(StoreBusyError(words))
+            return
+        try:
+            before_s = self._clock()
+            self._columns.pack = pack.commit()
+            self._note_wait(before_s)
+        except Exception as error:  # noqa: BLE001  # told in the result; the samples are cached
+            self._fail(error)
+        else:
+            self._columns.offsets = self._offsets
+            self._columns.store_bytes = pack.size
+            self._pace.add(self._waited_s, self._clock() - self._begun_s)
+
+    def _fail(self, error: Exception) -> None:
+        self._columns.store_trouble = trouble_in_words(error)
+        self._meta = None
+        self._end()
+
+    def _end(self) -> None:
+        """Leave nothing of a pack that was not committed."""
+        if self._pack is not None:
+            self._pack.abandon()
+            self._pack = None

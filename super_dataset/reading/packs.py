@@ -1,0 +1,382 @@
+"""Reads records straight out of a store's packs into the batch buffer: no server, and no second copy.
+
+A batch tells the places of its records. They are read pack by pack, in the order in which they lie there, one
+``preadv`` each, and hashed while the processor's cache holds them. What the kernel has to fetch from the disk
+is announced to it first and read when the rest is there. What cannot be read is named with the reason, and
+the cache is asked for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import os
+import resource
+import threading
+import time
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from superdl.super_wire.record import HEADER_BYTES, payload_hash
+from superdl.super_wire.store import DirectoryStore, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from superdl.super_dataset.reading.buffer import BatchBuffer
+    from superdl.super_wire.batch_ref import BatchRef
+
+__all__ = ["OPEN_PACKS", "OpenPacks", "StoreTroubleLog", "announce", "read_placed"]
+
+_LOG = logging.getLogger("superdl.super_dataset")
+_LOG_EVERY_S = 60.0
+
+_LEAST_OPEN, _MOST_OPEN = 128, 1024
+_LOOK_EVERY_S = 60.0
+_SHARE_OF_FILES = 4  # of the files that a process may have open, one in so many is ours at most
+_AHEAD = 64  # records that the kernel fetches while others are read
+_PAYLOAD_BYTES = slice(8, 16)  # where a header tells the payload's length
+_FAR = 2**62  # no file is so long
+
+_ANNOUNCED_BYTES = 64 * 2**20  # of one batch, ahead of its reading
+
+_AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
+"""Read what memory holds, and do not wait for a disk. Not all filesystems can tell, nor all systems."""
+
+
+class _OpenPack:
+    """A pack's descriptor, closed when nobody holds it any more: eviction never closes what is being read."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        with contextlib.suppress(OSError):  # a network filesystem's late complaint about what was read
+            close(self.descriptor)
+
+
+class OpenPacks:
+    """Packs that a process keeps open, of any store; the one that was used least recently goes.
+
+    At most ``limit`` are open, and 64 for each thread that reads from a disk. Packs that were removed are let
+    go within a minute of reading, so that the disk gets their room back. Threads may share it. A fork begins
+    with none.
+    """
+
+    def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._look_s = 0.0
+        self._lock = threading.Lock()
+        self._packs: OrderedDict[tuple[str, str], _OpenPack] = OrderedDict()
+        self._stores: dict[str, DirectoryStore] = {}
+        self.cannot_tell: set[str] = set()
+        """Stores whose filesystem cannot tell what would have to come from a disk."""
+        self.waits_for_disks = False
+        """Whether a part of the latest batch had to come from a disk."""
+
+    def __len__(self) -> int:
+        return len(self._packs)
+
+    def get(self, store: str, pack: str) -> _OpenPack:
+        """The open pack; it stays open while it is held.
+
+        Raises:
+            StoreError: there is no such store or pack, or it may not be read.
+        """
+        key = (store, pack)
+        with self._lock:
+            found = self._packs.get(key)
+            if found is not None:
+                self._packs.move_to_end(key)
+                return found
+        opened = _OpenPack(self._open(store, pack))
+        with self._lock:
+            self._packs[key] = opened
+            self._packs.move_to_end(key)
+            if self._limit is None:
+                self._limit = _allowed_files()
+            while len(self._packs) > self._limit:
+                self._packs.popitem(last=False)
+        return opened
+
+    def forget(self, store: str, pack: str) -> None:
+        """Close a pack, so that it is opened again: a server may have lost it."""
+        with self._lock:
+            self._packs.pop((store, pack), None)
+
+    def let_go(self) -> None:
+        """Close packs that nobody can find any more; looks once in a minute."""
+        if self._clock() < self._look_s:
+            return
+        self._look_s = self._clock() + _LOOK_EVERY_S
+        with self._lock:
+            for key, pack in list(self._packs.items()):
+                if _was_removed(pack):
+                    del self._packs[key]
+
+    def after_fork(self) -> None:
+        """In a child: its copies of the descriptors are closed, and the lock may have been held."""
+        self._lock = threading.Lock()
+        self._packs.clear()
+
+    def _open(self, store: str, pack: str) -> int:
+        found = self._stores.get(store)
+        if found is None:
+            found = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
+        try:
+            return found.open_pack(pack)
+        except StoreError as error:  # no name of ours for its cause: that circle would keep packs open
+            if not _is_of_many_files(error.__cause__):
+                raise
+        with self._lock:  # others want files too
+            self._packs.clear()
+        return found.open_pack(pack)
+
+
+def _was_removed(pack: _OpenPack) -> bool:
+    try:
+        return not os.fstat(pack.descriptor).st_nlink
+    except OSError:  # a network filesystem's server forgot it
+        return True
+
+
+def _is_of_many_files(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def _allowed_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_FILES
+    return max(_LEAST_OPEN, min(_MOST_OPEN, most))
+
+
+OPEN_PACKS = OpenPacks()  # of this process, whatever dataset it reads
+os.register_at_fork(after_in_child=OPEN_PACKS.after_fork)
+
+
+class StoreTroubleLog:
+    """Tells what could not be read from a store, at most once a minute."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._count = 0
+        self._told_s = -math.inf
+
+    def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
+        """Count the samples of a batch that could not be read, and tell of them if it is time."""
+        self._count += len(failed)
+        now_s = self._clock()
+        if now_s - self._told_s < _LOG_EVERY_S:
+            return
+        first = min(failed)
+        _LOG.warning(
+            "%d samples could not be read from the store at %s, so the cache was asked for them: %s (%s): %s",
+            self._count,
+            ref.store,
+            ref.name_of(first),
+            _place_name(ref, first),
+            failed[first],
+        )
+        self._told_s, self._count = now_s, 0
+
+
+def _place_name(ref: BatchRef, offset: int) -> str:
+    places = ref.places
+    if places is None:
+        return "no place"
+    number = int(np.frombuffer(places.pack_of, dtype="<u4")[offset])
+    name = places.packs[number - 1] if number <= len(places.packs) else "unknown"
+    return f"pack {name}, byte {np.frombuffer(places.offsets, dtype='<u8')[offset]}"
+
+
+_Place: TypeAlias = tuple[int, str, int, int]
+"""A sample's offset in the batch, and where its record lies: pack, beginning, length."""
+
+
+def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[list[int], dict[int, str]]:
+    """Read the records that have places; ``buffer`` has room for all of the batch.
+
+    Returns the offsets of the samples whose records came, to be checked, and of those whose did not, with the
+    reason.
+    """
+    reading = _Reading(ref.store, buffer, packs)
+    placed = _places_of(ref, reading.failed)
+    packs.let_go()
+    if placed:
+        reading.run(placed)
+    return reading.came, reading.failed
+
+
+def announce(ref: BatchRef, packs: OpenPacks) -> None:
+    """Have the kernel fetch a batch that will be read later, if batches have to come from a disk."""
+    if packs.waits_for_disks or ref.store in packs.cannot_tell:
+        _announce(ref.store, _places_of(ref, {}), packs)
+
+
+def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
+    """The records that have places, as they lie in the packs; those at impossible ones have ``failed``."""
+    if ref.places is None:
+        return []
+    names = ("", *ref.places.packs)
+    pack_of = np.frombuffer(ref.places.pack_of, dtype="<u4")
+    begins = np.frombuffer(ref.places.offsets, dtype="<u8")
+    lengths = np.frombuffer(ref.places.lengths, dtype="<u4")
+    wrong = (pack_of >= len(names)) | (begins > _FAR) | (lengths < HEADER_BYTES)
+    if wrong.any():
+        wrong &= pack_of > 0
+        pack_of = np.where(wrong, 0, pack_of)
+        failed |= dict.fromkeys(np.flatnonzero(wrong).tolist(), "no record can lie where it was said to lie")
+    offsets = np.lexsort((begins, pack_of))[np.count_nonzero(pack_of == 0) :]
+    packs = map(names.__getitem__, pack_of[offsets].tolist())
+    return list(
+        zip(offsets.tolist(), packs, begins[offsets].tolist(), lengths[offsets].tolist(), strict=True)
+    )
+
+
+def _announce(store: str, placed: list[_Place], packs: OpenPacks) -> None:
+    left_bytes = _ANNOUNCED_BYTES
+    for _, name, begin, length in placed:
+        left_bytes -= length
+        if left_bytes < 0:
+            break
+        try:
+            _will_need(packs.get(store, name), begin, length)
+        except StoreError:  # it is told when it is read
+            continue
+
+
+class _Reading:
+    """One batch's records on their way from packs into its buffer."""
+
+    def __init__(self, store: str, buffer: BatchBuffer, packs: OpenPacks) -> None:
+        self.came: list[int] = []
+        self.failed: dict[int, str] = {}
+        self._store = store
+        self._buffer = buffer
+        self._packs = packs
+        self._waiting: deque[tuple[_Place, _OpenPack]] = deque()
+        self._why = ""
+
+    def run(self, placed: list[_Place]) -> None:
+        """Read everything."""
+        # Records as long as a slot are read here, without calls of ours for each; others by _read.
+        buffer, packs, preadv = self._buffer, self._packs, os.preadv
+        at_once = _AT_ONCE
+        if self._store in packs.cannot_tell:
+            at_once = 0
+            _announce(self._store, placed, packs)
+        came: list[int] = []
+        digests: dict[int, int] = {}
+        headers = np.empty((buffer.size, HEADER_BYTES), dtype=np.uint8)
+        rows, row = headers.reshape(-1).data, 0
+        slots, slot_bytes = buffer.slots, buffer.item_bytes
+        name, pack = "", None
+        for place in placed:
+            offset, its_name, begin, length = place
+            if its_name != name:
+                name, pack = its_name, self._open(its_name)
+            if pack is None:
+                self.failed[offset] = self._why
+                continue
+            if length - HEADER_BYTES != slot_bytes:
+                self._read(place, pack)
+                slots, slot_bytes = buffer.slots, buffer.item_bytes
+                continue
+            slot = slots[offset * slot_bytes : offset * slot_bytes + slot_bytes]
+            try:
+                got = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, at_once)
+            except OSError as error:
+                got = 0
+                if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                    packs.cannot_tell.add(self._store)
+                    at_once = 0
+            if got == length:
+                digests[offset] = payload_hash(slot)
+                came.append(offset)
+                row += HEADER_BYTES
+            else:
+                self._later(place, pack)
+        self._finish(came, headers[: len(came)], digests)
+
+    def _finish(self, came: list[int], headers: NDArray[np.uint8], digests: dict[int, int]) -> None:
+        if came:
+            self._buffer.note_records(came, headers, digests)
+            self.came += came
+        self._packs.waits_for_disks = bool(self._waiting)
+        self._read_waiting()
+
+    def _read_waiting(self) -> None:
+        while self._waiting:
+            self._read(*self._waiting.popleft())
+
+    def _open(self, name: str) -> _OpenPack | None:
+        try:
+            return self._packs.get(self._store, name)
+        except StoreError as error:
+            if not self._waiting:
+                self._why = str(error)
+                return None
+        self._read_waiting()  # what waits holds its packs open, where files may be few
+        return self._open(name)
+
+    def _later(self, place: _Place, pack: _OpenPack) -> None:
+        """Have the kernel fetch a record, and read it when there was time for that."""
+        _, _, begin, length = place
+        _will_need(pack, begin, length)
+        self._waiting.append((place, pack))
+        if len(self._waiting) > _AHEAD:
+            self._read(*self._waiting.popleft())
+
+    def _read(self, place: _Place, pack: _OpenPack) -> None:
+        """Read one record, wherever it is; the first of a batch says how large the block is."""
+        offset, name, begin, length = place
+        buffer, header = self._buffer, bytearray(HEADER_BYTES)
+        try:
+            _fill(pack, header, begin)
+            _check_length(header, length)  # before memory is taken for it
+            record = buffer.place(offset, bytes(header), length - HEADER_BYTES)
+            _fill(pack, record.payload, begin + HEADER_BYTES)
+        except _NotThereError as error:
+            self.failed[offset] = str(error)
+        except OSError as error:
+            self._packs.forget(self._store, name)
+            self.failed[offset] = error.strerror or str(error)
+        else:
+            buffer.to_hash[offset] = True
+            buffer.note_record(record)
+            self.came.append(offset)
+
+
+class _NotThereError(Exception):
+    """A pack does not hold what it should."""
+
+
+def _check_length(header: bytearray, length: int) -> None:
+    told = HEADER_BYTES + int.from_bytes(header[_PAYLOAD_BYTES], "little")
+    if told != length:
+        raise _NotThereError(f"a record of {told} bytes is where one of {length} should be")
+
+
+def _fill(pack: _OpenPack, room: bytearray | memoryview, begin: int) -> None:
+    """Read as many bytes as there is room for."""
+    view, at = memoryview(room), 0
+    while at < len(view):
+        count = os.preadv(pack.descriptor, (view[at:],), begin + at)
+        if not count:
+            raise _NotThereError("the pack is cut off there")
+        at += count
+
+
+def _will_need(pack: _OpenPack, begin: int, length: int) -> None:
+    """Have the kernel fetch bytes of a pack, without waiting for them; it may refuse, or not know how."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.posix_fadvise(pack.descriptor, begin, length, os.POSIX_FADV_WILLNEED)

@@ -1,0 +1,123 @@
+"""The store of decoded records: there, of this version, to be written and read, with room left.
+
+A coordinator elsewhere has its own: then what counts is whether this machine sees it, since readers that do
+read packs straight. Without one it is the embedded default's, or the one that is named.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.executors import executor_classes
+from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
+from superdl.super_wire.errors import RecordError, StoreError, StoreGoneError
+from superdl.super_wire.store import check_record, is_bucket
+
+if TYPE_CHECKING:
+    from superdl.doctor.checking import Case, Finding
+    from superdl.super_wire.store import Store
+
+__all__ = ["check_store"]
+
+_LEFT_FREE = 0.1
+"""Of a disk: a coordinator leaves so much of it free."""
+
+
+def check_store(case: Case) -> Finding:
+    """Whether it can be used from here."""
+    from superdl.coordinator.store import chosen_store
+
+    if case.named_store == "none":
+        return skipped("SUPER_STORE=none turns it off", "a directory or s3://bucket/prefix turns it on")
+    if case.elsewhere:
+        return _of_the_coordinator(case.told_store)
+    choice = chosen_store(case.named_store or "auto", os.environ)
+    if not choice.address:
+        why = f"the embedded default keeps none, and decodes in each run: {choice.reason}"
+        return doubtful(why, "name a directory on a disk with room: SUPER_STORE")
+    executors = executor_classes(case.settings.executors)
+    if not any(executor.sees_store(case.settings, choice.address) for executor in executors):
+        why = f"functions of {case.settings.executor} do not see {choice.address}"
+        return bad(why, "name what they reach: SUPER_STORE=s3://bucket/prefix")
+    return _of_this_machine(choice.address)
+
+
+def _of_this_machine(address: str) -> Finding:
+    from superdl.coordinator.store import open_store
+
+    try:
+        return _judged(open_store(address, create=False))
+    except StoreGoneError as error:
+        if is_bucket(address):
+            return skipped(str(error), "a coordinator that has it as its store makes it")
+        return _not_there_yet(address)
+    except StoreError as error:
+        return bad(str(error), "name another place: SUPER_STORE, or none for no store")
+
+
+def _of_the_coordinator(address: str) -> Finding:
+    """What a reader here has of the store that the coordinator tells of."""
+    from superdl.coordinator.store import open_store
+
+    if not address:
+        return skipped("the coordinator has none", "start it with --store to decode once (docs/store.md)")
+    if is_bucket(address):
+        return skipped(f"the coordinator and its functions use {address}; readers read the cache alone")
+    try:
+        open_store(address, create=False, read_only=True)
+    except StoreError as error:
+        why = f"this machine does not see {address}, so its records come through the cache ({error})"
+        return skipped(why, "mount it here at the same path, and readers read packs themselves")
+    return good(f"{address} is seen from here: readers read packs themselves")
+
+
+def _not_there_yet(address: str) -> Finding:
+    """What a directory that is still to be made will have."""
+    above = next(folder for folder in Path(address).parents if folder.is_dir())
+    if not os.access(above, os.W_OK | os.X_OK):
+        return bad(f"{address} cannot be made: {above} may not be written", "name another place: SUPER_STORE")
+    free = size_text(shutil.disk_usage(above).free)
+    return good(f"{address} is made when a job first runs; {free} are free there")
+
+
+def _judged(store: Store) -> Finding:
+    """Write a mark and take it away, read a record, look at the room."""
+    instance = uuid.uuid4().hex
+    try:
+        store.touch(instance)
+        store.forget(instance)
+    except StoreError as error:
+        return doubtful(
+            f"it can be read and not written: {error}", "records that are not in it are decoded each time"
+        )
+    packs = store.packs()
+    words = f"{store.address} can be written; {len(packs):,} packs, {size_text(sum(packs.values()))}"
+    measured: dict[str, float | str] = {"packs": len(packs), "size_bytes": sum(packs.values())}
+    if broken := _broken(store, packs):
+        return doubtful(f"{words}; {broken}", "superdl store verify drops what is wrong", **measured)
+    if is_bucket(store.address):
+        return good(words, **measured)
+    disk = shutil.disk_usage(store.address)
+    measured["free_bytes"] = disk.free
+    if disk.free < _LEFT_FREE * disk.total:
+        why = f"{words}; of its disk {disk.free / disk.total:.1%} are free, and the last tenth stays so"
+        return doubtful(why, "make room, superdl store prune, or name another disk: SUPER_STORE", **measured)
+    return good(f"{words}; {size_text(disk.free)} free", **measured)
+
+
+def _broken(store: Store, packs: dict[str, int]) -> str:
+    """What is wrong with the first record of one pack; empty if nothing is."""
+    try:
+        for pack, size in sorted(packs.items())[:1]:
+            for entry in store.read_index(pack, size).entries[:1]:
+                record = store.read(pack, int(entry["offset"]), int(entry["bytes"]))
+                check_record(record, bytes(entry["id"]))
+    except StoreGoneError:  # somebody dropped it just now
+        return ""
+    except (RecordError, StoreError) as error:
+        return f"a pack is broken: {error}"
+    return ""

@@ -1,0 +1,23 @@
+"""Looks after a store of decoded records: what ``superdl store`` does.
+
+``contents`` says what lies in it, ``removing`` drops packs, ``verifying`` decodes a share
+of the records again and compares bytes. ``command`` asks and prints.
+"""
+
+from __future__ import annotations
+
+from superdl.store.contents import Collection, Contents, contents_of, store_address
+from superdl.store.removing import Removed, clear, prune
+from superdl.store.verifying import Verification, verify
+
+__all__ = [
+    "Collection",
+    "Contents",
+    "Removed",
+    "Verification",
+    "clear",
+    "contents_of",
+    "prune",
+    "store_address",
+    "verify",
+]

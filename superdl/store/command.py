@@ -1,0 +1,276 @@
+"""``superdl store``: list a store of decoded records, verify it, drop from it. The work is
+:mod:`superdl.store`'s.
+
+Exit codes beside the command's own: 1 too where ``verify`` has found something wrong, dropped or not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from superdl.options import agreed
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import shown
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from superdl.store import Collection, Contents, Removed
+    from superdl.super_wire.store import Store
+
+__all__ = ["add_arguments", "run"]
+
+_ACTIONS = {
+    "ls": "show what lies in a store: bucket, recipe, packs, records, bytes, when last used",
+    "du": "show how many bytes a store takes, and what is free beside it; reads no pack",
+    "verify": "check a share of the records: header, hash, and the pixels decoded again",
+    "prune": "drop packs that are not worth their room; never those that somebody has open",
+    "clear": "drop all packs and the whole index",
+}
+_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what can be done, with its options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in _ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        action.add_argument(
+            "store", nargs="?", help="directory or s3://bucket/prefix; default SUPER_STORE, else your cache's"
+        )
+        if name == "verify":
+            action.add_argument("--share", type=float, default=0.01, help="of the records, 0 to 1 (0.01)")
+            action.add_argument(
+                "--source",
+                action="append",
+                default=[],
+                metavar="URL",
+                help="list this for keys, not its whole bucket; may be repeated",
+            )
+        if name == "prune":
+            which = action.add_mutually_exclusive_group(required=True)
+            which.add_argument("--bytes", metavar="SIZE", help="keep so much, such as 100gb")
+            which.add_argument(
+                "--older-than", type=float, metavar="DAYS", help="drop what no job has opened for so long"
+            )
+        if name in {"verify", "prune", "clear"}:
+            action.add_argument("--yes", action="store_true", help="drop without asking")
+        action.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Open the store, and do it."""
+    from rich.console import Console  # --help needs none of this
+
+    from superdl.coordinator.store import open_store
+    from superdl.store import store_address
+    from superdl.super_wire.redaction import keep_secrets_out_of_logs
+
+    keep_secrets_out_of_logs()
+    drops = arguments.action in {"prune", "clear"} or (arguments.action == "verify" and arguments.yes)
+    store = open_store(store_address(arguments.store, os.environ), create=False, read_only=not drops)
+    console = Console(stderr=arguments.json, highlight=False, markup=False, soft_wrap=True)
+    actions: dict[str, Callable[[argparse.Namespace, Store, Console], tuple[dict[str, Any], int]]] = {
+        "ls": _ls,
+        "du": _du,
+        "verify": _verify,
+        "prune": _prune,
+        "clear": _clear,
+    }
+    mapping, code = actions[arguments.action](arguments, store, console)
+    if arguments.json:
+        told = {"store": store.address, "id": store.id, **mapping}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    return code
+
+
+def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
+    contents = _contents(store)
+    for one in _by_use(contents):
+        decoders = ", ".join(f"{name[:8]} ({count:,})" for name, count in one.decoders.items())
+        console.print(
+            f"{shown(one.bucket) or 'no pack of it can be read'}\n"
+            f"  {_recipe_text(one.recipe)}\n"
+            f"  collection {one.name}: {one.records:,} records, {_size(one.size_bytes)} in "
+            f"{len(one.packs):,} packs; decoder {decoders or 'unknown'}; {_used_text(one)}"
+        )
+    _print_broken(contents, console)
+    console.print(f"{store.address}: {_sum_text(contents)}")
+    return _mapping(contents), 0
+
+
+def _du(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
+    from superdl.store.contents import collection_name
+    from superdl.super_wire.store import is_bucket
+
+    sizes: dict[str, int] = {}
+    for pack, size in store.packs().items():
+        sizes[collection_name(pack)] = sizes.get(collection_name(pack), 0) + size
+    for name, size in sorted(sizes.items(), key=lambda row: -row[1]):
+        console.print(f"{_size(size):>12}  collection {name}")
+    mapping: dict[str, Any] = {"size_bytes": sum(sizes.values()), "collections": sizes}
+    line = f"{_size(mapping['size_bytes']):>12}  {store.address}"
+    if not is_bucket(store.address):
+        disk = shutil.disk_usage(store.address)
+        mapping |= {"disk_free_bytes": disk.free, "disk_bytes": disk.total}
+        line += f"; {_size(disk.free)} of {_size(disk.total)} are free on its disk"
+    console.print(line)
+    return mapping, 0
+
+
+def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
+    from superdl.coordinator.store import open_store
+    from superdl.store import verify
+
+    if not 0 <= arguments.share <= 1:
+        raise ConfigError(f"--share is a number from 0 to 1, such as 0.01; not {arguments.share:g}")
+    seen = verify(store, _decoder(), share=arguments.share, sources=arguments.source, tell=_note)
+    for why, count in list(seen.not_decoded.items())[:_SHOWN]:
+        console.print(f"{count:,} records by header and hash alone: {shown(why)}")
+    for one in seen.wrong[:_SHOWN]:
+        console.print(f"wrong: {one.pack} {one.sample} {shown(one.key)}: {shown(one.why)}")
+    wrong = seen.wrong_packs
+    console.print(
+        f"{store.address}: {seen.packs:,} packs; of {seen.records:,} records {seen.checked:,} were checked, "
+        f"{seen.decoded:,} of them decoded again; {len(seen.wrong):,} wrong, in {len(wrong):,} packs"
+    )
+    dropped: list[str] = []
+    if wrong and (arguments.yes or sys.stdin.isatty()):
+        question = f"drop these {len(wrong):,} packs, to be decoded again when they are wanted?"
+        if agreed(question, yes=arguments.yes, otherwise="--yes drops them"):
+            writable = open_store(store.address, create=False)
+            for pack in wrong:
+                writable.remove(pack)
+            dropped = wrong
+            console.print(f"dropped: {', '.join(dropped)}")
+    elif wrong:
+        console.print("nothing was dropped: --yes drops these packs")
+    return {**seen.to_mapping(), "dropped": dropped}, int(bool(wrong))
+
+
+def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
+    from superdl.store.removing import choose, prune
+    from superdl.super_wire.sizes import parse_bytes
+
+    now_s, contents = time.time(), _contents(store)
+    if arguments.bytes is not None:
+        keep_bytes = parse_bytes(arguments.bytes, "--bytes")
+        packs = choose(contents, _decoder(), now_s, keep_bytes=keep_bytes)
+    elif arguments.older_than >= 0:
+        packs = choose(contents, _decoder(), now_s, older_than_days=arguments.older_than)
+    else:
+        raise ConfigError(f"--older-than is a number of days, at least 0; not {arguments.older_than:g}")
+    for one in _by_use(contents):
+        gone = [one.packs[pack] for pack in packs if pack in one.packs]
+        spared = "; it is in use and stays" if one.in_use else ""
+        console.print(
+            f"{shown(one.bucket)} {_recipe_text(one.recipe)}, {_used_text(one)}: {len(gone):,} of "
+            f"{len(one.packs):,} packs go, {_size(sum(gone))}{spared}"
+        )
+    removed = None
+    if packs and _agreed(arguments, f"drop {len(packs):,} packs?"):
+        removed = prune(store, contents, packs)
+        store.sweep(now_s)
+    console.print(_removed_text(store, removed))
+    return _removed_mapping(removed), 0
+
+
+def _clear(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
+    from superdl.store import clear
+
+    packs = store.packs()
+    question = f"drop all {len(packs):,} packs of {store.address}, {_size(sum(packs.values()))}?"
+    removed = clear(store, time.time()) if _agreed(arguments, question) else None
+    console.print(_removed_text(store, removed))
+    return _removed_mapping(removed), 0
+
+
+def _agreed(arguments: argparse.Namespace, question: str) -> bool:
+    return agreed(question, yes=arguments.yes, otherwise="--yes drops without asking")
+
+
+def _contents(store: Store) -> Contents:
+    from superdl.store import contents_of
+
+    return contents_of(store, time.time())
+
+
+def _decoder() -> str:
+    from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
+
+    return decoder_fingerprint()
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{shown(text)}\n")
+
+
+def _by_use(contents: Contents) -> list[Collection]:
+    return sorted(contents.collections.values(), key=lambda one: (-one.used_s, one.name))
+
+
+def _recipe_text(recipe: str) -> str:
+    """The steps of a recipe in one line."""
+    try:
+        steps = json.loads(recipe)["steps"]
+        words = ", ".join(
+            f"{step['op']}({', '.join(f'{k}={v}' for k, v in step.items() if k != 'op')})" for step in steps
+        )
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return shown(recipe)
+    return shown(words) or "decoded, no step"
+
+
+def _used_text(one: Collection) -> str:
+    if one.in_use:
+        return "in use now"
+    if not one.used_s:
+        return "no job has opened it here"
+    return time.strftime("last opened %Y-%m-%d %H:%M", time.localtime(one.used_s))
+
+
+def _size(size: float) -> str:
+    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"  # noqa: PLR2004 # a unit
+
+
+def _sum_text(contents: Contents) -> str:
+    all_of = contents.collections.values()
+    users = f"; open in {contents.users} coordinators" if contents.users else ""
+    return (
+        f"{len(all_of)} collections, {sum(one.records for one in all_of):,} records, "
+        f"{_size(sum(one.size_bytes for one in all_of))}{users}"
+    )
+
+
+def _print_broken(contents: Contents, console: Console) -> None:
+    for pack, why in list(contents.broken.items())[:_SHOWN]:
+        console.print(f"broken: {pack}: {shown(why)}; superdl store verify drops it")
+
+
+def _mapping(contents: Contents) -> dict[str, Any]:
+    rows = []
+    for one in _by_use(contents):
+        row = {**asdict(one), "packs": len(one.packs), "size_bytes": one.size_bytes}
+        rows.append(row)
+    return {"collections": rows, "broken": contents.broken, "users": contents.users}
+
+
+def _removed_text(store: Store, removed: Removed | None) -> str:
+    if removed is None:
+        return "nothing was dropped"
+    return f"{store.address}: {len(removed.packs):,} packs were dropped, {_size(removed.size_bytes)}"
+
+
+def _removed_mapping(removed: Removed | None) -> dict[str, Any]:
+    from superdl.store import Removed
+
+    return asdict(Removed() if removed is None else removed)

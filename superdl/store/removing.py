@@ -1,0 +1,108 @@
+"""Drops packs of a store: those that are not worth their room, those that are wrong, or all of them.
+
+What goes is chosen first (:func:`choose`), so that a person can be asked, and dropped then (:func:`prune`).
+Only what the store itself names is ever removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from superdl.store.contents import AT_ONCE, INSTANCE, threads
+from superdl.super_wire.errors import StoreFormatError, StoreGoneError, StoreRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from superdl.store.contents import Contents
+    from superdl.super_wire.store import Store
+
+__all__ = ["Removed", "choose", "clear", "prune"]
+
+_DAY_S = 86400.0
+
+
+@dataclass(slots=True)
+class Removed:
+    """What was dropped: packs, their bytes, and index segments that told of nothing else."""
+
+    packs: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    segments: int = 0
+
+
+def choose(
+    contents: Contents, decoder: str, now_s: float, *, keep_bytes: int = -1, older_than_days: float = -1.0
+) -> list[str]:
+    """The packs that go, in their order.
+
+    Packs of other decoders than ``decoder`` come first, then collections that no job has opened for longest.
+    A collection that somebody has open keeps its packs, whatever was asked.
+
+    Args:
+        contents: of the store.
+        decoder: the fingerprint of this machine's decoder.
+        now_s: Unix time.
+        keep_bytes: so many bytes of packs may stay; below 0: any.
+        older_than_days: go, if no job has opened their collection for so long; below 0: none for that.
+    """
+    left = sum(one.size_bytes for one in contents.collections.values())
+    free = [one for one in contents.collections.values() if not one.in_use]
+    oldest = sorted(free, key=lambda one: (one.used_s, one.name))
+    rows = [(pack, size, one.used_s) for one in oldest for pack, size in sorted(one.packs.items())]
+    rows.sort(key=lambda row: contents.decoders.get(row[0], "") == decoder)  # stable: others' first
+    chosen = []
+    for pack, size, used_s in rows:
+        old = 0 <= older_than_days * _DAY_S <= now_s - used_s
+        if old or (0 <= keep_bytes < left):
+            chosen.append(pack)
+            left -= size
+    return chosen
+
+
+def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
+    """Drop packs, and index segments none of whose packs is left."""
+    sizes = {pack: size for one in contents.collections.values() for pack, size in one.packs.items()}
+    removed = _dropped(store, {pack: sizes[pack] for pack in packs})
+    if removed.packs:
+        for name in list(_segments_of_nothing(store)):
+            store.remove_segment(name)
+            removed.segments += 1
+    return removed
+
+
+def _dropped(store: Store, packs: Mapping[str, int]) -> Removed:
+    with threads(AT_ONCE) as pool:
+        for _ in pool.map(store.remove, packs):  # raises what went wrong
+            pass
+    return Removed(list(packs), sum(packs.values()))
+
+
+def _segments_of_nothing(store: Store) -> Iterator[str]:
+    left = store.packs()
+    for name in store.segments():
+        try:
+            if not any(pack.name in left for pack in store.read_segment(name).packs):
+                yield name
+        except (StoreFormatError, StoreGoneError):  # nobody reads it, or it is of another version
+            continue
+
+
+def clear(store: Store, now_s: float) -> Removed:
+    """Drop all packs, all of the index and all marks; what marks the directory as a store stays.
+
+    Raises:
+        StoreRefusedError: somebody has it open.
+    """
+    if users := store.others(INSTANCE, now_s):
+        raise StoreRefusedError(
+            f"{store.address} is open in {len(users)} coordinators: end their runs, or wait 10 minutes where "
+            "they were killed; superdl store prune spares what they use"
+        )
+    removed = _dropped(store, store.packs())
+    for name in store.segments():
+        store.remove_segment(name)
+        removed.segments += 1
+    store.clear_marks()
+    return removed

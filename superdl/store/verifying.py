@@ -1,0 +1,259 @@
+"""Verifies a store: every pack's index, and for a share of the records header, hash and pixels.
+
+A record names its sample by id alone. So the source is listed, ids are derived from its keys, and what is
+found is fetched and decoded again by the function's own code. Where that cannot be (the source is not to be
+reached, the object has changed, another decoder wrote the pack), header and hash are checked alone, and the
+reason is told.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from superdl.coordinator.catalog import list_objects, parse_source
+from superdl.store.contents import collection_name, read_indexes, threads
+from superdl.super_wire.errors import RecordError, StoreGoneError, SuperError
+from superdl.super_wire.ids import sample_ids, split_ids
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import HEADER_BYTES, pack, parse_header
+from superdl.super_wire.request import Limits, Outcome
+from superdl.super_wire.store import check_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from superdl.lambda_prefetch.sources import ObjectSource
+    from superdl.lambda_prefetch.transforms import Program
+    from superdl.super_wire.record import Header
+    from superdl.super_wire.store import PackIndex, PackMeta, Store
+
+__all__ = ["LEAST", "Verification", "Wrong", "verify"]
+
+LEAST = 16
+"""So many records of each collection are looked at, however small the share."""
+
+_AT_A_TIME = 64  # records of one pack that are in memory at once
+_LISTED_AT_A_TIME = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A record that is not what it says, or with an empty ``sample`` a pack that is none."""
+
+    pack: str
+    sample: str
+    key: str
+    why: str
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was seen. ``checked`` records had header and hash looked at, ``decoded`` ones of them their bytes
+    compared; ``not_decoded`` says why the others were not, with how many these are.
+    """
+
+    packs: int = 0
+    records: int = 0
+    checked: int = 0
+    decoded: int = 0
+    not_decoded: dict[str, int] = field(default_factory=dict)
+    wrong: list[Wrong] = field(default_factory=list)
+
+    @property
+    def wrong_packs(self) -> list[str]:
+        """The packs that hold something wrong."""
+        return sorted({one.pack for one in self.wrong})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def verify(
+    store: Store,
+    decoder: str,
+    *,
+    share: float = 0.01,
+    sources: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> Verification:
+    """Look at a share of each collection's records, drawn at random, and at the index of every pack.
+
+    Args:
+        store: is only read.
+        decoder: the fingerprint of this machine's decoder.
+        share: of the records, 0 to 1; at least :data:`LEAST` of each collection.
+        sources: prefixes to list for keys, for the buckets that they are of; other buckets are listed whole.
+        tell: gets a line now and then.
+    """
+    seen = Verification()
+    collections: dict[str, dict[str, PackIndex]] = defaultdict(dict)
+    packs = store.packs()
+    for name, index in read_indexes(store, packs):
+        if isinstance(index, str):
+            seen.wrong.append(Wrong(name, "", "", index))
+        else:
+            collections[collection_name(name)][name] = index
+    tell(f"{len(packs):,} indexes read")
+    seen.packs = len(packs)
+    keys = _Keys(sources, tell)
+    for indexes in collections.values():
+        seen.records += sum(len(index.entries) for index in indexes.values())
+        drawn = _drawn(indexes, share)
+        for found in _looked_at(store, drawn, decoder, keys) if drawn else ():
+            seen.checked += 1
+            if isinstance(found, Wrong):
+                seen.wrong.append(found)
+            elif found:
+                seen.not_decoded[found] = seen.not_decoded.get(found, 0) + 1
+            else:
+                seen.decoded += 1
+        tell(f"{seen.checked:,} records checked, {seen.decoded:,} of them decoded again")
+    return seen
+
+
+def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
+    """A share of all records, as indexes of their packs."""
+    counts = [len(index.entries) for index in indexes.values()]
+    count = sum(counts)
+    places = np.random.default_rng().choice(
+        count, min(count, max(LEAST, math.ceil(share * count))), replace=False
+    )
+    is_drawn = np.zeros(count, dtype=bool)
+    is_drawn[places] = True
+    masks = np.split(is_drawn, np.cumsum(counts)[:-1])
+    return {
+        name: replace(index, entries=index.entries[mask])
+        for (name, index), mask in zip(indexes.items(), masks, strict=True)
+        if mask.any()
+    }
+
+
+class _Keys:
+    """Finds keys and versions of samples by listing; a bucket is listed once, for all its recipes."""
+
+    def __init__(self, sources: Sequence[str], tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._sources: dict[str, list[str]] = defaultdict(list)
+        for source in sources:
+            self._sources[parse_source(source).bucket].append(source)
+        self._listed: dict[str, list[Any]] = {}
+
+    def of(self, bucket: str, recipe: Recipe, wanted: set[bytes]) -> dict[bytes, tuple[str, str]]:
+        """Key and version of each wanted id that a listed object has; ``SuperError`` if nothing is listed."""
+        if bucket not in self._listed:
+            self._tell(f"listing {', '.join(self._sources.get(bucket, [bucket]))}")
+            self._listed[bucket] = [list_objects(source) for source in self._sources.get(bucket, [bucket])]
+        found: dict[bytes, tuple[str, str]] = {}
+        for keys, versions in self._listed[bucket]:
+            for at in range(0, len(keys), _LISTED_AT_A_TIME):
+                places = np.arange(at, min(at + _LISTED_AT_A_TIME, len(keys)))
+                some, theirs = keys.take(places), versions.take(places)
+                ids = split_ids(sample_ids(bucket, some, theirs, recipe.digest))
+                found |= {
+                    one: (key.decode(), version.decode())
+                    for one, key, version in zip(ids, some, theirs, strict=True)
+                    if one in wanted
+                }
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes samples of one collection as the function does; ``found`` has their keys and versions by id."""
+
+    program: Program
+    source: ObjectSource
+    found: dict[bytes, tuple[str, str]]
+
+    def make(self, sample: bytes) -> tuple[Header, memoryview]:
+        """Header and payload of a sample."""
+        key, version = self.found[sample]
+        data = self.source.read(key, version, limit_bytes=Limits().object_bytes, reserve=lambda _: None)
+        header, payload = pack(self.program.make(data, key), sample)
+        return parse_header(header), payload
+
+
+def _maker_of(meta: PackMeta, keys: _Keys, wanted: set[bytes]) -> _Maker | str:
+    """What makes these samples again; or why that cannot be."""
+    from superdl.lambda_prefetch.decode import lift_pillows_bound
+    from superdl.lambda_prefetch.handler import open_source
+    from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.lambda_prefetch.transforms import Program
+
+    lift_pillows_bound()
+    try:
+        recipe, settings = Recipe.from_json(meta.recipe), FunctionSettings.from_environment()
+        # As a local function of one's own is started: links may lead wherever this user may read.
+        settings = replace(settings, file_roots=settings.file_roots or ("/",))
+        program = Program(
+            recipe,
+            bucket=meta.bucket,
+            epoch=0,
+            limit_pixels=Limits().image_pixels,
+            step_modules=settings.step_modules,
+        )
+        return _Maker(program, open_source(meta.bucket, settings), keys.of(meta.bucket, recipe, wanted))
+    except SuperError as error:
+        return str(error)
+
+
+def _looked_at(store: Store, drawn: dict[str, PackIndex], decoder: str, keys: _Keys) -> Iterator[Wrong | str]:
+    """For each drawn record of a collection what is wrong, or why it was not decoded again; empty if it was.
+
+    Several packs are looked at at a time.
+    """
+    ids = {bytes(one) for index in drawn.values() for one in index.entries["id"].tolist()}
+    maker = _maker_of(next(iter(drawn.values())).meta, keys, ids)
+
+    def look(item: tuple[str, PackIndex]) -> list[Wrong | str]:
+        name, index = item
+        theirs = index.meta.fingerprint
+        other = f"decoder {theirs[:8]} wrote it, this machine has {decoder[:8]}" if theirs != decoder else ""
+        entries = np.sort(index.entries, order="offset")
+        found: list[Wrong | str] = []
+        for at in range(0, len(entries), _AT_A_TIME):
+            some = entries[at : at + _AT_A_TIME]
+            try:
+                records = store.read_many(
+                    name, list(zip(*(some[of].tolist() for of in ("offset", "bytes")), strict=True))
+                )
+            except StoreGoneError:
+                break  # somebody dropped it meanwhile
+            for one, record in zip(some["id"].tolist(), records, strict=True):
+                found.append(_judged(name, bytes(one), record, other or maker))
+        return found
+
+    with threads(len(os.sched_getaffinity(0))) as pool:
+        yield from chain.from_iterable(pool.map(look, drawn.items()))
+
+
+def _judged(pack_name: str, sample: bytes, record: bytes, maker: _Maker | str) -> Wrong | str:
+    from superdl.lambda_prefetch.sources import SampleFailedError
+
+    key = "" if isinstance(maker, str) else maker.found.get(sample, ("", ""))[0]
+    try:
+        kept = check_record(record, sample)
+        if isinstance(maker, str):
+            return maker
+        if not key:
+            return "the source lists no such object, or it has changed"
+        made, payload = maker.make(sample)
+    except RecordError as error:
+        why = str(error)
+    except SampleFailedError as error:
+        if error.outcome is not Outcome.TOMBSTONE:
+            return f"the object could not be decoded: {error.outcome.value}"
+        why = f"now it cannot be decoded: {error.why}"
+    else:
+        why = "" if payload == memoryview(record)[HEADER_BYTES:] else "decoded again, it has other bytes"
+        if (made.dtype, made.shape) != (kept.dtype, kept.shape):
+            why = f"it is {kept.dtype} {kept.shape}; decoded again {made.dtype} {made.shape}"
+    return Wrong(pack_name, sample.hex(), key, why) if why else ""

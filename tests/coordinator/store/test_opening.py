@@ -1,0 +1,68 @@
+"""Which store there is: named, none, or the user's own where that is on a disk of this machine with room."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from superdl.coordinator.store import StoreChoice, chosen_store, default_store, open_store
+from superdl.coordinator.store.opening import network_filesystem
+from superdl.super_wire.errors import ConfigError, StoreFormatError
+
+MOUNTS = """\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 252:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 27 0:40 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2
+31 30 0:41 / /home/me/with\\040space rw - ext4 /dev/vdb rw
+32 27 0:42 / /data rw - fuse.s3fs s3fs rw
+33 27 0:43 / /ntfs rw - fuseblk /dev/sda1 rw
+34 27 0:44 / /over rw - nfs server:/x rw
+35 27 0:45 / /over rw - xfs /dev/vdc rw
+broken
+"""
+
+
+@pytest.mark.parametrize(
+    ("directory", "kind"),
+    [
+        ("/var/cache", ""),
+        ("/home/me/.cache", "nfs4"),
+        ("/home/me/with space/cache", ""),
+        ("/homely", ""),
+        ("/data/x", "fuse.s3fs"),
+        ("/ntfs/x", ""),
+        ("/over/x", ""),
+    ],
+)
+def test_a_network_filesystem_is_known_by_the_kind_of_its_mount(tmp_path, directory, kind):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS)
+    assert network_filesystem(Path(directory), mounts) == kind
+    assert network_filesystem(Path(directory), tmp_path / "nothing") == ""
+
+
+def test_a_setting_names_a_store_or_none(tmp_path):
+    assert chosen_store("", {}) == chosen_store("none", {}) == StoreChoice("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert chosen_store(str(tmp_path / "link" / "store"), {}).address == str(tmp_path.resolve() / "store")
+    assert chosen_store("s3://bucket/some/", {}).address == "s3://bucket/some"
+    with pytest.raises(ConfigError, match="gs://bucket"):
+        chosen_store("gs://bucket/x", {})
+
+
+def test_the_users_own_needs_room_and_a_place_to_write(tmp_path, monkeypatch):
+    own = {"XDG_CACHE_HOME": str(tmp_path / "not" / "yet")}
+    assert chosen_store("auto", own) == StoreChoice(str(tmp_path.resolve() / "not/yet/superdl/store"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 2**30))
+    assert default_store(own) == StoreChoice("", f"{tmp_path} has only 1.0 GiB free")
+
+
+def test_what_is_no_store_is_refused(tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"mine")
+    with pytest.raises(StoreFormatError, match=str(tmp_path)):
+        open_store(str(tmp_path), create=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
+    made = open_store(str(tmp_path / "store"), create=True)
+    assert open_store(str(tmp_path / "store"), create=False, read_only=True).id == made.id

@@ -1,0 +1,238 @@
+"""The store below the cache: what was decoded once is not decoded again, whatever stops, dies or goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.utils.data import DataLoader
+
+from superdl.sampler import SuperSampler
+from superdl.sampler.embedded.embedded import release_all
+from superdl.super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE, expected_pixels, write_images
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from superdl.sampler.stats import SamplerStats
+    from tests.fixtures.object_store import ObjectStore
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+@dataclass
+class Trained:
+    """What some epochs delivered, one after the other, and what the coordinator counted for them."""
+
+    epochs: list[list[tuple[bytes, int]]]
+    stats: SamplerStats
+
+
+@pytest.fixture
+def photos(images: Path, tmp_path: Path) -> Path:
+    """Images of this test alone."""
+    return shutil.copytree(images, tmp_path / "photos")
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    """Starts an empty cache and a coordinator over the test's one store, each time others."""
+    started: list[Stack] = []
+
+    def start(*arguments: str, store: str = str(tmp_path / "store")) -> Stack:
+        stack = Stack(arguments=("--workers", "2", "--store", store, *arguments))
+        started.append(stack)
+        stack.start()
+        return stack
+
+    yield start
+    for stack in started:
+        stack.close()
+
+
+def train(stack: Stack | None, photos: Path, epochs: int = 1, recipe: Recipe = RECIPE) -> Trained:
+    """Epochs from the first on, of the same seed each time; without a stack with the embedded default."""
+    dataset, address = SuperDataset(photos.as_uri(), recipe), stack.address if stack else None
+    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        delivered = [collect(loader) for _ in range(epochs)]
+        return Trained(delivered, sampler.job_stats())
+
+
+def spoil_sources(photos: Path) -> None:
+    """Make each file zeros, of its length and time: whatever reads it gets no image any more."""
+    for file in photos.glob("*/*.jpg"):
+        found = file.stat()
+        file.write_bytes(bytes(found.st_size))
+        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def test_a_second_run_decodes_nothing(photos: Path, coordinator: Callable[..., Stack]) -> None:
+    expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
+    stack = coordinator()
+    first = train(stack, photos, epochs=2)
+    assert first.stats.samples_produced == len(expected)
+    assert stack.close_coordinator() == 0
+    spoil_sources(photos)
+    second = train(coordinator(), photos, epochs=2)
+    assert second.epochs == first.epochs
+    assert_exactly_once(second.epochs[0], expected)
+    assert (second.stats.samples_produced, second.stats.source_bytes) == (0, 0)
+
+
+def test_the_embedded_default_keeps_a_store_below_the_cache_directory(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SUPER_STORE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    produced, epochs = [], []
+    for _ in range(2):
+        trained = train(None, photos)
+        produced.append(trained.stats.samples_produced)
+        epochs += trained.epochs
+        release_all()
+        spoil_sources(photos)
+    assert produced[0] > 0  # the last answer may come later than the last batch
+    assert produced[1] == 0
+    assert epochs[0] == epochs[1]
+    line = f"superdl: decoded images are kept in {tmp_path.resolve()}/cache/superdl/store ("
+    assert capfd.readouterr().err.count(line) == 2
+
+
+def test_two_coordinators_see_what_the_other_wrote(photos: Path, coordinator: Callable[..., Stack]) -> None:
+    one, other = coordinator(), coordinator()
+    first = train(one, photos)
+    spoil_sources(photos)
+    second = train(other, photos)
+    assert second.epochs == first.epochs
+    assert second.stats.samples_produced == 0
+
+
+def test_a_coordinator_that_is_killed_before_it_wrote_the_index_costs_no_decode(
+    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
+) -> None:
+    stack = coordinator()
+    first = train(stack, photos)
+    stack.kill_coordinator()
+    store = tmp_path / "store"
+    assert list((store / "packs").iterdir())
+    assert not list((store / "index").glob("*"))
+    stack.valkey.client().flushall()
+    spoil_sources(photos)
+    stack.start_coordinator()
+    assert train(stack, photos).epochs == first.epochs
+    assert len(list((store / "index").iterdir())) == 1  # so that the next one need not open every pack
+
+
+@pytest.mark.slow
+def test_a_store_is_shared_for_reading_alone(
+    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
+) -> None:
+    train(stack := coordinator(), photos)
+    assert stack.close_coordinator() == 0
+
+    def times() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
+
+    before = times()
+    write_images(photos / "ant", 8, seed=9, side=40)
+    second = train(coordinator("--store-read-only"), photos)
+    assert second.stats.samples_produced == 8
+    assert times() == before
+
+
+def remove_the_store(store: Path) -> None:
+    shutil.rmtree(store)
+
+
+def replace_it_by_a_file(store: Path) -> None:
+    shutil.rmtree(store)
+    store.write_bytes(b"no store any more")
+
+
+def remove_packs(store: Path) -> None:
+    for pack in sorted((store / "packs").iterdir())[::2]:
+        pack.unlink()
+
+
+def cut_packs_off(store: Path) -> None:
+    for pack in (store / "packs").iterdir():
+        os.truncate(pack, pack.stat().st_size // 2)
+
+
+def flip_a_bit_of_each_record(store: Path) -> None:
+    for pack in (store / "packs").iterdir():
+        content = bytearray(pack.read_bytes())
+        for place in range(600, len(content), 1024):
+            content[place] ^= 1
+        pack.write_bytes(content)
+
+
+FAULTS = [replace_it_by_a_file, remove_packs, cut_packs_off, flip_a_bit_of_each_record]
+
+
+@pytest.mark.parametrize(
+    "fault", [remove_the_store, *(pytest.param(one, marks=pytest.mark.slow) for one in FAULTS)]
+)
+def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(
+    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack], fault: Callable[[Path], None]
+) -> None:
+    expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
+    first = train(stack := coordinator(), photos)
+    assert stack.close_coordinator() == 0
+    stack = coordinator("--lookahead-batches", "2")
+    dataset = SuperDataset(photos.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+        delivered = []
+        for number, batch in enumerate(loader):
+            if number == 5:
+                fault(tmp_path / "store")
+            delivered += collect([batch])
+        stats = sampler.job_stats()
+        assert_exactly_once(collect(loader), expected)
+    assert delivered == first.epochs[0]
+    assert 0 < stats.samples_produced < len(expected)
+
+
+@pytest.mark.slow
+def test_a_full_store_lets_go_of_what_nobody_has_open(
+    images: Path, photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
+) -> None:
+    large = Recipe.image(resize=128, crop=128)
+    train(stack := coordinator("--store-bytes", "8mb"), photos, recipe=large)
+    assert stack.close_coordinator() == 0
+    packs = tmp_path / "store" / "packs"
+    old = {pack.name for pack in packs.iterdir()}
+    for mark in (tmp_path / "store" / "used").iterdir():
+        mark.write_text("1000")  # long ago
+    stack = coordinator("--store-bytes", "8mb")
+    other = shutil.copytree(images, tmp_path / "others")
+    train(stack, other, recipe=large)
+    deadline = time.monotonic() + 30
+    while old & {pack.name for pack in packs.iterdir()} and time.monotonic() < deadline:
+        train(stack, other, recipe=large)
+    left = {pack.name: pack.stat().st_size for pack in packs.iterdir()}
+    assert not old & set(left)
+    assert 0 < sum(left.values()) <= 8 * 2**20
+
+
+def test_a_store_in_a_bucket_serves_a_second_run(
+    photos: Path, object_store: ObjectStore, coordinator: Callable[..., Stack]
+) -> None:
+    (object_store.directory / "bucket").mkdir()
+    first = train(stack := coordinator(store="s3://bucket/some/store"), photos)
+    assert stack.close_coordinator() == 0
+    spoil_sources(photos)
+    second = train(coordinator(store="s3://bucket/some/store"), photos)
+    assert second.epochs == first.epochs
+    assert (second.stats.samples_produced, second.stats.samples_restored) == (0, len(first.epochs[0]))
+    assert second.stats.store_requests <= len(first.epochs[0]) // 4

@@ -1,0 +1,124 @@
+"""Packs are kept open within a bound, by threads, in forks, and where few files may be open.
+
+The whole read path over packs that are spoilt is in ``tests/hostile/fuzz_reading.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superdl.super_dataset.reading.buffer import BatchBuffer
+from superdl.super_dataset.reading.packs import OPEN_PACKS, OpenPacks, read_placed
+from superdl.super_wire.store import DirectoryStore
+from tests.super_dataset.stored_batches import images, packed, ref_of
+
+PACKS = 12
+SIZE = 24
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DirectoryStore.open(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def batches(store):
+    """Batches and their pixels, each in twelve packs."""
+    return [
+        (packed(store, ref_of(SIZE, "redis://x", position=n), images(SIZE, seed=n), packs=PACKS), n)
+        for n in range(6)
+    ]
+
+
+def check(batch, packs: OpenPacks) -> None:
+    ref, seed = batch
+    buffer = BatchBuffer(SIZE)
+    came, failed = read_placed(ref, buffer, packs)
+    assert (sorted(came), failed) == (list(range(SIZE)), {})
+    assert np.array_equal(buffer.block.numpy(), np.stack(images(SIZE, seed=seed)).reshape(-1))
+
+
+def open_files(store) -> int:
+    """How many files of the store this process has open."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found += str(link.readlink()).startswith(store.address)
+        except FileNotFoundError:  # the directory that is being listed
+            continue
+    return found
+
+
+def test_threads_share_the_bound_and_close_nothing_that_another_reads(store, batches):
+    packs, chosen = OpenPacks(3), random.Random(0).choices(batches, k=200)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check, chosen, [packs] * len(chosen)))
+    gc.collect()
+    assert len(packs) == open_files(store) == 3
+    packs = None
+    gc.collect()
+    assert open_files(store) == 0
+
+
+def test_removed_packs_are_let_go_within_a_minute(store, batches):
+    now_s = [100.0]
+    packs = OpenPacks(100, clock=lambda: now_s[0])
+    (first, _), second = batches[:2]
+    check(batches[0], packs)
+    check(second, packs)
+    for name in first.places.packs:
+        store.remove(name)
+    check(second, packs)
+    assert open_files(store) == 2 * PACKS
+    now_s[0] += 61.0
+    check(second, packs)
+    assert open_files(store) == PACKS
+
+
+def in_a_fork(work) -> int:
+    """The exit status of a fork that does some work."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:  # noqa: BLE001 # told, and seen by the status
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_fork_holds_none_of_its_parents_packs_open(store, batches):
+    check(batches[0], OPEN_PACKS)
+    assert open_files(store) == PACKS
+
+    def work():
+        assert open_files(store) == 0
+        check(batches[0], OPEN_PACKS)
+
+    with OPEN_PACKS._lock:  # another thread may hold it
+        assert in_a_fork(work) == 0
+    check(batches[0], OPEN_PACKS)
+    assert open_files(store) == PACKS
+
+
+def test_where_few_files_may_be_open_packs_make_room(store, batches):
+    def work():
+        most = max(int(link.name) for link in Path("/proc/self/fd").iterdir()) + 4
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        packs = OpenPacks(1000)
+        for batch in batches:
+            check(batch, packs)
+
+    assert in_a_fork(work) == 0

@@ -1,0 +1,46 @@
+"""Fills real stores by the real function, and asks ``superdl store`` as a shell would."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from superdl.main import main
+from superdl.super_wire.recipe import Recipe
+from tests.fixtures.images import SIDE
+from tests.lambda_prefetch.prefetching import Context, file_request, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from superdl.super_wire.request import PrefetchResult
+
+__all__ = ["RECIPE", "asked", "fill"]
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+_AT_A_TIME = 16
+
+
+def fill(
+    monkeypatch: pytest.MonkeyPatch, store: str, images: Path, cache: str, recipe: Recipe = RECIPE
+) -> list[PrefetchResult]:
+    """What the function answered, asked for all images, 16 in a request; one pack is written for each."""
+    monkeypatch.setenv("SUPER_STORE", store)
+    keys = sorted(path.relative_to(images).as_posix() for path in images.glob("*/*.jpg"))
+    answers = []
+    for at in range(0, len(keys), _AT_A_TIME):
+        request = file_request(images, keys[at : at + _AT_A_TIME], cache, recipe)
+        answers.append(run(replace(request, store=store), Context()))
+    monkeypatch.delenv("SUPER_STORE")
+    assert all(answer.pack and not answer.store_trouble for answer in answers), answers
+    return answers
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    """The exit code of ``superdl store`` and what it printed as JSON."""
+    capsys.readouterr()  # what functions log goes there too
+    code = main(["store", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)

@@ -1,0 +1,173 @@
+"""What goes and what stays: chosen well, and nothing outside of the store is touched."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.main import main
+from superdl.store import Collection, Contents
+from superdl.store.removing import choose
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.store import Segment, SegmentPack, pack_segment, segment_entries
+from tests.fixtures.images import SIDE
+from tests.superdl.store.filled import asked, fill
+
+NOW_S = 1e9
+OURS, THEIRS = "a" * 32, "b" * 32
+collections = st.lists(
+    st.tuples(
+        st.integers(0, 20),  # days since it was opened
+        st.booleans(),  # in use
+        st.lists(st.tuples(st.integers(1, 100), st.sampled_from([OURS, THEIRS])), min_size=1, max_size=6),
+    ),
+    max_size=6,
+)
+
+
+@given(collections, st.integers(0, 800), st.integers(0, 20))
+def test_others_decoders_go_first_then_the_oldest_and_never_what_is_in_use(drawn, keep_bytes, days):
+    contents = Contents()
+    order, size = {}, {}
+    for number, (age_days, in_use, packs) in enumerate(drawn):
+        name = f"{number:016x}"
+        one = Collection(name, used_s=NOW_S - age_days * 86400, in_use=in_use)
+        for place, (pack_bytes, decoder) in enumerate(packs):
+            pack = f"{name}-{place}"
+            one.packs[pack] = size[pack] = pack_bytes
+            contents.decoders[pack] = decoder
+            if not in_use:
+                order[pack] = (decoder == OURS, -age_days)
+        contents.collections[name] = one
+
+    chosen = choose(contents, OURS, NOW_S, keep_bytes=keep_bytes)
+    stay = set(order) - set(chosen)
+    assert set(chosen) <= set(order)
+    assert len(set(chosen)) == len(chosen)
+    assert [order[pack] for pack in chosen] == sorted(order[pack] for pack in chosen)
+    assert not chosen or all(order[chosen[-1]] <= order[pack] for pack in stay)
+    left = sum(size.values()) - sum(size[pack] for pack in chosen)
+    assert left <= keep_bytes or not stay
+    assert not chosen or left + size[chosen[-1]] > keep_bytes, "no more than is needed"
+
+    old = choose(contents, OURS, NOW_S, older_than_days=days)
+    assert set(old) == {pack for pack, (_, age) in order.items() if -age >= days}
+
+
+def collection_of_pack(pack: str) -> str:
+    return pack.partition("-")[0]
+
+
+def write_segment(store, packs):
+    sizes = store.packs()
+    indexes = [store.read_index(pack, sizes[pack]) for pack in packs]
+    rows = [SegmentPack(pack, sizes[pack], index.meta) for pack, index in zip(packs, indexes, strict=True)]
+    entries = np.concatenate([segment_entries(index, place) for place, index in enumerate(indexes)])
+    return store.write_segment(pack_segment(Segment(tuple(rows), entries)), collection_of_pack(packs[0]))
+
+
+def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, valkey, monkeypatch, capsys):
+    store, now_s, recipe = filled.store, time.time(), Recipe.image(resize=SIDE, crop=SIDE // 2)
+    others = fill(monkeypatch, store.address, filled.images, valkey.unix_url, recipe)
+    old, new = filled.packs, [answer.pack for answer in others]
+    segments = {name: write_segment(store, packs) for name, packs in (("old", old), ("new", new[:2]))}
+    store.mark_used(collection_of_pack(old[0]), now_s - 40 * 86400)
+    store.mark_used(collection_of_pack(new[0]), now_s - 60)
+
+    code, seen = asked(capsys, "ls", store.address)
+    rows = [(one["name"], one["records"], one["packs"], one["in_use"]) for one in seen["collections"]]
+    assert (code, rows) == (
+        0,
+        [(collection_of_pack(new[0]), 40, 3, False), (collection_of_pack(old[0]), 40, 3, False)],
+    )
+    assert {one["bucket"] for one in seen["collections"]} == {f"file://{filled.images}"}
+    code, seen = asked(capsys, "du", store.address)
+    assert (code, seen["size_bytes"]) == (0, sum(store.packs().values()))
+
+    assert main(["store", "prune", store.address, "--older-than", "30"]) == 2, "nobody can be asked"
+    assert "--yes" in capsys.readouterr().err
+    assert store.packs().keys() == {*old, *new}
+    store.touch("a-coordinator")
+    code, seen = asked(capsys, "prune", store.address, "--older-than", "30", "--yes")
+    assert (code, set(seen["packs"]), seen["segments"]) == (0, set(old), 1)
+    assert store.packs().keys() == set(new)
+    assert store.segments() == [segments["new"]]
+    code, seen = asked(capsys, "prune", store.address, "--bytes", "0", "--yes")
+    assert (code, seen["packs"]) == (0, []), "what somebody has open stays"
+    store.forget("a-coordinator")
+    code, seen = asked(capsys, "prune", store.address, "--bytes", "0", "--yes")
+    assert (code, set(seen["packs"]), store.packs()) == (0, set(new), {})
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def test_clear_touches_nothing_that_the_store_did_not_name(filled, tmp_path, capsys):
+    store, place = filled.store, Path(filled.address)
+    write_segment(store, filled.packs)
+    store.mark_used(collection_of_pack(filled.packs[0]), time.time())
+    outside = tmp_path / "outside"
+    shutil.copytree(place / "packs", outside)
+    (outside / "index").write_text("mine")
+    link = f"{collection_of_pack(filled.packs[0])}-{'0' * 24}.pack"
+    (place / "packs" / link).symlink_to(outside / filled.packs[0])
+    (place / "packs" / "notes.txt").write_text("mine")
+    (place / "more").symlink_to(outside)
+    before, mark = snapshot(outside), (place / "store.json").read_bytes()
+
+    store.touch("a-coordinator")
+    assert main(["store", "clear", store.address, "--yes"]) == 1
+    assert "open" in capsys.readouterr().err
+    assert store.packs().keys() >= set(filled.packs)
+    store.forget("a-coordinator")
+    code, seen = asked(capsys, "clear", store.address, "--yes")
+    assert (code, set(filled.packs) <= set(seen["packs"]), store.packs()) == (0, True, {})
+    assert (store.segments(), store.used()) == ([], {})
+    assert (place / "store.json").read_bytes() == mark
+    assert (place / "packs" / "notes.txt").read_text() == "mine"
+    assert snapshot(outside) == before
+
+    (place / "packs" / "notes.txt").unlink()
+    shutil.rmtree(place / "packs")
+    (place / "packs").symlink_to(outside)
+    main(["store", "clear", store.address, "--yes"])
+    main(["store", "prune", store.address, "--bytes", "0", "--yes"])
+    assert snapshot(outside) == before, "a folder of the store that leads elsewhere is not followed"
+
+
+@pytest.mark.parametrize("action", ["ls", "du", "verify", "prune", "clear"])
+def test_what_is_no_store_is_refused(tmp_path, action, capsys):
+    words = ["--yes"] if action == "clear" else ["--bytes", "0", "--yes"] if action == "prune" else []
+    pictures = tmp_path / "pictures"
+    (pictures / "packs").mkdir(parents=True)
+    (pictures / "packs" / f"{'0' * 16}-{'0' * 24}.pack").write_bytes(b"x")
+    before = snapshot(pictures)
+    assert main(["store", action, str(pictures), *words]) in {1, 2}
+    assert str(pictures) in capsys.readouterr().err
+    assert main(["store", action, str(tmp_path / "nothing"), *words]) in {1, 2}
+    assert snapshot(pictures) == before
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_the_store_that_is_meant(monkeypatch, tmp_path, filled, capsys):
+    monkeypatch.setenv("SUPER_STORE", filled.address)
+    assert asked(capsys, "du")[1]["store"] == filled.address
+    monkeypatch.setenv("SUPER_STORE", "none")
+    assert main(["store", "du"]) == 2
+    assert "SUPER_STORE=none" in capsys.readouterr().err
+    monkeypatch.delenv("SUPER_STORE")
+    assert main(["store", "du"]) == 1
+    assert str(tmp_path / "cache-of-the-user" / "superdl" / "store") in capsys.readouterr().err
+    assert main(["store", "ls", filled.address]) == 0
+    shown = capsys.readouterr().out
+    assert f"file://{filled.images}" in shown
+    assert f"resize(size={SIDE}), center_crop(size={SIDE})" in shown
