@@ -265,7 +265,8 @@ class _Threads:
         if len(self._threads) < self._count:
             self._start()
         future: Future[Any] = Future()
-        self._waiting.append(ref)
+        with self._lock:
+            self._waiting.append(ref)
         self._tasks.put((ref, future))
         if self._stopped:  # since check(), so that perhaps no thread is left to see it
             self._refuse_what_waits()
