@@ -12,7 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.s3_lean import Asked, LeanClient, LeanFailedError, give_up, lean_client
+from superdl.lambda_prefetch.s3_lean_client import Asked, LeanClient, LeanFailedError, give_up, lean_client
 from superdl.lambda_prefetch.sources import SampleFailedError, check_size, check_version
 from superdl.super_wire.request import Outcome
 

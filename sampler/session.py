@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from superdl.sampler.identity import job_id
+from superdl.sampler.distributed import job_id
 from superdl.sampler.rpc.client import FIRST_CONTACT, RUNNING, Client, Patience
 from superdl.sampler.stats import SamplerStats, StatusChecks
 from superdl.super_wire.batch_ref import Bindable, DatasetBinding

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from superdl.lambda_prefetch.s3_connection import Signer, object_path
-from superdl.lambda_prefetch.s3_lean import NotLeanError, lean_endpoint
+from superdl.lambda_prefetch.s3_lean_client import NotLeanError, lean_endpoint
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ IMPORTS = """
 import sys
 from superdl.lambda_prefetch.handler import handler
 handler({"super_warm": 1, "cache": ""}, None)
-import superdl.lambda_prefetch.s3_source, superdl.lambda_prefetch.s3_lean, boto3
+import superdl.lambda_prefetch.s3_source, superdl.lambda_prefetch.s3_lean_client, boto3
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.link import CacheLink
+from superdl.super_dataset.reading.cache_link import CacheLink
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.store import DirectoryStore

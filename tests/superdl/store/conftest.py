@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.lambda_prefetch.caches import close_idle_connections
-from superdl.lambda_prefetch.s3_lean import close_lean_clients
+from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import write_images
 from tests.fixtures.valkey import valkey

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import redis
 
-from superdl.super_dataset.reading.link import open_link
+from superdl.super_dataset.reading.cache_link import open_link
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.errors import CacheError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed
 
-from superdl.sampler.identity import check_still_there, job_id, place_in_run, run_id
+from superdl.sampler.distributed import check_still_there, job_id, place_in_run, run_id
 from superdl.super_wire.errors import ConfigError, UsageError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from superdl.lambda_prefetch import s3_connection
-from superdl.lambda_prefetch.s3_lean import LeanFailedError, close_lean_clients, lean_client
+from superdl.lambda_prefetch.s3_lean_client import LeanFailedError, close_lean_clients, lean_client
 from superdl.lambda_prefetch.s3_source import S3Source
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
