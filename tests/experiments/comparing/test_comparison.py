@@ -105,6 +105,7 @@ def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
 def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) -> None:
     trials = {"a": {"loader.batch_size": 4}, "b": {}, "c": {"optimizer.lr": 0.01, "epochs": 3}}
     spec = spec_of(colours, trials=trials, compare={"repeats": 2, "warmup_epochs": 0})
+    others = supervisors()  # of tests before this one, in this process
     report = compare(spec, arms=["super"], console=console)
     assert len(report.figures_of("super")) == 2
     for figures in report.figures_of("super"):
@@ -113,11 +114,13 @@ def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) 
         assert figures.cpu_ms_by_group["functions"] > 0
     places = sorted((the_directory(colours) / "runs" / "01-super").iterdir())
     assert [place.name for place in places] == ["a", "b", "c"]
-    assert not [
-        p
-        for p in psutil.Process().children(recursive=True)
-        if "superdl.sampler.embedded.supervisor" in p.cmdline()
-    ]
+    assert supervisors() == others
+
+
+def supervisors() -> set[int]:
+    """The embedded coordinators' below this process."""
+    name = "superdl.sampler.embedded.supervisor"
+    return {p.pid for p in psutil.Process().children(recursive=True) if name in p.cmdline()}
 
 
 @pytest.mark.slow
