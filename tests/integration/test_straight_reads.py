@@ -53,7 +53,8 @@ def test_epochs_after_the_first_are_read_straight(stack, images, method):
         else:
             workers = {"num_workers": 2, "multiprocessing_context": method}
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, **workers)
-        straight, _ = epoch_of(loader, expected)
+        straight, misses = epoch_of(loader, expected)
+        wait_until(lambda: sampler.job_stats().batches_read == len(sampler), "the read reports of an epoch")
         made = sampler.job_stats().samples_produced
         assert made == len(expected)
         with stack.valkey.client() as client:
@@ -63,7 +64,8 @@ def test_epochs_after_the_first_are_read_straight(stack, images, method):
         batches = 3 * len(sampler)
         wait_until(lambda: sampler.job_stats().batches_read == batches, "all read reports")
         stats = sampler.job_stats()
-    assert (stats.samples_produced, stats.samples_restored) == (made, 0)
+    assert stats.samples_produced == made
+    assert stats.samples_restored <= misses, "what a reader missed may still have been looked for"
     assert stats.cache_hits + stats.samples_straight + stats.cache_misses == 3 * len(expected)
     assert stats.samples_straight == straight + 2 * len(expected)
 

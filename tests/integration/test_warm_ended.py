@@ -48,7 +48,7 @@ def test_a_coordinator_that_is_restarted_before_the_cache_is_full_is_waited_for(
         assert hook.done
         assert report["ended"] == "full"
         # What was there before the restart is measured from then on, not reckoned: a few more may fit.
-        assert 0.8 < report["warm"] / report["estimate"]["fits"] < 1.02
+        assert 0.8 < report["warm"] / report["estimate"]["fits"] < 1.1
         assert records(stack) >= report["warm"] - report["dropped"]
     finally:
         stack.close()
