@@ -1,4 +1,4 @@
-"""What a process knows of its training run: its rank, replicas, run id, the id of a sampler's job, Accelerate.
+"""What a process knows of its training run: its rank, the replicas, the id of a sampler's job, Accelerate.
 
 Ranks of one run must find the same job without talking to each other, so a job's id is a digest of what they
 agree on.

@@ -12,8 +12,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from superdl.sampler.at_exit import OPEN_JOBS
 from superdl.sampler.checkpoint import Checkpoint
-from superdl.sampler.embedded.embedded import embedded_for, tell_user
 from superdl.sampler.distributed import check_schedules, check_still_there, place_in_run, run_id
+from superdl.sampler.embedded.embedded import embedded_for, tell_user
 from superdl.sampler.pages import Pager
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
 from superdl.sampler.rpc.client import Client

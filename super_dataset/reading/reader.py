@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
+from superdl.super_dataset.reading.cache_link import open_link
 from superdl.super_dataset.reading.checks import SeenRecords
 from superdl.super_dataset.reading.delivery import BadSampleLog
 from superdl.super_dataset.reading.gather import Wanted, encode_gets
-from superdl.super_dataset.reading.cache_link import open_link
 from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, announce, read_placed
 from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
 from superdl.super_wire.cache import CacheAddress, Credentials, encode_command
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from superdl.super_dataset.memory import Memory
-    from superdl.super_dataset.reading.checks import Verify
     from superdl.super_dataset.reading.cache_link import CacheLink
+    from superdl.super_dataset.reading.checks import Verify
     from superdl.super_wire.batch_ref import BatchRef
 
 __all__ = ["Backoff", "BatchReader", "ReadSettings"]

@@ -20,8 +20,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from superdl.super_dataset.reading.delivery import sample_tensors
 from superdl.super_dataset.reading.cache_link import CacheLink
+from superdl.super_dataset.reading.delivery import sample_tensors
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.batch_ref import Places
 from superdl.super_wire.cache import CacheAddress, Credentials, NodeConnections
