@@ -164,7 +164,8 @@ class SuperDataset(Dataset[Any]):
 
     def announce(self, ref: BatchRef) -> None:
         """A batch will be read soon: the disk may begin to fetch what of it lies in the store's packs."""
-        self._reader.announce(ref)
+        if isinstance(ref, BatchRef):  # else the read says what is wrong
+            self._reader.announce(ref)
 
     def __getitem__(self, ref: BatchRef) -> Any:
         """Read one batch: ``(images, labels)``, with the info if wanted, or what ``transform`` returns.

@@ -346,6 +346,11 @@ def _work(load: Callable[[Any], Any], ref: Any, future: Future[Any]) -> None:
         return
     try:
         item = load(ref)
+    except StopIteration as error:  # raised by next(), it would end the epoch without a word
+        failed = RuntimeError("the dataset, its transform or collate_fn raised StopIteration")
+        failed.__cause__ = error
+        future.set_exception(failed)
+        del future
     except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
         future.set_exception(error)
         del future  # or error, traceback and future would hold one another, and the batch

@@ -100,7 +100,10 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     usable = [
         sizes.get(pack.name) == pack.bytes and pack.meta.fingerprint == fingerprint for pack in told.packs
     ]
-    useless = {pack.name for pack, good in zip(told.packs, usable, strict=True) if not good}
+    # A segment may tell of a pack that came after the listing: the next look finds it.
+    useless = {
+        pack.name for pack, good in zip(told.packs, usable, strict=True) if not good and pack.name in sizes
+    }
     known.segments.update(names)
     known.packs = there | (known.packs - before)
     return Found(sizes, told, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)

@@ -63,20 +63,21 @@ def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
     Raises:
         ConfigError: it names none of them.
     """
-    if text in ("", NONE):
+    if text.lower() in ("", NONE):
         return StoreChoice("")
-    return default_store(environment) if text == AUTO else StoreChoice(parse_store(text))
+    return default_store(environment) if text.lower() == AUTO else StoreChoice(parse_store(text))
 
 
 def default_store(environment: Mapping[str, str]) -> StoreChoice:
     """The user's own, below the cache directory; none on a network filesystem, or with little room."""
     try:
-        directory = default_directory(environment)
+        directory = Path(os.path.realpath(default_directory(environment)))
+        str(directory).encode()
         there = next(path for path in (directory, *directory.parents) if path.exists())
         kind = network_filesystem(there)
         free_bytes = shutil.disk_usage(there).free
         usable = os.access(there, os.W_OK)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+    except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home; a name that messages cannot carry
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
     if kind:
         return StoreChoice("", f"{there} is on a network filesystem ({kind})")
@@ -84,7 +85,7 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
         return StoreChoice("", f"{there} has only {free_bytes / 2**30:.1f} GiB free")
     if not usable:
         return StoreChoice("", f"{there} may not be written")
-    return StoreChoice(os.path.realpath(directory))
+    return StoreChoice(str(directory))
 
 
 def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:

@@ -52,7 +52,7 @@ class Places:
         self._columns: dict[bytes, _Columns] = {}
 
     def number(self, pack: str) -> int:
-        """The number of a pack, from 1 up; never another's, even when the pack is gone."""
+        """The number of a pack, from 1 up; never another's. One that was gone is there again."""
         with self._lock:
             number = self._numbers.get(pack)
             if number is None:
@@ -60,6 +60,7 @@ class Places:
                 self._names.append(pack)
                 if number >= self._gone.size:
                     self._gone = np.concatenate([self._gone, np.zeros_like(self._gone)])
+            self._gone[number] = False
             return number
 
     def open(self, content: bytes, size: int) -> None:
@@ -93,8 +94,8 @@ class Places:
         """These packs are gone: their numbers, of those that have one."""
         with self._lock:
             numbers = [self._numbers[pack] for pack in packs if pack in self._numbers]
-        lost = np.array(numbers, dtype=np.uint32)
-        self._gone[lost] = True
+            lost = np.array(numbers, dtype=np.uint32)
+            self._gone[lost] = True
         return lost
 
     def known(self, content: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:

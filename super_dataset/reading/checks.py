@@ -61,7 +61,8 @@ class SeenRecords:
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
         """Whose payload is to be hashed, shape (samples,): new ones, and the share whose turn it is."""
         if self._pid != os.getpid():  # also in a fork: what the parent has read, this process has not
-            self._pid, self._entries = os.getpid(), np.zeros(_SLOTS, dtype=np.uint64)
+            self._entries = np.zeros(_SLOTS, dtype=np.uint64)
+            self._pid = os.getpid()  # last, since other threads go by it
         slots, upper = _slots_of(sample_ids)
         entries = self._entries[slots]
         turn = (id_prefixes(sample_ids) + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0

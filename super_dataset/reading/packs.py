@@ -46,6 +46,7 @@ _FAR = 2**62  # no file is so long
 
 _ANNOUNCED_BYTES = 64 * 2**20  # of one batch, ahead of its reading
 
+_CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 """Read what memory holds, and do not wait for a disk. Not all filesystems can tell, nor all systems."""
 
@@ -119,9 +120,10 @@ class OpenPacks:
             return
         self._look_s = self._clock() + _LOOK_EVERY_S
         with self._lock:
-            for key, pack in list(self._packs.items()):
-                if _was_removed(pack):
-                    del self._packs[key]
+            packs = list(self._packs.items())
+        for key, pack in packs:  # outside of the lock: a network filesystem asks its server
+            if _was_removed(pack):
+                self.forget(*key)
 
     def after_fork(self) -> None:
         """In a child: its copies of the descriptors are closed, and the lock may have been held."""
@@ -296,7 +298,7 @@ class _Reading:
                 got = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, at_once)
             except OSError as error:
                 got = 0
-                if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                if error.errno in _CANNOT_TELL:
                     packs.cannot_tell.add(self._store)
                     at_once = 0
             if got == length:

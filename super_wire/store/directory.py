@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["DirectoryStore"]
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for its writer
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -205,21 +206,27 @@ def _mark(root: str, *, create: bool) -> None:
     if not create:
         raise StoreGoneError(f"{root} is an empty directory: name the directory of a store")
     temporary, mark = _below(root, f".{MARK}.{secrets.token_hex(8)}"), _below(root, MARK)
-    _write_new(temporary, text := new_mark(secrets.token_hex(16)))
+    text = new_mark(secrets.token_hex(16))
     try:
+        _write_new(temporary, text, lasting=True)
         os.link(temporary, mark)  # whole and exclusive at once
     except FileExistsError:
         return
-    except OSError:  # a filesystem without links
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:  # of the filesystem
+            raise
         with contextlib.suppress(FileExistsError):
-            _write_new(mark, text)
+            _write_new(mark, text, lasting=True)
     finally:
-        Path(temporary).unlink()
+        Path(temporary).unlink(missing_ok=True)
 
 
-def _write_new(path: str, data: bytes, *, dir_fd: int | None = None) -> None:
+def _write_new(path: str, data: bytes, *, dir_fd: int | None = None, lasting: bool = False) -> None:
     with os.fdopen(os.open(path, _NEW, 0o666, dir_fd=dir_fd), "wb") as file:
         file.write(data)
+        if lasting:  # else a failure of power may leave an empty file
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _contents(path: str, most: int, *, dir_fd: int | None = None) -> bytes:

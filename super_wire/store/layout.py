@@ -94,7 +94,12 @@ def parse_store(text: str) -> str:
     if not text.startswith(_S3):
         if "://" in text:
             raise ConfigError(f"{_FORMS}; not {without_credentials(text)[:80]!r}")
-        return os.path.realpath(Path(text).expanduser())
+        try:
+            path = os.path.realpath(Path(text).expanduser())
+            path.encode()
+        except (RuntimeError, UnicodeEncodeError) as error:  # no such home; a name that messages cannot carry
+            raise ConfigError(f"{_FORMS}; {text[:80]!a} cannot be used: {error}") from error
+        return path
     bucket, _, rest = text.removeprefix(_S3).partition("/")
     if "@" in bucket:
         raise ConfigError("a store's address carries no credentials: leave them out, and set AWS_PROFILE")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from superdl.sampler.stats import SamplerStats
     from tests.fixtures.stack import Stack
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
@@ -87,3 +88,9 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+
+def settled_stats(sampler: SuperSampler) -> SamplerStats:
+    """The figures of a job once no request is under way: the last answers come later than the last batch."""
+    wait_until(lambda: not sampler.job_stats().total_requests_in_flight, "all answers")
+    return sampler.job_stats()

@@ -14,7 +14,7 @@ from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, pixels_of
-from tests.integration.resuming import wait_until
+from tests.integration.resuming import settled_stats, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def test_epochs_after_the_first_are_read_straight(stack, images, method):
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, **workers)
         straight, misses = epoch_of(loader, expected)
         wait_until(lambda: sampler.job_stats().batches_read == len(sampler), "the read reports of an epoch")
-        made = sampler.job_stats().samples_produced
+        made = settled_stats(sampler).samples_produced
         assert made == len(expected)
         with stack.valkey.client() as client:
             client.delete(*client.keys("super:r1:*"))  # the cache has nothing any more, and nobody needs it

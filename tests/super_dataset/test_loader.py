@@ -121,6 +121,26 @@ def test_an_error_stands_in_its_batch_s_place(valkey, refs):
         next(batches)
 
 
+def test_what_is_no_batch_is_refused_in_its_place(refs):
+    batches = iter(SuperLoader(bound_dataset(), [refs[0], 1, 2, refs[3]]))
+    check(*next(batches), 0)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="batch_size=None|BatchRef"):
+            next(batches)
+    check(*next(batches), 3)
+
+
+def test_a_transform_that_stops_does_not_end_the_epoch_as_if_it_were_over():
+    def transform(item):
+        return next(iter(())) if item == 3 else item
+
+    batches = iter(SuperLoader(range(10), range(10), collate_fn=transform))
+    assert [next(batches) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        next(batches)
+    assert list(batches) == [*range(4, 10)]
+
+
 def failing_after(refs, error):
     yield from refs
     raise error

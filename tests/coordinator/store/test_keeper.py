@@ -14,7 +14,7 @@ from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.store import StoreChoice
 from superdl.coordinator.store import keeper as module
-from superdl.coordinator.store.index import look
+from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.errors import StoreFormatError
 from superdl.super_wire.recipe import Recipe
@@ -90,6 +90,38 @@ def answer(**changes: Any) -> PrefetchResult:
     facts: dict[str, Any] = {"record_bytes": (112, 112), "offsets": (64, 192), "store_bytes": 1024} | changes
     outcomes = (Outcome.CACHED, Outcome.CACHED)
     return PrefetchResult("r", "test", cold_start=False, outcomes=outcomes, **columns, **facts)
+
+
+class ThenAnother(DirectoryStore):
+    """A store to which another coordinator adds a pack once this one has listed its packs."""
+
+    others: Callable[[], object] | None = None
+
+    def packs(self) -> dict[str, int]:
+        there = super().packs()
+        if self.others is not None:
+            self.others()
+        return there
+
+
+def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
+    async def work(one, dataset):
+        collection, known = collection_of(dataset.catalog.bucket, RECIPE.digest), Known()
+        write_pack(one.path, dataset, [0])
+        store, added = ThenAnother.open(one.path, create=False), []
+
+        def add() -> None:
+            added.append(write_pack(one.path, dataset, [1, 2]))
+            look(DirectoryStore.open(one.path, create=False), collection, FINGERPRINT, Known())
+
+        store.others = add
+        assert not look(store, collection, FINGERPRINT, known).useless
+        store.others = None
+        again = look(store, collection, FINGERPRINT, known)
+        assert [pack.name for pack in again.told.packs] == added
+        assert again.usable.all()
+
+    kept(work)
 
 
 def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):

@@ -44,7 +44,7 @@ def test_a_network_filesystem_is_known_by_the_kind_of_its_mount(tmp_path, direct
 
 
 def test_a_setting_names_a_store_or_none(tmp_path):
-    assert chosen_store("", {}) == chosen_store("none", {}) == StoreChoice("")
+    assert chosen_store("", {}) == chosen_store("none", {}) == chosen_store("None", {}) == StoreChoice("")
     (tmp_path / "link").symlink_to(tmp_path)
     assert chosen_store(str(tmp_path / "link" / "store"), {}).address == str(tmp_path.resolve() / "store")
     assert chosen_store("s3://bucket/some/", {}).address == "s3://bucket/some"
@@ -55,6 +55,7 @@ def test_a_setting_names_a_store_or_none(tmp_path):
 def test_the_users_own_needs_room_and_a_place_to_write(tmp_path, monkeypatch):
     own = {"XDG_CACHE_HOME": str(tmp_path / "not" / "yet")}
     assert chosen_store("auto", own) == StoreChoice(str(tmp_path.resolve() / "not/yet/superdl/store"))
+    assert "codec" in chosen_store("auto", {"XDG_CACHE_HOME": "/caf\udce9"}).reason
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 2**30))
     assert default_store(own) == StoreChoice("", f"{tmp_path} has only 1.0 GiB free")
 

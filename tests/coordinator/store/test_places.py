@@ -61,7 +61,8 @@ def test_what_is_gone_or_spoilt_is_known_no_more_and_can_still_be_asked_for():
     every = np.array([0, 1, 2, 5, 6])
     assert places.known(CONTENT)[0].tolist() == [1, 2, 3, 5, 6]
     assert places.live() == {"one": 3, "two": 2}
-    assert places.lose(["two", "never-seen"]).tolist() == [places.number("two")]
+    two = places.number("two")
+    assert places.lose(["two", "never-seen"]).tolist() == [two]
     places.forget(CONTENT, np.array([2, 9]))
     now = places.of(CONTENT, every)
     assert now is not None
@@ -74,6 +75,8 @@ def test_what_is_gone_or_spoilt_is_known_no_more_and_can_still_be_asked_for():
     assert [before.packs[of - 1] for of in before.pack_of.tolist()] == ["one", "one", "two", "two"]
     placed(places, [2], "three")  # written anew
     assert places.known(CONTENT)[0].tolist() == [1, 2, 3]
+    places.number("two")  # a look has found it again
+    assert places.known(CONTENT)[0].tolist() == [1, 2, 3, 5, 6]
 
 
 def test_a_closed_dataset_is_forgotten_and_its_numbers_are_never_another_packs():

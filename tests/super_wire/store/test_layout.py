@@ -55,6 +55,7 @@ def test_a_directory_has_one_form(tmp_path, monkeypatch):
     [
         *("", " ", "a\0b", "s3://", "s3://b", "s3://-b/x", "s3:///x", "s3://bucket/../x", "s3://bucket/a//b"),
         *("s3://bucket/./a", "http://host/x", "file:///x", "gs://bucket/x", "S3://bucket/x"),
+        *("~nobody-has-this-name/store", "caf\udce9"),
     ],
 )
 def test_what_is_no_store_is_refused(text):
