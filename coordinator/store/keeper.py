@@ -189,7 +189,7 @@ class StoreKeeper:
         if not is_name or (lengths < HEADER_BYTES).any() or (offsets + lengths > size).any():
             self._in_trouble(f"a function says that it wrote the pack {name[:80]!r}, which cannot be")
             return 0, None
-        bucket, recipe = dataset.catalog.bucket, dataset.recipe.json
+        bucket, recipe = dataset.catalog.id_bucket, dataset.recipe.json
         meta = PackMeta(collection, bucket, recipe, self._fingerprint, result.function_version)
         pack = SegmentPack(name, size, meta)
         self._pending[collection].append(segment_of(pack, dataset.ids(there, 0), offsets, lengths))
@@ -354,7 +354,7 @@ class StoreKeeper:
         complete = [
             self._known[content].packs
             for content, one in self._datasets.opened.items()
-            if content in self._known and one.catalog.bucket.startswith("file:") and not one.listing.key_list
+            if content in self._known and one.catalog.id_bucket.startswith("file:") and not one.listing.key_list
         ]
         names = {name for packs in complete for name in packs if records.get(name)}
         return {name: live.get(name, 0) / records[name] for name in names}

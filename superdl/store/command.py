@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 action="append",
                 default=[],
                 metavar="URL",
-                help="list this for keys, not its whole bucket; may be repeated",
+                help="list this for keys, not its whole bucket; also where a set with an alias lies",
             )
         if name == "prune":
             which = action.add_mutually_exclusive_group(required=True)
