@@ -20,7 +20,7 @@ import numpy as np
 
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
-from superdl.coordinator.executors.cancelling import CallingThreads, cancel_and_wait
+from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks
 from superdl.coordinator.store.index import (
     Known,
     collection_in,
@@ -44,7 +44,7 @@ from superdl.super_wire.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from numpy.typing import NDArray
@@ -105,7 +105,7 @@ class StoreKeeper:
         self._pending: defaultdict[str, list[Segment]] = defaultdict(list)
         self._full = False
         self._upkeep: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = HeldTasks("store's keeper")
         self._due_s = dict.fromkeys(("touch", "flush", "room", "open"), 0.0)
 
     @property
@@ -158,7 +158,7 @@ class StoreKeeper:
         self._opened_s[content] = time.monotonic()
         task = self._looks.get(content)
         if task is None:
-            task = self._looks[content] = self._start(self._look(self._store, dataset))
+            task = self._looks[content] = self._tasks.start(self._look(self._store, dataset))
             task.add_done_callback(lambda _: self._looks.pop(content, None))
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
@@ -212,12 +212,12 @@ class StoreKeeper:
             self._opened_s.pop(content, None)
             self._late.discard(content)
         if self.address and (self._upkeep is None or self._upkeep.done()):
-            self._upkeep = self._start(self._keep())
+            self._upkeep = self._tasks.start(self._keep())
 
     async def close(self) -> None:
         """Write down what was learned, say goodbye, and abandon what takes longer."""
         store = self._store
-        await cancel_and_wait(*self._tasks)
+        await self._tasks.cancel()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._flush()
@@ -271,7 +271,7 @@ class StoreKeeper:
             for event in self.stored(content) if content in self._datasets.opened else ():
                 self._post(event)
         if not store.read_only:
-            self._start(self._mark_and_merge(store, collection))
+            self._tasks.start(self._mark_and_merge(store, collection))
 
     async def _keep(self) -> None:
         """What is due of the upkeep, each by itself: on a full disk room is made all the same."""
@@ -385,15 +385,3 @@ class StoreKeeper:
     def _in_trouble(self, words: str) -> None:
         self.trouble = words
         _log.warning("the store %s: %s", self.address, words)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name="store")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _log.error("the keeper of the store failed: a bug", exc_info=error)
