@@ -7,7 +7,6 @@ does not answer costs decodes, never samples. What functions write and read ther
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import secrets
@@ -29,19 +28,13 @@ from superdl.coordinator.store.index import (
     segment_of,
     write_segment,
 )
-from superdl.coordinator.store.opening import open_store
+from superdl.coordinator.store.opening import filesystem_of, open_own, open_store
 from superdl.coordinator.store.places import Joined, Places, join
 from superdl.coordinator.store.room import Room
-from superdl.super_wire.errors import StoreError, StoreFormatError, StoreFullError, StoreRefusedError
+from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.store import (
-    IN_USE_S,
-    PackMeta,
-    Segment,
-    SegmentPack,
-    is_bucket,
-)
+from superdl.super_wire.store import IN_USE_S, PackMeta, Segment, SegmentPack, is_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -97,6 +90,7 @@ class StoreKeeper:
         self._post: Callable[[Event], None] = lambda _: None
         self._threads = CallingThreads(_THREADS, "super-store")
         self._store: Store | None = None
+        self._filesystem: int | None = None
         self._instance = secrets.token_hex(16)
         self._known: dict[bytes, Known] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
@@ -228,17 +222,11 @@ class StoreKeeper:
         self._threads.close(StoreError("the coordinator ends"))
 
     def _opened(self) -> Store:
-        try:
-            store = open_store(self.address, create=not self._read_only, read_only=self._read_only)
-            if not store.read_only:
-                with contextlib.suppress(StoreFullError):  # it may be read, and room is made soon
-                    store.touch(self._instance)
-                store.sweep(time.time())
-        except StoreRefusedError as error:
-            if self._read_only:
-                raise
-            store = open_store(self.address, create=False, read_only=True)
-            _log.warning("the store is read, and not written: %s", error)
+        # One that is gone is made again, but not in the mount point of a disk that is gone.
+        same = self._filesystem in (None, filesystem_of(self.address))
+        create = same and not self._read_only
+        store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
+        self._filesystem = filesystem_of(self.address)
         self.room.sizes = store.packs()
         return store
 
@@ -278,12 +266,34 @@ class StoreKeeper:
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 await work(self._store)
+            except StoreGoneError as error:
+                await self._let_go(self._store, error)
             except StoreError as error:
                 self._in_trouble(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
         if store is None and self._is_due("open", _AGAIN_S):
             await self.open()
+            if self._store is not None:
+                self.trouble = ""
+                _log.warning("the store is open again: %s", self.told)
+
+    async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
+        """Forget a directory that is gone, or another store by now, so that it is opened or made again."""
+        look_again = partial(open_store, self.address, create=False, read_only=True)
+        try:
+            stays = is_bucket(self.address) or (await self._threads.run(look_again)).id == self.store_id
+        except StoreError as error:
+            stays = not isinstance(error, StoreGoneError)
+        self._in_trouble(str(why) if stays or store is None else "its directory is gone")
+        if stays:
+            return
+        self._store, self._full = None, False
+        names = list(self.room.sizes)
+        self._lose(names)
+        self.room.forget(names)
+        self._known.clear()
+        self._pending.clear()
 
     async def _keep_room(self, store: Store | None) -> None:
         if store is not None and (self.room.is_overdue or self._is_due("room", _ROOM_S)):
@@ -354,7 +364,7 @@ class StoreKeeper:
         complete = [
             self._known[content].packs
             for content, one in self._datasets.opened.items()
-            if content in self._known and one.catalog.id_bucket.startswith("file:") and not one.listing.key_list
+            if content in self._known and one.catalog.whole_bucket and not one.listing.key_list
         ]
         names = {name for packs in complete for name in packs if records.get(name)}
         return {name: live.get(name, 0) / records[name] for name in names}
@@ -383,5 +393,6 @@ class StoreKeeper:
         return True
 
     def _in_trouble(self, words: str) -> None:
+        if words != self.trouble:
+            _log.warning("the store %s: %s", self.address, words)
         self.trouble = words
-        _log.warning("the store %s: %s", self.address, words)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import stat
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -247,6 +249,21 @@ def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(
         assert_exactly_once(collect(loader), expected)
     assert delivered == first.epochs[0]
     assert 0 < stats.samples_produced < len(expected)
+
+
+def test_a_store_that_is_removed_in_mid_run_is_made_again(
+    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
+) -> None:
+    train(stack := coordinator(), photos)
+    store = tmp_path / "store"
+    shutil.rmtree(store)
+    deadline, sides = time.monotonic() + 60, itertools.count(8)
+    while not list(store.glob("packs/*.pack")) and time.monotonic() < deadline:
+        recipe = Recipe.image(resize=SIDE, crop=next(sides))  # which nobody has decoded yet
+        assert len(train(stack, photos, recipe=recipe).epochs[0]) == len(list(photos.glob("*/*.jpg")))
+    assert list(store.glob("packs/*.pack"))
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    assert "store.json" in {path.name for path in store.iterdir()}
 
 
 @pytest.mark.slow
