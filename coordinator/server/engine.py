@@ -57,6 +57,7 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.record import Tombstone, unpack
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -304,7 +305,8 @@ class Engine:
                 found = await look(ids)
             except CacheError as error:
                 if not silent:
-                    _log.warning("an audit of %d samples waits for the cache: %s", action.indices.size, error)
+                    audited = counted(action.indices.size, "sample")
+                    _log.warning("an audit of %s waits for the cache: %s", audited, error)
                 silent = True
                 await asyncio.sleep(_RETRY_S)
             else:
@@ -330,7 +332,7 @@ class Engine:
             except CacheUnreachableError:
                 await asyncio.sleep(_RETRY_S)
             except CacheError as error:
-                _log.warning("%d samples could not be dropped: %s", len(ids) // ID_BYTES, error)
+                _log.warning("%s could not be dropped: %s", counted(len(ids) // ID_BYTES, "sample"), error)
                 return
             else:
                 return
@@ -342,18 +344,18 @@ class Engine:
             for key, message in zip(catalog.keys.take(action.indices), action.messages, strict=True)
         ]
         first, more = tombstones[0], len(tombstones) - 1
-        others = f" (and {more} more samples)" if more else ""
+        others = f" (and {counted(more, 'more sample')})" if more else ""
         _log.warning("%s%s could not be produced: %s", first.key, others, first.message)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
-            _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
+            _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
 
 
 def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
     """What makes an answer useless; empty if nothing does."""
     if len(result.outcomes) != samples:
-        return f"the function answered for {len(result.outcomes)} of {samples} samples"
+        return f"the function answered for {len(result.outcomes)} of {counted(samples, 'sample')}"
     if not all(offset.isdecimal() and len(offset) < _DIGITS_MAX for offset in result.messages):
         return "the function's messages are not numbered by sample"
     numbers = (

@@ -375,7 +375,7 @@ class StoreKeeper:
             await self._threads.run(partial(store.remove, name))
         self.room.forget(names)
         if names:
-            _log.info("%d packs made room in the store %s: %s", len(names), self.address, self.room.told)
+            _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)
 
     def _lose(self, names: Iterable[str]) -> None:
         lost = self.places.lose(names)
