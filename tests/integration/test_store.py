@@ -155,6 +155,21 @@ def test_a_name_in_the_set_itself_serves_readers_of_a_store_that_others_write(
     assert len(first.epochs[0]) == len(expected)
 
 
+def test_changed_objects_and_recipes_are_decoded_and_not_mistaken_for_what_is_stored(
+    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
+) -> None:
+    train(stack := coordinator(), photos)
+    assert stack.close_coordinator() == 0
+    shutil.copytree(write_images(tmp_path / "changed", 8, seed=9, side=40), photos, dirs_exist_ok=True)
+    stack = coordinator()
+    changed = train(stack, photos)
+    assert changed.stats.samples_produced == 8
+    assert_exactly_once(changed.epochs[0], expected_pixels(photos, resize=SIDE, crop=SIDE))
+    smaller = train(stack, photos, recipe=Recipe.image(resize=SIDE, crop=SIDE - 8))
+    assert smaller.stats.samples_produced == len(smaller.epochs[0])
+    assert_exactly_once(smaller.epochs[0], expected_pixels(photos, resize=SIDE, crop=SIDE - 8))
+
+
 def test_two_coordinators_see_what_the_other_wrote(photos: Path, coordinator: Callable[..., Stack]) -> None:
     one, other = coordinator(), coordinator()
     first = train(one, photos)
