@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["headline", "inputs_markdown", "markdown", "print_bills", "to_mapping"]
 
-_MONTH_HEADS = ("trainers", "functions", "GETs", "cache, coordinator", "disks, transfer")
+_MONTH_HEADS = ("trainers", "functions", "GETs", "cache, coordinator", "disks, store, transfer")
 
 
 def headline(scenario: Scenario, prices: PriceTable) -> str:
@@ -47,7 +47,7 @@ def markdown(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> s
             month.functions,
             month.gets,
             month.cache + month.coordinator,
-            month.disk + month.transfer,
+            month.disk + month.store + month.transfer,
         )
         cells = (
             bill.loader,
