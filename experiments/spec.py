@@ -34,6 +34,7 @@ from superdl.experiments.schema import (
 )
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
+from superdl.super_wire.ids import Versions, checked_naming
 
 __all__ = [
     "LOADER_KINDS",
@@ -65,7 +66,8 @@ class DataSpec:
     """Where the images are. With kind `auto`: the digits, unless ``train`` names a source.
 
     ``directory`` is where a set is, or is written; null: a folder of its name below ``data/``. ``samples``
-    are the training images of a set that is drawn; null: those that are there, else the whole set.
+    are the training images of a set that is drawn; null: those that are there, else the whole set. Aliases
+    and ``versions`` (times or digests) name samples of ``train`` and ``val`` as `SuperDataset` takes them.
     """
 
     kind: Annotated[str, one_of(("auto", "directory", "url", *_DATA_SETS))] = "auto"
@@ -75,6 +77,9 @@ class DataSpec:
     val: Text | None = None
     train_key_list: Text | None = None
     val_key_list: Text | None = None
+    train_alias: Text | None = None
+    val_alias: Text | None = None
+    versions: Versions | None = None
 
     def __post_init__(self) -> None:
         """Refuse contradictions, which no single key shows."""
@@ -86,7 +91,13 @@ class DataSpec:
             raise ConfigError(f"data.samples is for the sets that are drawn, not for data.kind {self.kind}")
         if self.kind in ("directory", "url") and not self.train:
             raise ConfigError(f"data.kind {self.kind} needs data.train, the source of the training images")
-        for name, needed in (("val", "train"), ("train_key_list", "train"), ("val_key_list", "val")):
+        checked_naming(self.train_alias, None, "data.train_alias: ")
+        checked_naming(self.val_alias, None, "data.val_alias: ")
+        for name, needed in (
+            ("val", "train"),
+            *((name, "train") for name in ("train_key_list", "train_alias", "versions")),
+            *((name, "val") for name in ("val_key_list", "val_alias")),
+        ):
             if getattr(self, name) and not getattr(self, needed):
                 raise ConfigError(f"data.{name} is given without data.{needed}")
 

@@ -221,7 +221,8 @@ def _prefetch(
     else:
         program = Program(
             recipe,
-            bucket=request.bucket,
+            bucket=request.id_bucket,
+            prefix=request.prefix,
             epoch=request.epoch,
             limit_pixels=request.limits.image_pixels,
             step_modules=settings.step_modules,
@@ -251,8 +252,8 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
     """
     if not request.store or recipe.random or settings.store_read_only:
         return None
-    collection = collection_of(request.bucket, recipe.digest)
-    return PackMeta(collection, request.bucket, recipe.json, _own_fingerprint(), installed_version())
+    collection = collection_of(request.id_bucket, recipe.digest)
+    return PackMeta(collection, request.id_bucket, recipe.json, _own_fingerprint(), installed_version())
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
@@ -300,8 +301,8 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     """Derive every sample id again: a difference means that the two sides do not mean the same sample."""
     randomness = (recipe.augment_seed, request.epoch) if recipe.random else None
     derived = sample_ids(
-        request.bucket,
-        (key.encode() for key in request.keys),
+        request.id_bucket,
+        (key.encode() for key in request.id_keys),
         (version.encode() for version in request.versions),
         recipe.digest,
         randomness,

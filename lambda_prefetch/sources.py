@@ -9,12 +9,14 @@ meanwhile gains nothing by it.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import weakref
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import ID_BYTES, digest_version, size_of_digest
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -170,12 +172,12 @@ class FileSource:
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode):
                 raise SampleFailedError(Outcome.CHANGED, "it is no regular file (any more)")
-            check_version(_version(before), version)
+            _check_status(before, version)
             check_size(before.st_size, limit_bytes)
             reserve(before.st_size)
             data = _read_exactly(descriptor, before.st_size)
             # A writer that was at work meanwhile leaves bytes of two versions.
-            check_version(_version(os.fstat(descriptor)), version)
+            _check_status(os.fstat(descriptor), version)
         except OSError as error:
             raise _failure(error) from error
         finally:
@@ -184,6 +186,9 @@ class FileSource:
             raise SampleFailedError(
                 Outcome.SOURCE_ERROR, f"it has {before.st_size} bytes, but only {len(data)} could be read"
             )
+        if size_of_digest(version) is not None:
+            digest = hashlib.blake2b(data, digest_size=ID_BYTES).digest()
+            check_version(digest_version(len(data), digest), version)
         return data
 
     def _open(self, key: str) -> int:
@@ -249,8 +254,15 @@ def _is_within(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def _version(status: os.stat_result) -> str:
-    return f"{status.st_size}-{status.st_mtime_ns}"
+def _check_status(status: os.stat_result, version: str) -> None:
+    """Refuse a file that is not the listed version, as far as its size and time can tell."""
+    size = size_of_digest(version)
+    if size is None:
+        check_version(f"{status.st_size}-{status.st_mtime_ns}", version)
+    elif status.st_size != size:
+        raise SampleFailedError(
+            Outcome.CHANGED, f"it has {status.st_size} bytes; the catalog lists {version}"
+        )
 
 
 def _read_exactly(descriptor: int, size_bytes: int) -> bytes:

@@ -78,19 +78,26 @@ class SampleRandom:
 class Program:
     """A recipe made ready to run on the samples of one request.
 
-    ``bucket`` and ``epoch`` seed random steps, ``limit_pixels`` bounds what a step may make of an image,
-    ``step_modules`` lists what custom steps may be imported from.
+    ``bucket``, ``epoch`` and keys without ``prefix`` seed random steps, ``limit_pixels`` bounds what a step
+    may make of an image, ``step_modules`` lists what custom steps may be imported from.
 
     Raises:
         ConfigError: a custom step may not, or cannot, be imported.
     """
 
     def __init__(
-        self, recipe: Recipe, *, bucket: str, epoch: int, limit_pixels: int, step_modules: frozenset[str]
+        self,
+        recipe: Recipe,
+        *,
+        bucket: str,
+        epoch: int,
+        limit_pixels: int,
+        step_modules: frozenset[str],
+        prefix: str = "",
     ) -> None:
         self._decodes = recipe.decodes
         self._recipe = recipe
-        self._bucket = bucket
+        self._bucket, self._prefix = bucket, prefix
         self._epoch = epoch
         self._limit_pixels = limit_pixels
         self._custom = {
@@ -149,9 +156,8 @@ class Program:
         return image
 
     def _random(self, number: int, key: str) -> SampleRandom:
-        return SampleRandom(
-            self._recipe.digest, number, self._recipe.augment_seed, self._epoch, self._bucket, key
-        )
+        seed, named = self._recipe.augment_seed, key.removeprefix(self._prefix)
+        return SampleRandom(self._recipe.digest, number, seed, self._epoch, self._bucket, named)
 
 
 def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:

@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 _UINT32 = 2**32
 _INT64 = 2**63
-_DATASET_NAMES = ("source", "recipe", "key_list", "bind", "ping_cache")
+_DATASET_NAMES = ("source", "recipe", "key_list", "naming", "bind", "ping_cache")
 
 
 class SuperSampler(DistributedSampler[BatchRef]):

@@ -116,6 +116,7 @@ class Session:
             recipe=dataset.recipe.json,
             key_list=dataset.key_list or "",
             run_id=self._run,
+            **dataset.naming._asdict(),
         )
         facts = self._client.call("RegisterDataset", request, _until(end_s, patience), stopped=stopped)
         if facts.protocol_version != PROTOCOL_VERSION:

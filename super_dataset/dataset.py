@@ -27,6 +27,7 @@ from superdl.super_dataset.reading import (
 )
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.ids import checked_naming
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.redaction import without_credentials
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.reading import BatchInfo, OnBadSample, Verify
     from superdl.super_wire.batch_ref import DatasetBinding
+    from superdl.super_wire.ids import Versions
 
 __all__ = ["SuperDataset", "normalise_url"]
 
@@ -72,6 +74,10 @@ class SuperDataset(Dataset[Any]):
         recipe: what functions do to every sample.
         key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns; without it class
             folders give labels.
+        alias: a name that stands for the source's place in sample ids, so that a moved or copied source is
+            found in a store. Without it a file ``.superdl-source`` in the source's root may name one.
+        versions: how files are told apart in ids: ``"times"`` (size and time of change), the default, or
+            ``"digests"`` of their bytes, for which the coordinator reads each file when it lists them.
         transform: called as ``transform(images, labels, info)`` on every batch, where it is read; what it
             returns is the item. It must pickle if workers are spawned. Transforms of torchvision and timm,
             which are made for one image, are refused.
@@ -95,6 +101,8 @@ class SuperDataset(Dataset[Any]):
         recipe: Recipe,
         *,
         key_list: str | os.PathLike[str] | None = None,
+        alias: str | None = None,
+        versions: Versions | None = None,
         transform: Callable[[Any, Any, BatchInfo], Any] | None = None,
         on_bad_sample: OnBadSample = "raise",
         return_info: bool = False,
@@ -111,7 +119,8 @@ class SuperDataset(Dataset[Any]):
             msg = f"transform is called as transform(images, labels, info); {transform!r} cannot be"
             raise ConfigError(msg)
         _check_for_batches(transform)
-        self.source = normalise_url(source, name="source")  # what sample ids are made of
+        self.source = normalise_url(source, name="source")  # what sample ids are made of, unless named
+        self.naming = checked_naming(alias, versions)
         self.recipe = recipe
         self.key_list = None if key_list is None else normalise_url(key_list, name="key_list")
         self.reads_straight = True

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from superdl.super_wire.ids import Naming
     from superdl.super_wire.recipe import Recipe
 
 __all__ = ["BatchRef", "Bindable", "DatasetBinding", "Places"]
@@ -147,6 +148,10 @@ class Bindable(Protocol):
     @property
     def key_list(self) -> str | None:
         """URL of the key list, if there is one."""
+
+    @property
+    def naming(self) -> Naming:
+        """What names its samples in ids, beside their keys."""
 
     @property
     def reads_straight(self) -> bool:

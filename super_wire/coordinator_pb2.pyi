@@ -6,18 +6,22 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id")
+    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id", "alias", "versions")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     KEY_LIST_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     source: str
     recipe: str
     key_list: str
     run_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ...) -> None: ...
+    alias: str
+    versions: str
+    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ..., alias: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
 
 class GetDatasetRequest(_message.Message):
     __slots__ = ("dataset_id", "listed", "wait_s")

@@ -1,4 +1,4 @@
-"""Sample ids and batch ids: content addresses that every process derives alike.
+"""Sample ids and batch ids, and what names samples in them: addresses that every process derives alike.
 
 An id is BLAKE2b-128 over its fields, each field preceded by its length as 8 little-endian bytes, so that no
 two different lists of fields give the same input.
@@ -7,18 +7,89 @@ two different lists of fields give the same input.
 from __future__ import annotations
 
 import hashlib
+import re
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
+
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["ID_BYTES", "batch_id", "batch_ids", "digest128", "sample_id", "sample_ids", "split_ids"]
+__all__ = [
+    "ALIAS_SCHEME",
+    "ID_BYTES",
+    "Naming",
+    "Versions",
+    "batch_id",
+    "batch_ids",
+    "checked_naming",
+    "digest128",
+    "digest_version",
+    "id_bucket",
+    "sample_id",
+    "sample_ids",
+    "size_of_digest",
+    "split_ids",
+]
 
 ID_BYTES = 16
 """Length of a sample id, batch id or digest, in bytes."""
+
+ALIAS_SCHEME = "alias://"
+"""Begins what stands for the bucket in ids where a source has an alias."""
+
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST_VERSION = re.compile(rf"([0-9]{{1,19}})-b2:[0-9a-f]{{{2 * ID_BYTES}}}")
+
+
+Versions: TypeAlias = Literal["times", "digests"]
+"""By what the versions of a file are told apart: size and time of change, or size and digest of its bytes."""
+
+
+class Naming(NamedTuple):
+    """What names the samples of a source in ids, beside their keys; make one with :func:`checked_naming`.
+
+    ``alias`` stands for the source's place, and keys are relative to the source then. ``versions`` are of
+    files: by their ``"times"`` or by ``"digests"`` of their bytes. What is empty is as the source itself says
+    (a file in its root), else its place and times.
+    """
+
+    alias: str = ""
+    versions: str = ""
+
+
+def checked_naming(alias: str | None, versions: str | None, where: str = "") -> Naming:
+    """The naming of these words, ``None`` for none; ``ConfigError`` says what they may be.
+
+    ``where`` begins the message: the file that says them.
+    """
+    if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
+        raise ConfigError(
+            f"{where}an alias has 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and begins with "
+            f"a letter or digit; not {str(alias)[:80]!r}"
+        )
+    if versions is not None and versions not in get_args(Versions):
+        raise ConfigError(f"{where}versions are 'times' or 'digests'; not {str(versions)[:80]!r}")
+    return Naming(alias or "", versions or "")
+
+
+def id_bucket(bucket: str, alias: str) -> str:
+    """What stands for a bucket in ids: itself, or an alias if there is one."""
+    return f"{ALIAS_SCHEME}{alias}" if alias else bucket
+
+
+def digest_version(size: int, digest: bytes) -> str:
+    """The version of a file by its content: its size and the BLAKE2b-128 of its bytes."""
+    return f"{size}-b2:{digest.hex()}"
+
+
+def size_of_digest(version: str) -> int | None:
+    """The size in a version that :func:`digest_version` made; ``None`` for any other version."""
+    found = _DIGEST_VERSION.fullmatch(version)
+    return int(found[1]) if found else None
 
 
 def _with_length(field: bytes) -> bytes:
@@ -40,9 +111,10 @@ def sample_ids(
     """Ids of many samples of one bucket, concatenated: 16 bytes each, in the order of ``keys``.
 
     Args:
-        bucket: ``s3://name`` or ``file://`` and the directory's absolute real path.
-        keys: full object keys, UTF-8.
-        versions: ETag, or ``size-mtime_ns`` for files; as many as there are keys.
+        bucket: ``s3://name`` or ``file://`` and the directory's absolute real path; of a source with an alias
+            :func:`id_bucket`.
+        keys: full object keys, UTF-8; of a source with an alias relative to it.
+        versions: ETag, or for files ``size-mtime_ns`` or :func:`digest_version`; as many as there are keys.
         recipe_digest: :attr:`superdl.super_wire.Recipe.digest`.
         randomness: (augment seed, epoch) if the recipe is random, else ``None``.
     """

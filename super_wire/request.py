@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.ids import ID_BYTES, checked_naming, id_bucket
 from superdl.super_wire.keys import checked_outcome_stream
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class PrefetchRequest:
     what it decoded to the store as a pack. With ``packs`` the request is a *restore*: the function reads each
     sample's whole record from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from ``offsets[i]``, and decodes
     nothing.
+
+    Where the source has an ``alias``, ids are made of that and of keys without ``prefix``, which begins all.
     """
 
     request_id: str
@@ -127,6 +129,18 @@ class PrefetchRequest:
     pack_of: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
+    alias: str = ""
+    prefix: str = ""
+
+    @property
+    def id_bucket(self) -> str:
+        """What stands for the bucket in ids."""
+        return id_bucket(self.bucket, self.alias)
+
+    @property
+    def id_keys(self) -> list[str]:
+        """The keys as ids have them."""
+        return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     @property
     def restores(self) -> bool:
@@ -153,6 +167,10 @@ class PrefetchRequest:
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         _check_places(request)
+        checked_naming(request.alias or None, None, "in a prefetch request, ")
+        below = all(key.startswith(request.prefix) for key in request.keys)
+        if request.prefix and not (request.alias and below):
+            raise ConfigError("a prefetch request with a prefix has an alias, and keys that begin with it")
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
         lists = (*request.keys, *request.versions, *request.packs)
         if clean_text(every := "".join((*texts, request.store, *lists))) != every:

@@ -1,4 +1,4 @@
-"""The one parser of sizes: trainers, coordinators and launchers read the same settings."""
+"""The one parser of sizes, for trainers, coordinators and launchers alike, and counts as people read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["parse_bytes"]
+__all__ = ["counted", "parse_bytes"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -26,3 +26,12 @@ def parse_bytes(text: str, name: str) -> int:
     if size_bytes < 2**20 and size_bytes != 0:
         raise ConfigError(f"{name} is a size of at least 1mb, such as 4gb or 500mb; not {text[:80]!r}")
     return size_bytes
+
+
+def counted(count: int, noun: str) -> str:
+    """So many things, for people.
+
+    >>> counted(1, "sample"), counted(1200, "sample")
+    ('1 sample', '1,200 samples')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.redaction import shown
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -158,7 +159,7 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
     if cache["store"]:
         room = f" of {_mib(cache['store_room_bytes'])}" if cache["store_room_bytes"] else ""
         trouble = f"; in trouble: {cache['store_trouble']}" if cache["store_trouble"] else ""
-        stored = f"{cache['store_packs']:,} packs, {_mib(cache['store_used_bytes'])}{room}{trouble}"
+        stored = f"{counted(cache['store_packs'], 'pack')}, {_mib(cache['store_used_bytes'])}{room}{trouble}"
         console.print(f"store {cache['store']}: {stored}")
     spending = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
     console.print(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.request import read_outcome
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +88,8 @@ class OutcomeReader:
         self._position = _START
         waiting, self._waiting = self._waiting, {}
         if waiting:
-            _log.warning("the outcomes of %d requests may be lost: they are asked for again", len(waiting))
+            lost = counted(len(waiting), "request")
+            _log.warning("what became of %s may be lost: it is asked for again", lost)
         for future in waiting.values():
             if not future.done():
                 future.set_exception(CacheError("the cache lost the stream of outcomes"))

@@ -40,7 +40,9 @@ class Catalog:
     """The samples of a source; make one with :meth:`build`, which sorts them.
 
     ``bucket`` is ``s3://name`` or ``file://`` and the directory's absolute real path; ``keys`` are full
-    object keys (of files: paths below the directory); ``versions`` ETags, or ``size-mtime_ns`` of files.
+    object keys (of files: paths below the directory); ``versions`` ETags, or ``size-mtime_ns`` of files, or
+    their digests. With an ``alias``, ids and fingerprint are made of that and of keys without ``prefix``,
+    which begins them all; without one, ``prefix`` is empty.
     ``labels`` are int64 (places in ``classes``, or integers) or float64 of shape (samples, ...), or of a
     structured dtype of both. They are held in the smallest dtype that takes their numbers, and given out in
     their own by :meth:`labels_at`. ``classes`` is empty where no label is a text.
@@ -52,6 +54,8 @@ class Catalog:
     labels: NDArray[Any]
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    alias: str = ""
+    prefix: str = ""
     fingerprint: bytes = field(init=False)
     """BLAKE2b-128 over bucket, keys, versions, labels and classes: equal content, equal fingerprint."""
     _dtype: np.dtype[Any] = field(init=False)
@@ -77,8 +81,11 @@ class Catalog:
         labels: NDArray[Any],
         classes: Sequence[str] = (),
         warnings: Sequence[str] = (),
+        *,
+        alias: str = "",
+        prefix: str = "",
     ) -> Catalog:
-        """Sort samples given in any order.
+        """Sort samples given in any order. ``prefix`` begins all keys.
 
         Raises:
             SourceError: the class names do not fit into one message.
@@ -94,11 +101,22 @@ class Catalog:
         ordered = keys.reorder(order)
         if ordered.equals_next().any():
             raise ValueError(f"{bucket}: a catalog lists every key once")
-        return cls(bucket, ordered, versions.reorder(order), labels[order], tuple(classes), tuple(warnings))
+        columns = bucket, ordered, versions.reorder(order), labels[order]
+        return cls(*columns, tuple(classes), tuple(warnings), alias, prefix if alias else "")
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.keys)
+
+    @property
+    def id_bucket(self) -> str:
+        """What stands for the bucket in ids."""
+        return ids.id_bucket(self.bucket, self.alias)
+
+    @property
+    def whole_bucket(self) -> bool:
+        """Whether no other source has ids of the same bucket: it is a directory without an alias."""
+        return self.id_bucket.startswith("file:")
 
     @property
     def label_dtype(self) -> str:
@@ -133,11 +151,12 @@ class Catalog:
             indices: places in the catalog, in the order wanted; ``None``: all. About half a microsecond each.
         """
         places = np.arange(len(self), dtype=np.int64) if indices is None else indices
-        packed = bytearray()
+        packed, skipped = bytearray(), len(self.prefix.encode())
         for start in range(0, len(places), _AT_A_TIME):
             some = places[start : start + _AT_A_TIME]
             keys, versions = self.keys.take(some), self.versions.take(some)
-            packed += ids.sample_ids(self.bucket, keys, versions, recipe_digest, randomness)
+            named = [key[skipped:] for key in keys] if skipped else keys
+            packed += ids.sample_ids(self.id_bucket, named, versions, recipe_digest, randomness)
         return bytes(packed)
 
 
@@ -157,13 +176,14 @@ def _fingerprint(catalog: Catalog) -> bytes:
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)
 
-    add(catalog.bucket.encode())
-    for strings in (catalog.keys, catalog.versions):
-        lengths = strings.lengths()
+    add(catalog.id_bucket.encode())
+    for strings, skipped in ((catalog.keys, len(catalog.prefix.encode())), (catalog.versions, 0)):
+        lengths = strings.lengths() - skipped
         add(lengths.astype("<u8", copy=False).tobytes())
         digest.update(int(lengths.sum()).to_bytes(8, "little"))
         for start in range(0, len(strings), _AT_A_TIME):
-            digest.update(b"".join(strings.slice(start, start + _AT_A_TIME)))
+            some = strings.slice(start, start + _AT_A_TIME)
+            digest.update(b"".join([text[skipped:] for text in some] if skipped else some))
     add(catalog.label_dtype.encode())
     add(catalog.labels.astype(catalog.labels.dtype.newbyteorder("<"), copy=False).tobytes())
     for name in catalog.classes:

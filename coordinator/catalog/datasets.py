@@ -21,7 +21,7 @@ import numpy as np
 from superdl.coordinator.catalog.lister import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
 from superdl.super_wire.errors import CoordinatorError, SourceError, SuperError
-from superdl.super_wire.ids import ID_BYTES, digest128
+from superdl.super_wire.ids import ID_BYTES, Naming, digest128
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = ["Dataset", "DatasetRegistry", "Listing", "RecentIds"]
 _log = logging.getLogger(__name__)
 
 _PROGRESS_STEP = 1000
+_PROGRESS_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
@@ -86,6 +87,7 @@ class Listing:
 
     source: str
     key_list: str
+    naming: Naming = field(default_factory=Naming)
     task: asyncio.Task[None] | None = None
     listed: int = 0
     catalog: Catalog | None = None
@@ -181,16 +183,24 @@ class DatasetRegistry:
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
         self._threads = ThreadPoolExecutor(_LISTINGS_AT_ONCE, thread_name_prefix="super-listing")
 
-    def register(self, source: str, recipe: Recipe, key_list: str, run_id: str) -> Dataset:
+    def register(
+        self,
+        source: str,
+        recipe: Recipe,
+        key_list: str,
+        run_id: str,
+        naming: Naming = Naming(),  # noqa: B008  # frozen
+    ) -> Dataset:
         """The dataset of these facts; its listing is begun if no fitting one is there.
 
         ``CoordinatorError`` if too many other listings have not ended yet.
         """
-        dataset_id = digest128(source.encode(), key_list.encode(), recipe.json.encode(), run_id.encode())
+        facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
+        dataset_id = digest128(*map(str.encode, facts))
         known = self.get(dataset_id)
         if known is not None and known.listing.error is None:
             return known
-        dataset = Dataset(dataset_id, recipe, self._listing(source, key_list, run_id))
+        dataset = Dataset(dataset_id, recipe, self._listing(source, key_list, run_id, naming))
         self._datasets[dataset_id] = dataset
         self._forget_some()
         return dataset
@@ -204,8 +214,13 @@ class DatasetRegistry:
         return self.opened[content]
 
     def open(self, dataset: Dataset) -> None:
-        """A job reads a listed dataset: remember it until :meth:`close_unknown`."""
-        self.opened.setdefault(dataset.content, dataset)
+        """A job reads a listed dataset: remember it until :meth:`close_unknown`.
+
+        Of two places with one alias the last: the source may have moved.
+        """
+        known = self.opened.get(dataset.content)
+        if known is None or known.catalog is not dataset.catalog:
+            self.opened[dataset.content] = dataset
 
     def close_unknown(self, known: Container[bytes]) -> None:
         """Let go of open datasets whose content is known no more."""
@@ -240,10 +255,10 @@ class DatasetRegistry:
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _listing(self, source: str, key_list: str, run_id: str) -> Listing:
+    def _listing(self, source: str, key_list: str, run_id: str, naming: Naming) -> Listing:
         for listing in self._listings:
             fresh = not listing.ended or self._clock() - listing.ended_at_s <= self._max_age_s
-            is_same = (listing.source, listing.key_list) == (source, key_list)
+            is_same = (listing.source, listing.key_list, listing.naming) == (source, key_list, naming)
             if is_same and listing.error is None and (run_id in listing.runs or fresh):
                 listing.runs.add(run_id)
                 return listing
@@ -252,7 +267,7 @@ class DatasetRegistry:
             raise CoordinatorError(
                 f"this coordinator is listing {under_way} sources already: ask again later"
             )
-        listing = Listing(source, key_list, runs={run_id})
+        listing = Listing(source, key_list, naming, runs={run_id})
         listing.task = asyncio.create_task(self._list(listing), name=f"list {source}")
         self._listings.append(listing)
         return listing
@@ -274,15 +289,18 @@ class DatasetRegistry:
             async with listing.changed:
                 listing.changed.notify_all()
 
-        def progress(listed: int) -> None:  # called in the listing's threads
-            if listed - listing.listed >= _PROGRESS_STEP:
-                listing.listed = listed
+        told_s = self._clock()
+
+        def progress(listed: int) -> None:  # called in the listing's threads, one at a time
+            nonlocal told_s
+            if listed - listing.listed >= _PROGRESS_STEP or self._clock() - told_s >= _PROGRESS_S:
+                listing.listed, told_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
         place = listing.source, listing.key_list or None
         try:
             catalog = await loop.run_in_executor(
-                self._threads, self._lister, *place, progress, listing.cancelled
+                self._threads, self._lister, *place, progress, listing.cancelled, listing.naming
             )
         except ListingCancelledError:
             listing.error = SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")
@@ -304,7 +322,7 @@ class DatasetRegistry:
         """An equal catalog that is in memory already, else this one."""
         for listing in self._listings:
             other = listing.catalog
-            if other and (other.fingerprint, other.warnings) == (catalog.fingerprint, catalog.warnings):
+            if other and _equal_by(other) == _equal_by(catalog):
                 return other
         return catalog
 
@@ -323,6 +341,11 @@ class DatasetRegistry:
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
         dataset.all_ids = await asyncio.shield(task)  # others wait for it, even if this caller hangs up
+
+
+def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
+    """What of two catalogs decides whether one will do for both: two places may have one alias."""
+    return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix
 
 
 def _all_ids(catalog: Catalog, recipe_digest: bytes) -> NDArray[np.uint8]:

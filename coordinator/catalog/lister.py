@@ -5,6 +5,7 @@ Blocking, with threads of its own: the coordinator runs it beside its event loop
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -14,17 +15,22 @@ import numpy as np
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
-from superdl.coordinator.catalog.listing_file import list_directory, probe_directory
-from superdl.coordinator.catalog.listing_s3 import list_bucket, probe_bucket
+from superdl.coordinator.catalog.listing_file import list_directory, probe_directory, read_small_file
+from superdl.coordinator.catalog.listing_s3 import list_bucket, probe_bucket, read_small_object
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
-from superdl.super_wire.errors import SourceEmptyError, SourceError
+from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError
+from superdl.super_wire.ids import Naming, checked_naming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["list_objects", "list_source"]
+__all__ = ["NAMING_FILE", "list_objects", "list_source"]
 
+NAMING_FILE = ".superdl-source"
+"""In a source's root: JSON such as ``{"alias": "imagenet", "versions": "digests"}``."""
+
+_NAMING_BYTES = 4096
 _SHOWN = 5
 
 _log = logging.getLogger(__name__)
@@ -35,6 +41,7 @@ def list_source(
     key_list: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
     cancelled: threading.Event | None = None,
+    naming: Naming = Naming(),  # noqa: B008  # frozen
     *,
     allowed: Allowed = Allowed(),  # noqa: B008  # frozen
 ) -> Catalog:
@@ -51,9 +58,11 @@ def list_source(
         progress: told how many samples were found so far, never fewer than before, from any thread, one at
             a time.
         cancelled: set it to end the listing.
+        naming: what names the samples; what it leaves open, :data:`NAMING_FILE` in the source may say.
         allowed: what may be read and how much.
 
     Raises:
+        ConfigError: that file says what cannot be.
         SourceError: there is no such place (``SourceNotFoundError``) or no sample in it
             (``SourceEmptyError``), it may not be read (``SourceForbiddenError``), labels are missing, or the
             source cannot be reached.
@@ -64,45 +73,78 @@ def list_source(
         allowed.check_path(place.directory, f"the source {source}")
     tally = Tally(progress, cancelled or threading.Event(), allowed)
     if not key_list:
-        catalog = _by_folders(place, _list(place, tally, images_only=True), tally.warnings)
+        naming = _naming_of(place, naming, tally)
+        found = _list(place, tally, images_only=True, naming=naming)
+        catalog = _by_folders(place, found, naming, tally.warnings)
         for warning in tally.warnings:
             _log.warning("%s", warning)
         return catalog
     rows = read_key_list(key_list, tally, of_files=place.is_file)
+    naming = _naming_of(place, naming, tally)
     versions = rows.versions
     if versions is None:
-        versions = _look_up_versions(place, rows, _list(place, tally, images_only=False))
+        versions = _look_up_versions(place, rows, _list(place, tally, images_only=False, naming=naming))
     elif place.is_file:  # see that it exists: else functions would find out
         probe_directory(place.directory)
     else:
         probe_bucket(place)
     prefix = place.prefix.encode()
     keys = PackedStrings.pack(prefix + key for key in rows.keys) if prefix else rows.keys
-    return Catalog.build(place.bucket, keys, versions, rows.labels, rows.classes)
+    columns = keys, versions, rows.labels, rows.classes
+    return Catalog.build(place.bucket, *columns, alias=naming.alias, prefix=place.prefix)
 
 
 def list_objects(
-    source: str, progress: Callable[[int], None] = lambda _: None
+    source: str,
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
-    """Keys and versions of all that lies below a source, whatever its name, in any order.
+    """Keys and versions, as ``naming`` has them, of all that lies below a source, in any order.
 
     Raises:
         SourceError: as :func:`list_source`.
     """
-    found = _list(parse_source(source), Tally(progress, threading.Event()), images_only=False)
+    tally = Tally(progress, threading.Event())
+    found = _list(parse_source(source), tally, images_only=False, naming=naming)
     return (
         PackedStrings.concatenate([folder.keys for folder in found]),
         PackedStrings.concatenate([folder.versions for folder in found]),
     )
 
 
-def _list(place: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
+def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> list[Folder]:
     if place.is_file:
-        return list_directory(place.directory, tally, images_only=images_only)
+        digests = naming.versions == "digests"
+        return list_directory(place.directory, tally, images_only=images_only, digests=digests)
     return list_bucket(place, tally, images_only=images_only)
 
 
-def _by_folders(place: Source, found: list[Folder], warnings: list[str]) -> Catalog:
+def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
+    """What names the samples: as told, else as the source itself says."""
+    if place.is_file:
+        content = read_small_file(place.directory, NAMING_FILE, tally, _NAMING_BYTES)
+    else:
+        content = read_small_object(place, NAMING_FILE, _NAMING_BYTES)
+    if content is None:
+        return told
+    where = f"{place.url.rstrip('/')}/{NAMING_FILE}: "
+    try:
+        says = json.loads(content) if len(content) <= _NAMING_BYTES else None
+    except (ValueError, RecursionError):
+        says = None
+    if not isinstance(says, dict) or not says.keys() <= {"alias", "versions"}:
+        raise ConfigError(
+            f'{where}it is JSON such as {{"alias": "imagenet", "versions": "digests"}}, at most '
+            f"{_NAMING_BYTES} bytes; not {content[:80]!r}"
+        )
+    own = checked_naming(says.get("alias"), says.get("versions"), where)
+    naming = Naming(told.alias or own.alias, told.versions or own.versions)
+    _log.info("%s: its samples are named by %s, as %s and the job say", place.url, naming, NAMING_FILE)
+    return naming
+
+
+def _by_folders(place: Source, found: list[Folder], naming: Naming, warnings: list[str]) -> Catalog:
     if not found:
         raise SourceEmptyError(
             f"{place.url} holds no image ({', '.join(EXTENSIONS)}); "
@@ -119,7 +161,8 @@ def _by_folders(place: Source, found: list[Folder], warnings: list[str]) -> Cata
     keys = PackedStrings.concatenate([folder.keys for folder in folders])
     versions = PackedStrings.concatenate([folder.versions for folder in folders])
     classes = [folder.name for folder in folders]
-    return Catalog.build(place.bucket, keys, versions, labels, classes, warnings)
+    columns = keys, versions, labels, classes, warnings
+    return Catalog.build(place.bucket, *columns, alias=naming.alias, prefix=place.prefix)
 
 
 def _look_up_versions(place: Source, rows: KeyList, found: list[Folder]) -> PackedStrings:

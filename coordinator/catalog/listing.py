@@ -91,11 +91,12 @@ class Tally:
 
 
 class FolderBuilder:
-    """Collects one folder's samples and counts them."""
+    """Collects one folder's samples and counts them, ``every`` so many."""
 
-    def __init__(self, name: str, tally: Tally) -> None:
+    def __init__(self, name: str, tally: Tally, *, every: int = _REPORT_EVERY) -> None:
         self._name = name
         self._tally = tally
+        self._every = every
         self._keys = PackedStringsBuilder()
         self._versions = PackedStringsBuilder()
         self._counted = 0
@@ -104,7 +105,7 @@ class FolderBuilder:
         """Add one sample."""
         self._keys.append(key)
         self._versions.append(version)
-        if len(self._keys) - self._counted == _REPORT_EVERY:
+        if len(self._keys) - self._counted == self._every:
             self._count()
 
     def build(self) -> Folder:

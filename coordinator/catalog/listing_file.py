@@ -9,6 +9,7 @@ is told in the listing's warnings.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import threading
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.ids import ID_BYTES, digest_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["file_version", "list_directory", "probe_directory"]
+__all__ = ["file_version", "list_directory", "probe_directory", "read_small_file"]
 
 _THREADS = 8  # they wait for the file system more than they compute
 _SHOWN = 5
@@ -32,6 +34,9 @@ _CIRCLES = "ways lead in circles and are left out:"
 _NO_FILES = "things have an image's name, are no files and are left out:"
 _EMPTY = "folders hold no image and are no classes, for which ImageFolder fails:"
 _FORBIDDEN, _LINKED = "forbidden", "linked"
+_BLOCK_BYTES = 2**20
+# Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
+_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def file_version(status: os.stat_result) -> bytes:
@@ -39,21 +44,22 @@ def file_version(status: os.stat_result) -> bytes:
     return b"%d-%d" % (status.st_size, status.st_mtime_ns)
 
 
-def list_directory(directory: str, tally: Tally, *, images_only: bool) -> list[Folder]:
+def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: bool = False) -> list[Folder]:
     """Everything below a directory, as one :class:`Folder` for each first-level folder that holds files.
 
     Args:
         directory: the source's directory, an absolute real path.
         tally: counts what is found.
         images_only: pass over files without an image's extension.
+        digests: read every file, for versions by content (:func:`superdl.super_wire.ids.digest_version`).
 
     Raises:
         SourceError: there is no such directory (``SourceNotFoundError``), one may not be read or a link not
             be followed (``SourceForbiddenError``), or a name is not UTF-8; the message names it.
         ListingCancelledError: nobody wants the listing any more.
     """
-    walk = _Walk(directory, tally, images_only=images_only)
-    loose = FolderBuilder("", tally)
+    walk = _Walk(directory, tally, images_only=images_only, digests=digests)
+    loose = walk.builder("")
     names = []
     for found in walk.entries(_Directory(directory, "", ()), top=True):
         if found.is_directory:
@@ -75,6 +81,29 @@ def probe_directory(directory: str) -> None:
         os.scandir(directory).close()
     except OSError as error:
         _raise_for_source(error, directory)
+
+
+def read_small_file(directory: str, name: str, tally: Tally, limit_bytes: int) -> bytes | None:
+    """What a file in a source's root holds, at most one byte more than the limit; ``None`` if it is not
+    there.
+
+    Raises:
+        SourceError: it cannot be read (``SourceForbiddenError``: it may not), or is no file.
+    """
+    path = f"{directory.rstrip('/')}/{name}"
+    try:
+        descriptor = os.open(path, _FILE_FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        _raise(error, path)
+    try:
+        tally.allowed.check_open_file(descriptor, path)
+        return os.read(descriptor, limit_bytes + 1)
+    except OSError as error:
+        _raise(error, path)
+    finally:
+        os.close(descriptor)
 
 
 class _Directory(NamedTuple):
@@ -106,8 +135,9 @@ class _Found(NamedTuple):
 class _Walk:
     """Walks one source; folders may be walked by several threads at once."""
 
-    def __init__(self, root: str, tally: Tally, *, images_only: bool) -> None:
+    def __init__(self, root: str, tally: Tally, *, images_only: bool, digests: bool) -> None:
         self._root = root
+        self._digests = digests
         self._below = f"{root.rstrip('/')}/"
         self._tally = tally
         self._images_only = images_only
@@ -115,9 +145,13 @@ class _Walk:
         self._counts: Counter[str] = Counter()
         self._some: defaultdict[str, set[str]] = defaultdict(set)
 
+    def builder(self, name: str) -> FolderBuilder:
+        """What collects a folder's files. Reading them takes time: each that was read is progress."""
+        return FolderBuilder(name, self._tally, **({"every": 1} if self._digests else {}))
+
     def folder(self, name: str) -> Folder:
         """All files below the first-level folder ``name``."""
-        builder = FolderBuilder(name, self._tally)
+        builder = self.builder(name)
         pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, (self._root,))]
         while pending:
             here = pending.pop()
@@ -166,11 +200,32 @@ class _Walk:
             self.note(_NO_FILES, found.path)
             return
         try:
-            folder.append(found.key.encode(), file_version(status))
+            folder.append(found.key.encode(), self._digest(found) if self._digests else file_version(status))
+        except FileNotFoundError:
+            return
         except UnicodeEncodeError as error:
             raise SourceError(
                 f"the name of {os.fsencode(found.path)!r} is not UTF-8: rename the file"
             ) from error
+
+    def _digest(self, found: _Found) -> bytes:
+        """The version of a file by its content; ``FileNotFoundError`` if it vanished."""
+        size, digest = 0, hashlib.blake2b(digest_size=ID_BYTES)
+        try:
+            descriptor = os.open(found.real, _FILE_FLAGS)
+            try:
+                self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
+                while block := os.read(descriptor, _BLOCK_BYTES):
+                    self._tally.check()
+                    digest.update(block)
+                    size += len(block)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            _raise(error, found.path)
+        return digest_version(size, digest.digest()).encode()
 
     def note(self, what: str, path: str) -> int:
         """Count what is to be told, and keep a few of its paths; how often that makes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.source import Source
 
-__all__ = ["list_bucket", "probe_bucket"]
+__all__ = ["list_bucket", "probe_bucket", "read_small_object"]
 
 
 def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
@@ -59,6 +60,21 @@ def probe_bucket(source: Source) -> None:
     """See, by one small request, that a bucket exists and may be listed; errors as :func:`list_bucket`."""
     with s3_failures(source.url):
         make_s3_client().list_objects_v2(Bucket=source.bucket_name, Prefix=source.prefix, MaxKeys=1)
+
+
+def read_small_object(source: Source, name: str, limit_bytes: int) -> bytes | None:
+    """What an object at the source's root holds, at most one byte more than the limit; ``None`` if it is not
+    there.
+
+    It is listed first: without the right to list, S3 calls an object forbidden that is not there.
+    """
+    key = f"{source.prefix}{name}"
+    with s3_failures(source.url), closing(make_s3_client()) as client:
+        found = client.list_objects_v2(Bucket=source.bucket_name, Prefix=key, MaxKeys=1).get("Contents", ())
+        if key not in [item["Key"] for item in found]:
+            return None
+        with closing(client.get_object(Bucket=source.bucket_name, Key=key)["Body"]) as body:
+            return bytes(body.read(limit_bytes + 1))
 
 
 def _version(item: dict[str, Any], source: Source) -> bytes:

@@ -188,8 +188,9 @@ def choose_victims(
     spared: Mapping[SetKey, NDArray[np.int64]],
     unneeded_bytes: int = 0,
 ) -> list[Victims]:
-    """Resident samples to drop until ``wanted_bytes`` are free, the farthest next use first; of what no job
-    will need, up to ``unneeded_bytes``.
+    """Resident samples to drop until ``wanted_bytes`` are free: of what no job will need, up to
+    ``unneeded_bytes``; then what lies in the store, since a restore costs less than a decode; then the rest.
+    Of each the farthest next use goes first.
 
     Candidates are samples with a next use farther than ``later_than_s`` that are not ``spared``. Where there
     are more than :data:`CANDIDATES_LEAST`, ``turn`` varies which are looked at.
@@ -197,7 +198,7 @@ def choose_victims(
     jobs = list(jobs)
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
-    places, found, scores, sizes = [], [], [], []
+    places, found, scores, cheap, sizes = [], [], [], [], []
     for samples in sets.values():
         if not samples.resident_count:
             continue
@@ -210,13 +211,14 @@ def choose_victims(
             places.append(np.full(candidates.size, len(keys)))
             keys.append(samples.key)
             found.append(candidates)
-            stored = None if samples.packs is None else samples.stored(candidates)
+            stored = samples.stored(candidates)
             scores.append(next_use_s(samples.key, candidates, jobs, stored))
+            cheap.append(stored | np.isinf(scores[-1]))
             sizes.append(samples.stored_bytes[candidates].astype(np.int64))
     if not keys:
         return []
-    place, index, score, size = map(np.concatenate, (places, found, scores, sizes))
-    order = np.argsort(-score, kind="stable")
+    place, index, score, restorable, size = map(np.concatenate, (places, found, scores, cheap, sizes))
+    order = np.lexsort((-score, ~restorable))
     order = order[score[order] > later_than_s]
     freed = np.cumsum(size[order])
     enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))

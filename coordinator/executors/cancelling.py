@@ -1,4 +1,4 @@
-"""Ending for certain what runs beside an event loop: tasks, and blocking calls in threads.
+"""Holding and ending for certain what runs beside an event loop: tasks, and blocking calls in threads.
 
 A client library that is cancelled while it closes a broken connection, or while a timeout of its own runs
 out, may swallow the cancellation or turn it into an error of its own (seen with redis-py 8 on Python 3.11).
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
-__all__ = ["CallingThreads", "cancel_and_wait"]
+__all__ = ["CallingThreads", "HeldTasks", "cancel_and_wait"]
+
+_log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.5
 
@@ -28,6 +31,38 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
             task.cancel()
         await asyncio.wait(waiting, timeout=_AGAIN_S)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class HeldTasks:
+    """Tasks of one event loop that are held until they end. One that fails is a bug: it is logged, and
+    ``failed`` is told.
+    """
+
+    def __init__(self, whose: str, failed: Callable[[BaseException], None] = lambda _: None) -> None:
+        self._whose, self._failed = whose, failed
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """How many have not ended."""
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin work as a task."""
+        task = asyncio.create_task(work, name=self._whose)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def cancel(self) -> None:
+        """End all of them."""
+        await cancel_and_wait(*self._running)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("a task of the %s failed: a bug", self._whose, exc_info=error)
+            self._failed(error)
 
 
 class CallingThreads:

@@ -121,6 +121,8 @@ def request_for(
         pack_of=tuple((places.pack_of - 1).tolist()) if places else (),
         offsets=tuple(places.offsets.tolist()) if places else (),
         lengths=tuple(places.lengths.tolist()) if places else (),
+        alias=catalog.alias,
+        prefix=catalog.prefix,
     )
 
 

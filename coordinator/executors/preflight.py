@@ -20,6 +20,7 @@ from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedErro
 from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError
 from superdl.super_wire.request import Outcome
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -99,7 +100,7 @@ async def _try_once(executor: ManagedExecutor, dataset: ListedDataset, cache: st
         raise ConfigError(msg) from error
     except FunctionTimedOutError as error:
         return (
-            f"functions did not answer for {len(request.keys)} samples that were tried: {error}; a function "
+            f"functions did not answer for {counted(len(request.keys), 'sample')} tried: {error}; a function "
             "in a VPC reaches S3 by a gateway endpoint, which leads to its own region's buckets, or by NAT"
         )
     except ExecutorError as error:
@@ -121,7 +122,7 @@ def _judged(result: PrefetchResult, source: str, cache: str) -> str:
             f"; a preflight lasts {_EXPIRES_S:.0f} s: it waited longer for a free function, or the clocks of "
             "the function and of this machine differ, or the function's own time limit is too short"
         )
-    return f"functions could produce none of {len(result.outcomes)} samples that were tried: {said}"
+    return f"functions could produce none of {counted(len(result.outcomes), 'sample')} tried: {said}"
 
 
 def _check_rights(said: str, cache: str) -> None:

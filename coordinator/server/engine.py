@@ -44,7 +44,7 @@ from superdl.coordinator.executors import (
     ThrottledError,
 )
 from superdl.coordinator.executors.base import one_line
-from superdl.coordinator.executors.cancelling import cancel_and_wait
+from superdl.coordinator.executors.cancelling import HeldTasks
 from superdl.coordinator.executors.messages import request_for
 from superdl.coordinator.store import StoreChoice
 from superdl.coordinator.store.keeper import StoreKeeper
@@ -57,9 +57,10 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.record import Tombstone, unpack
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from superdl.coordinator.cache.cache import Cache
@@ -125,7 +126,7 @@ class Engine:
         self._executors = executors
         self.datasets = datasets
         self.keeper = keeper or StoreKeeper(StoreChoice(""), datasets, 0, read_only=False)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = HeldTasks("engine", self._fail)
         self._saving: set[asyncio.Task[None]] = set()
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
@@ -191,7 +192,7 @@ class Engine:
         self._to_send.clear()
         if self._saving:
             await asyncio.wait(self._saving, timeout=_SAVING_S)
-        await cancel_and_wait(*self._tasks)
+        await self._tasks.cancel()
         if not self.failed.done():
             self.failed.cancel()
 
@@ -206,14 +207,14 @@ class Engine:
                     asyncio.get_running_loop().call_soon(self._send_some)
                 self._to_send.append((action, self._dropping))
             case Audit():
-                self._start(self._audit(action))
+                self._tasks.start(self._audit(action))
             case Drop():
                 ids = self._ids(action.samples, action.indices)
-                self._dropping = self._start(self._drop(ids, self._dropping))
+                self._dropping = self._tasks.start(self._drop(ids, self._dropping))
             case WriteTombstones():
-                self._start(self._bury(action))
+                self._tasks.start(self._bury(action))
             case ReadBack():
-                self._start(self._read_back(action))
+                self._tasks.start(self._read_back(action))
             case Warn():
                 _log.warning("%s", action.message)
 
@@ -223,25 +224,12 @@ class Engine:
         """
         for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
             action, dropping = self._to_send.popleft()
-            task = self._start(self._prefetch(action, dropping))
+            task = self._tasks.start(self._prefetch(action, dropping))
             if action.save and self.keeper.saves:
                 self._saving.add(task)
                 task.add_done_callback(self._saving.discard)
         if self._to_send:
             asyncio.get_running_loop().call_soon(self._send_some)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _log.error("a task of the engine failed: a bug", exc_info=error)
-            self._fail(error)
 
     def _ids(self, key: SetKey, indices: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
         return self.datasets[key.dataset].ids(indices, max(key.epoch, 0))
@@ -317,7 +305,8 @@ class Engine:
                 found = await look(ids)
             except CacheError as error:
                 if not silent:
-                    _log.warning("an audit of %d samples waits for the cache: %s", action.indices.size, error)
+                    audited = counted(action.indices.size, "sample")
+                    _log.warning("an audit of %s waits for the cache: %s", audited, error)
                 silent = True
                 await asyncio.sleep(_RETRY_S)
             else:
@@ -343,7 +332,7 @@ class Engine:
             except CacheUnreachableError:
                 await asyncio.sleep(_RETRY_S)
             except CacheError as error:
-                _log.warning("%d samples could not be dropped: %s", len(ids) // ID_BYTES, error)
+                _log.warning("%s could not be dropped: %s", counted(len(ids) // ID_BYTES, "sample"), error)
                 return
             else:
                 return
@@ -355,18 +344,18 @@ class Engine:
             for key, message in zip(catalog.keys.take(action.indices), action.messages, strict=True)
         ]
         first, more = tombstones[0], len(tombstones) - 1
-        others = f" (and {more} more samples)" if more else ""
+        others = f" (and {counted(more, 'more sample')})" if more else ""
         _log.warning("%s%s could not be produced: %s", first.key, others, first.message)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
-            _log.warning("%d tombstones could not be written: %s", len(tombstones), error)
+            _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
 
 
 def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
     """What makes an answer useless; empty if nothing does."""
     if len(result.outcomes) != samples:
-        return f"the function answered for {len(result.outcomes)} of {samples} samples"
+        return f"the function answered for {len(result.outcomes)} of {counted(samples, 'sample')}"
     if not all(offset.isdecimal() and len(offset) < _DIGITS_MAX for offset in result.messages):
         return "the function's messages are not numbered by sample"
     numbers = (

@@ -34,7 +34,7 @@ from superdl.super_wire.errors import (
     SuperError,
     UnknownJobError,
 )
-from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.ids import ID_BYTES, checked_naming
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, MAX_REPLY_BYTES, PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
 
@@ -131,7 +131,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise ConfigError(f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each")
         self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
-        dataset = self._datasets.register(request.source, recipe, request.key_list, request.run_id)
+        naming = checked_naming(request.alias or None, request.versions or None)
+        place = request.source, recipe, request.key_list, request.run_id
+        dataset = self._datasets.register(*place, naming)
         return await self._described(dataset, listed=0, wait_s=0.0)
 
     @_typed_errors

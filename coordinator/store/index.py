@@ -70,7 +70,7 @@ class Found:
 
 def collection_in(dataset: Dataset | None) -> str:
     """The collection of a dataset's records; empty for none."""
-    return "" if dataset is None else collection_of(dataset.catalog.bucket, dataset.recipe.digest)
+    return "" if dataset is None else collection_of(dataset.catalog.id_bucket, dataset.recipe.digest)
 
 
 def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found:

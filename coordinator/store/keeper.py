@@ -7,7 +7,6 @@ does not answer costs decodes, never samples. What functions write and read ther
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import secrets
@@ -20,7 +19,7 @@ import numpy as np
 
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
-from superdl.coordinator.executors.cancelling import CallingThreads, cancel_and_wait
+from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks
 from superdl.coordinator.store.index import (
     Known,
     collection_in,
@@ -29,22 +28,16 @@ from superdl.coordinator.store.index import (
     segment_of,
     write_segment,
 )
-from superdl.coordinator.store.opening import open_store
+from superdl.coordinator.store.opening import filesystem_of, open_own, open_store
 from superdl.coordinator.store.places import Joined, Places, join
 from superdl.coordinator.store.room import Room
-from superdl.super_wire.errors import StoreError, StoreFormatError, StoreFullError, StoreRefusedError
+from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.store import (
-    IN_USE_S,
-    PackMeta,
-    Segment,
-    SegmentPack,
-    is_bucket,
-)
+from superdl.super_wire.store import IN_USE_S, PackMeta, Segment, SegmentPack, is_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from numpy.typing import NDArray
@@ -97,6 +90,7 @@ class StoreKeeper:
         self._post: Callable[[Event], None] = lambda _: None
         self._threads = CallingThreads(_THREADS, "super-store")
         self._store: Store | None = None
+        self._filesystem: int | None = None
         self._instance = secrets.token_hex(16)
         self._known: dict[bytes, Known] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
@@ -105,7 +99,7 @@ class StoreKeeper:
         self._pending: defaultdict[str, list[Segment]] = defaultdict(list)
         self._full = False
         self._upkeep: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = HeldTasks("store's keeper")
         self._due_s = dict.fromkeys(("touch", "flush", "room", "open"), 0.0)
 
     @property
@@ -158,7 +152,7 @@ class StoreKeeper:
         self._opened_s[content] = time.monotonic()
         task = self._looks.get(content)
         if task is None:
-            task = self._looks[content] = self._start(self._look(self._store, dataset))
+            task = self._looks[content] = self._tasks.start(self._look(self._store, dataset))
             task.add_done_callback(lambda _: self._looks.pop(content, None))
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
@@ -189,7 +183,7 @@ class StoreKeeper:
         if not is_name or (lengths < HEADER_BYTES).any() or (offsets + lengths > size).any():
             self._in_trouble(f"a function says that it wrote the pack {name[:80]!r}, which cannot be")
             return 0, None
-        bucket, recipe = dataset.catalog.bucket, dataset.recipe.json
+        bucket, recipe = dataset.catalog.id_bucket, dataset.recipe.json
         meta = PackMeta(collection, bucket, recipe, self._fingerprint, result.function_version)
         pack = SegmentPack(name, size, meta)
         self._pending[collection].append(segment_of(pack, dataset.ids(there, 0), offsets, lengths))
@@ -212,12 +206,12 @@ class StoreKeeper:
             self._opened_s.pop(content, None)
             self._late.discard(content)
         if self.address and (self._upkeep is None or self._upkeep.done()):
-            self._upkeep = self._start(self._keep())
+            self._upkeep = self._tasks.start(self._keep())
 
     async def close(self) -> None:
         """Write down what was learned, say goodbye, and abandon what takes longer."""
         store = self._store
-        await cancel_and_wait(*self._tasks)
+        await self._tasks.cancel()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._flush()
@@ -228,17 +222,11 @@ class StoreKeeper:
         self._threads.close(StoreError("the coordinator ends"))
 
     def _opened(self) -> Store:
-        try:
-            store = open_store(self.address, create=not self._read_only, read_only=self._read_only)
-            if not store.read_only:
-                with contextlib.suppress(StoreFullError):  # it may be read, and room is made soon
-                    store.touch(self._instance)
-                store.sweep(time.time())
-        except StoreRefusedError as error:
-            if self._read_only:
-                raise
-            store = open_store(self.address, create=False, read_only=True)
-            _log.warning("the store is read, and not written: %s", error)
+        # One that is gone is made again, but not in the mount point of a disk that is gone.
+        same = self._filesystem in (None, filesystem_of(self.address))
+        create = same and not self._read_only
+        store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
+        self._filesystem = filesystem_of(self.address)
         self.room.sizes = store.packs()
         return store
 
@@ -271,19 +259,41 @@ class StoreKeeper:
             for event in self.stored(content) if content in self._datasets.opened else ():
                 self._post(event)
         if not store.read_only:
-            self._start(self._mark_and_merge(store, collection))
+            self._tasks.start(self._mark_and_merge(store, collection))
 
     async def _keep(self) -> None:
         """What is due of the upkeep, each by itself: on a full disk room is made all the same."""
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 await work(self._store)
+            except StoreGoneError as error:
+                await self._let_go(self._store, error)
             except StoreError as error:
                 self._in_trouble(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
         if store is None and self._is_due("open", _AGAIN_S):
             await self.open()
+            if self._store is not None:
+                self.trouble = ""
+                _log.warning("the store is open again: %s", self.told)
+
+    async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
+        """Forget a directory that is gone, or another store by now, so that it is opened or made again."""
+        look_again = partial(open_store, self.address, create=False, read_only=True)
+        try:
+            stays = is_bucket(self.address) or (await self._threads.run(look_again)).id == self.store_id
+        except StoreError as error:
+            stays = not isinstance(error, StoreGoneError)
+        self._in_trouble(str(why) if stays or store is None else "its directory is gone")
+        if stays:
+            return
+        self._store, self._full = None, False
+        names = list(self.room.sizes)
+        self._lose(names)
+        self.room.forget(names)
+        self._known.clear()
+        self._pending.clear()
 
     async def _keep_room(self, store: Store | None) -> None:
         if store is not None and (self.room.is_overdue or self._is_due("room", _ROOM_S)):
@@ -354,7 +364,7 @@ class StoreKeeper:
         complete = [
             self._known[content].packs
             for content, one in self._datasets.opened.items()
-            if content in self._known and one.catalog.bucket.startswith("file:") and not one.listing.key_list
+            if content in self._known and one.catalog.whole_bucket and not one.listing.key_list
         ]
         names = {name for packs in complete for name in packs if records.get(name)}
         return {name: live.get(name, 0) / records[name] for name in names}
@@ -365,7 +375,7 @@ class StoreKeeper:
             await self._threads.run(partial(store.remove, name))
         self.room.forget(names)
         if names:
-            _log.info("%d packs made room in the store %s: %s", len(names), self.address, self.room.told)
+            _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)
 
     def _lose(self, names: Iterable[str]) -> None:
         lost = self.places.lose(names)
@@ -383,17 +393,6 @@ class StoreKeeper:
         return True
 
     def _in_trouble(self, words: str) -> None:
+        if words != self.trouble:
+            _log.warning("the store %s: %s", self.address, words)
         self.trouble = words
-        _log.warning("the store %s: %s", self.address, words)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name="store")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _log.error("the keeper of the store failed: a bug", exc_info=error)

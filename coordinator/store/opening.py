@@ -5,22 +5,38 @@ A directory on a network filesystem is no default: whoever wants one there names
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire import store
-from superdl.super_wire.store import default_directory, parse_store
+from superdl.super_wire.errors import StoreFullError, StoreRefusedError
+from superdl.super_wire.store import default_directory, is_bucket, parse_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from superdl.super_wire.store import Store
 
-__all__ = ["AUTO", "NONE", "StoreChoice", "chosen_store", "default_store", "network_filesystem", "open_store"]
+__all__ = [
+    "AUTO",
+    "NONE",
+    "StoreChoice",
+    "chosen_store",
+    "default_store",
+    "filesystem_of",
+    "network_filesystem",
+    "open_own",
+    "open_store",
+]
+
+_log = logging.getLogger(__name__)
 
 NONE, AUTO = "none", "auto"
 """What a setting says in place of an address: no store, and the user's own."""
@@ -55,6 +71,35 @@ def open_store(address: str, *, create: bool, read_only: bool = False) -> Store:
         return make_s3_client()
 
     return store.open_store(address, create=create, read_only=read_only, s3_client=client)
+
+
+def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> Store:
+    """Open the coordinator's own store, and say there that ``instance`` has it open. One that may not be
+    written is read.
+
+    Raises:
+        StoreError: as :func:`open_store`.
+    """
+    try:
+        store = open_store(address, create=create, read_only=read_only)
+        if not store.read_only:
+            with contextlib.suppress(StoreFullError):  # it may be read, and room is made soon
+                store.touch(instance)
+            store.sweep(time.time())
+    except StoreRefusedError as error:
+        if read_only:
+            raise
+        store = open_store(address, create=False, read_only=True)
+        _log.warning("the store is read, and not written: %s", error)
+    return store
+
+
+def filesystem_of(address: str) -> int:
+    """The number of the filesystem that a directory lies on, or would lie on; 0 of a bucket."""
+    if is_bucket(address):
+        return 0
+    path = Path(address)
+    return next(one for one in (path, *path.parents) if os.path.lexists(one)).lstat().st_dev
 
 
 def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:

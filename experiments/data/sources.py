@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.experiments.spec import DataSpec
+    from superdl.super_wire.ids import Versions
 
 __all__ = ["PreparedData", "Source", "find_published", "prepare_data"]
 
@@ -36,10 +37,15 @@ _SCHEMES = ("file", "s3")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one split's samples live, and the key list that names them where folders do not."""
+    """Where one split's samples live, and the key list that names them where folders do not.
+
+    ``alias`` and ``versions`` are those of :class:`superdl.SuperDataset`.
+    """
 
     url: str
     key_list: str | None = None
+    alias: str | None = None
+    versions: Versions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +77,12 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
         if data.kind in MADE_SETS:
             return _splits_of(_made(data, MADE_SETS[data.kind], tell))
         return _splits_of(make_digits(data.directory or "data/digits"))
-    train = Source(_source_url(data.train, "data.train", data.kind), data.train_key_list)
+    url = _source_url(data.train, "data.train", data.kind)
+    train = Source(url, data.train_key_list, data.train_alias, data.versions)
     if data.val is None:
         return PreparedData(train, None)
-    return PreparedData(train, Source(_source_url(data.val, "data.val", data.kind), data.val_key_list))
+    url = _source_url(data.val, "data.val", data.kind)
+    return PreparedData(train, Source(url, data.val_key_list, data.val_alias, data.versions))
 
 
 def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:

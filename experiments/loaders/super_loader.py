@@ -42,6 +42,8 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         request.source.url,
         recipe=_recipe(request.recipe),
         key_list=request.source.key_list,
+        alias=request.source.alias,
+        versions=request.source.versions,
         return_info=True,
         read_timeout=request.loader.read_timeout,
     )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
+from superdl.super_wire.sizes import counted
 from superdl.super_wire.store import DirectoryStore, StoreError
 
 if TYPE_CHECKING:
@@ -181,8 +182,8 @@ class StoreTroubleLog:
             return
         first = min(failed)
         _LOG.warning(
-            "%d samples could not be read from the store at %s, so the cache was asked for them: %s (%s): %s",
-            self._count,
+            "%s could not be read from the store at %s, so the cache was asked: %s (%s): %s",
+            counted(self._count, "sample"),
             ref.store,
             ref.name_of(first),
             _place_name(ref, first),

@@ -60,6 +60,7 @@ class Period:
     coordinator: float = 0.0
     transfer: float = 0.0
     disk: float = 0.0
+    store: float = 0.0
 
     @property
     def usd(self) -> float:
@@ -75,7 +76,7 @@ class Period:
         return Period(*(getattr(self, entry.name) + getattr(other, entry.name) for entry in fields(self)))
 
 
-PARTS = ("trainer", "functions", "gets", "cache", "coordinator", "transfer", "disk")
+PARTS = ("trainer", "functions", "gets", "cache", "coordinator", "transfer", "disk", "store")
 """The costs of a period, by what is paid for."""
 
 
@@ -110,6 +111,7 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
         _shared(scenario, prices, "ray"),
         _embedded(scenario, prices),
         *filter(None, [_stored(scenario, prices)]),
+        *([] if scenario.random else [_shared(scenario, prices, "lambda", stored=True)]),
         _local(scenario, prices, scenario.machine, disk=False),
         _local(scenario, prices, scenario.machine, disk=True),
         *filter(None, (_bigger(scenario, prices, disk=disk) for disk in (False, True))),
@@ -185,17 +187,29 @@ def _pace(
     return bound, rate, scenario.samples / rate / 3600
 
 
-def _shared(scenario: Scenario, prices: PriceTable, executor: str) -> Bill:
-    """SUPER, functions and cache apart from the trainers and shared by them."""
+def _shared(scenario: Scenario, prices: PriceTable, executor: str, *, stored: bool = False) -> Bill:
+    """SUPER, functions and cache apart from the trainers and shared by them; what is ``stored`` in S3 is
+    decoded once, and restored from there.
+    """
     share, hosts = reuse(scenario, prices), executor == "ray"
-    epochs = [_shared_epoch(scenario, prices, executor, made) for made in produced(scenario, share)]
+    kind = f"{'Ray' if hosts else 'Lambda'}{', store in S3' if stored else ''}"
+    needs = zip(produced(scenario, share), (scenario.samples, 0), strict=True)
+    epochs = [
+        _shared_epoch(scenario, prices, executor, least if stored else made, made - least if stored else 0.0)
+        for made, least in needs
+    ]
     (first, _, _), (later, bound, rate) = epochs
     at_once = first.produced / (first.hours * 3600) * _function_s(scenario, prices, executor)
+    stay = scenario.samples * scenario.record_bytes / _GB * prices.storage.s3_gb_month / MONTH_HOURS * stored
+    puts = scenario.samples / scenario.request_samples * prices.of(executor).store_put * stored
+    first = first.plus(Period(store=stay * first.hours + puts))
+    later = later.plus(Period(store=stay * later.hours))
     month = first.plus(later.times(scenario.epochs - 1))
+    month = month.plus(Period(store=stay * max(MONTH_HOURS - month.hours, 0.0)))  # the jobs have ended then
     if scenario.always_up:
         month = _with_standing(scenario, prices, executor, month, max(MONTH_HOURS, month.hours))
     return Bill(
-        loader=f"{scenario.machine}, SUPER with {'Ray' if hosts else 'Lambda'}",
+        loader=f"{scenario.machine}, SUPER with {kind}",
         machine=scenario.machine,
         images_per_s=rate,
         bound=bound,
@@ -207,41 +221,49 @@ def _shared(scenario: Scenario, prices: PriceTable, executor: str) -> Bill:
     )
 
 
-def _function_s(scenario: Scenario, prices: PriceTable, executor: str) -> float:
-    """Seconds of a vCPU that one sample takes there, what is done in vain included."""
+def _function_s(scenario: Scenario, prices: PriceTable, executor: str, cpu_ms: float | None = None) -> float:
+    """Seconds of a vCPU that one sample takes there, what is done in vain included; to be decoded, unless
+    ``cpu_ms`` says otherwise.
+    """
+    cpu_ms = scenario.function_cpu_ms if cpu_ms is None else cpu_ms
     if executor == "lambda":
         # Lambda gives CPU in proportion to memory; more than one vCPU is not counted on.
         vcpus = scenario.function_mb / _VCPU_MB
-        work_s = scenario.function_cpu_ms * _MS / (scenario.lambda_vcpu * min(vcpus, 1.0))
+        work_s = cpu_ms * _MS / (scenario.lambda_vcpu * min(vcpus, 1.0))
         return scenario.spare * (work_s + scenario.request_s / scenario.request_samples)
     host = prices.machine(scenario.cpu_host)
-    return scenario.spare * host.vcpus / _vcpus_rate(scenario, host, scenario.function_cpu_ms)
+    return scenario.spare * host.vcpus / _vcpus_rate(scenario, host, cpu_ms)
 
 
 def _shared_epoch(
-    scenario: Scenario, prices: PriceTable, executor: str, made: float
+    scenario: Scenario, prices: PriceTable, executor: str, made: float, restored: float = 0.0
 ) -> tuple[Period, str, float]:
-    """One epoch of all jobs in which ``made`` samples are produced; what bounds each job, and its pace."""
+    """One epoch of all jobs in which so many samples are produced and restored; what bounds each job, and its
+    pace. A restored sample takes a GET of its own: neighbours in a pack are seldom wanted together.
+    """
     node, of = prices.cache_node(scenario.cache_node), prices.of(executor)
     read, done = float(scenario.samples * scenario.jobs), made * scenario.spare
+    come, fetched = made + restored, restored * scenario.spare
     network = scenario.cache_nodes * node.network_gbps * _GB / 8 / scenario.record_bytes
     bound, rate, hours = _pace(
         scenario,
         prices,
         scenario.machine,
         scenario.read_cpu_ms,
-        {"cache's network": network * scenario.samples / (read + made)},
+        {"cache's network": network * scenario.samples / (read + come)},
     )
     if executor == "lambda":
         memory_gb = scenario.function_mb / _MIB_PER_GIB
-        functions = made * _function_s(scenario, prices, executor) * memory_gb * of.gb_s
-        functions += done / scenario.request_samples * of.invocation
+        restoring_s = restored * _function_s(scenario, prices, executor, scenario.restore_cpu_ms)
+        functions = (made * _function_s(scenario, prices, executor) + restoring_s) * memory_gb * of.gb_s
+        functions += (done + fetched) / scenario.request_samples * of.invocation
     else:
         host = prices.machine(scenario.cpu_host)
         vcpus = made / (hours * 3600) * _function_s(scenario, prices, executor)
         functions = math.ceil(vcpus / host.vcpus) * host.hour * hours
-    crossing = 0.0 if scenario.one_zone else (read + made) * scenario.record_bytes / _GB
-    moved = done * scenario.source_bytes * of.source_gb + (done + read) * scenario.record_bytes * of.record_gb
+    crossing = 0.0 if scenario.one_zone else (read + come) * scenario.record_bytes / _GB
+    moved = done * scenario.source_bytes * of.source_gb
+    moved += (done + fetched + read) * scenario.record_bytes * of.record_gb
     period = Period(
         hours=hours,
         produced=made,
@@ -249,6 +271,7 @@ def _shared_epoch(
         functions=functions,
         gets=done * of.source_request,
         transfer=crossing * prices.transfer.between_zones_gb + moved / _GB,
+        store=fetched * of.source_request,
     )
     return _with_standing(scenario, prices, executor, period, hours), bound, rate
 

@@ -86,6 +86,9 @@ class Scenario:
     function_cpu_ms: float = _measured(
         "CPU of a function for a sample: fetch, decode, push", "ms", 1.91, "superdl bench function"
     )
+    restore_cpu_ms: float = _assumed(
+        "CPU of a function to restore a sample from a store in S3", "ms", 0.3, "not measured; set your own"
+    )
     disk_cpu_ms: float = _measured(
         "CPU of DataLoader and Pillow for a sample on a disk", "ms", 1.91, "superdl bench read"
     )
@@ -146,6 +149,7 @@ PRESETS = {
         record_bytes=12_352,
         images_per_s=4000.0,
         function_cpu_ms=0.096,
+        restore_cpu_ms=0.05,
         disk_cpu_ms=0.090,
         s3_cpu_ms=0.835,
         read_cpu_ms=0.0129,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from superdl.cost.model import MONTH_HOURS, PARTS, Bill, Period, cache_samples
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["headline", "inputs_markdown", "markdown", "print_bills", "to_mapping"]
 
-_MONTH_HEADS = ("trainers", "functions", "GETs", "cache, coordinator", "disks, transfer")
+_MONTH_HEADS = ("trainers", "functions", "GETs", "cache, coordinator", "disks, store, transfer")
 
 
 def headline(scenario: Scenario, prices: PriceTable) -> str:
     """The workload in a line or two."""
     fit = cache_samples(scenario, prices)
-    jobs = "1 job" if scenario.jobs == 1 else f"{scenario.jobs} jobs"
+    jobs = counted(scenario.jobs, "job")
     step = "" if scenario.jobs == 1 else (", in step" if scenario.in_step else ", each in its own order")
     return (
         f"{scenario.name}: {scenario.samples:,} samples, {jobs}{step}, {scenario.epochs} epochs each; "
@@ -46,7 +47,7 @@ def markdown(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> s
             month.functions,
             month.gets,
             month.cache + month.coordinator,
-            month.disk + month.transfer,
+            month.disk + month.store + month.transfer,
         )
         cells = (
             bill.loader,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.errors import RecordError, StoreError, StoreGoneError
+from superdl.super_wire.sizes import counted
 from superdl.super_wire.store import check_record, is_bucket
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _judged(store: Store) -> Finding:
             f"it can be read and not written: {error}", "records that are not in it are decoded each time"
         )
     packs = store.packs()
-    words = f"{store.address} can be written; {len(packs):,} packs, {size_text(sum(packs.values()))}"
+    words = f"{store.address} can be written; {counted(len(packs), 'pack')}, {size_text(sum(packs.values()))}"
     measured: dict[str, float | str] = {"packs": len(packs), "size_bytes": sum(packs.values())}
     if broken := _broken(store, packs):
         return doubtful(f"{words}; {broken}", "superdl store verify drops what is wrong", **measured)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.options import agreed
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import shown
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 action="append",
                 default=[],
                 metavar="URL",
-                help="list this for keys, not its whole bucket; may be repeated",
+                help="list this for keys, not its whole bucket; also where a set with an alias lies",
             )
         if name == "prune":
             which = action.add_mutually_exclusive_group(required=True)
@@ -100,8 +101,8 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
         console.print(
             f"{shown(one.bucket) or 'no pack of it can be read'}\n"
             f"  {_recipe_text(one.recipe)}\n"
-            f"  collection {one.name}: {one.records:,} records, {_size(one.size_bytes)} in "
-            f"{len(one.packs):,} packs; decoder {decoders or 'unknown'}; {_used_text(one)}"
+            f"  collection {one.name}: {counted(one.records, 'record')}, {_size(one.size_bytes)} in "
+            f"{counted(len(one.packs), 'pack')}; decoder {decoders or 'unknown'}; {_used_text(one)}"
         )
     _print_broken(contents, console)
     console.print(f"{store.address}: {_sum_text(contents)}")
@@ -135,17 +136,18 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
         raise ConfigError(f"--share is a number from 0 to 1, such as 0.01; not {arguments.share:g}")
     seen = verify(store, _decoder(), share=arguments.share, sources=arguments.source, tell=_note)
     for why, count in list(seen.not_decoded.items())[:_SHOWN]:
-        console.print(f"{count:,} records by header and hash alone: {shown(why)}")
+        console.print(f"{counted(count, 'record')} by header and hash alone: {shown(why)}")
     for one in seen.wrong[:_SHOWN]:
         console.print(f"wrong: {one.pack} {one.sample} {shown(one.key)}: {shown(one.why)}")
     wrong = seen.wrong_packs
     console.print(
-        f"{store.address}: {seen.packs:,} packs; of {seen.records:,} records {seen.checked:,} were checked, "
-        f"{seen.decoded:,} of them decoded again; {len(seen.wrong):,} wrong, in {len(wrong):,} packs"
+        f"{store.address}: {counted(seen.packs, 'pack')}; of {counted(seen.records, 'record')} "
+        f"{seen.checked:,} checked, {seen.decoded:,} decoded again; "
+        f"{len(seen.wrong):,} wrong, in {counted(len(wrong), 'pack')}"
     )
     dropped: list[str] = []
     if wrong and (arguments.yes or sys.stdin.isatty()):
-        question = f"drop these {len(wrong):,} packs, to be decoded again when they are wanted?"
+        question = f"drop {counted(len(wrong), 'pack')}, to be decoded again when wanted?"
         if agreed(question, yes=arguments.yes, otherwise="--yes drops them"):
             writable = open_store(store.address, create=False)
             for pack in wrong:
@@ -174,10 +176,10 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
         spared = "; it is in use and stays" if one.in_use else ""
         console.print(
             f"{shown(one.bucket)} {_recipe_text(one.recipe)}, {_used_text(one)}: {len(gone):,} of "
-            f"{len(one.packs):,} packs go, {_size(sum(gone))}{spared}"
+            f"{counted(len(one.packs), 'pack')} to go, {_size(sum(gone))}{spared}"
         )
     removed = None
-    if packs and _agreed(arguments, f"drop {len(packs):,} packs?"):
+    if packs and _agreed(arguments, f"drop {counted(len(packs), 'pack')}?"):
         removed = prune(store, contents, packs)
         store.sweep(now_s)
     console.print(_removed_text(store, removed))
@@ -188,7 +190,8 @@ def _clear(arguments: argparse.Namespace, store: Store, console: Console) -> tup
     from superdl.store import clear
 
     packs = store.packs()
-    question = f"drop all {len(packs):,} packs of {store.address}, {_size(sum(packs.values()))}?"
+    all_packs = counted(len(packs), "pack")
+    question = f"drop all of {store.address}, {all_packs}, {_size(sum(packs.values()))}?"
     removed = clear(store, time.time()) if _agreed(arguments, question) else None
     console.print(_removed_text(store, removed))
     return _removed_mapping(removed), 0
@@ -244,9 +247,9 @@ def _size(size: float) -> str:
 
 def _sum_text(contents: Contents) -> str:
     all_of = contents.collections.values()
-    users = f"; open in {contents.users} coordinators" if contents.users else ""
+    users = f"; open in {counted(contents.users, 'coordinator')}" if contents.users else ""
     return (
-        f"{len(all_of)} collections, {sum(one.records for one in all_of):,} records, "
+        f"{counted(len(all_of), 'collection')}, {counted(sum(one.records for one in all_of), 'record')}, "
         f"{_size(sum(one.size_bytes for one in all_of))}{users}"
     )
 
@@ -267,7 +270,7 @@ def _mapping(contents: Contents) -> dict[str, Any]:
 def _removed_text(store: Store, removed: Removed | None) -> str:
     if removed is None:
         return "nothing was dropped"
-    return f"{store.address}: {len(removed.packs):,} packs were dropped, {_size(removed.size_bytes)}"
+    return f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {_size(removed.size_bytes)}"
 
 
 def _removed_mapping(removed: Removed | None) -> dict[str, Any]:

@@ -13,14 +13,14 @@ import os
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from superdl.coordinator.catalog import list_objects, parse_source
 from superdl.store.contents import collection_name, read_indexes, threads
-from superdl.super_wire.errors import RecordError, StoreGoneError, SuperError
-from superdl.super_wire.ids import sample_ids, split_ids
+from superdl.super_wire.errors import ConfigError, RecordError, StoreGoneError, SuperError
+from superdl.super_wire.ids import ALIAS_SCHEME, Naming, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES, pack, parse_header
 from superdl.super_wire.request import Limits, Outcome
@@ -29,8 +29,10 @@ from superdl.super_wire.store import check_record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from superdl.coordinator.catalog import Source
     from superdl.lambda_prefetch.sources import ObjectSource
     from superdl.lambda_prefetch.transforms import Program
+    from superdl.super_wire.ids import Versions
     from superdl.super_wire.record import Header
     from superdl.super_wire.store import PackIndex, PackMeta, Store
 
@@ -90,7 +92,8 @@ def verify(
         store: is only read.
         decoder: the fingerprint of this machine's decoder.
         share: of the records, 0 to 1; at least :data:`LEAST` of each collection.
-        sources: prefixes to list for keys, for the buckets that they are of; other buckets are listed whole.
+        sources: to list for keys, for the buckets that they are of; other buckets are listed whole. Of what
+            has an alias in place of a bucket, all of them are listed.
         tell: gets a line now and then.
     """
     seen = Verification()
@@ -136,47 +139,73 @@ def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
     }
 
 
+class _Listed(NamedTuple):
+    """An object that a sample is made of."""
+
+    bucket: str
+    key: str
+    version: str
+
+
 class _Keys:
-    """Finds keys and versions of samples by listing; a bucket is listed once, for all its recipes."""
+    """Finds keys and versions of samples by listing; a source is listed once, for all its recipes."""
 
     def __init__(self, sources: Sequence[str], tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._sources: dict[str, list[str]] = defaultdict(list)
-        for source in sources:
-            self._sources[parse_source(source).bucket].append(source)
-        self._listed: dict[str, list[Any]] = {}
+        self._sources = [parse_source(source) for source in sources]
+        self._listings: dict[tuple[str, str], Any] = {}
 
-    def of(self, bucket: str, recipe: Recipe, wanted: set[bytes]) -> dict[bytes, tuple[str, str]]:
-        """Key and version of each wanted id that a listed object has; ``SuperError`` if nothing is listed."""
-        if bucket not in self._listed:
-            self._tell(f"listing {', '.join(self._sources.get(bucket, [bucket]))}")
-            self._listed[bucket] = [list_objects(source) for source in self._sources.get(bucket, [bucket])]
-        found: dict[bytes, tuple[str, str]] = {}
-        for keys, versions in self._listed[bucket]:
-            for at in range(0, len(keys), _LISTED_AT_A_TIME):
-                places = np.arange(at, min(at + _LISTED_AT_A_TIME, len(keys)))
-                some, theirs = keys.take(places), versions.take(places)
-                ids = split_ids(sample_ids(bucket, some, theirs, recipe.digest))
-                found |= {
-                    one: (key.decode(), version.decode())
-                    for one, key, version in zip(ids, some, theirs, strict=True)
-                    if one in wanted
-                }
+    def of(self, bucket: str, recipe: Recipe, wanted: set[bytes]) -> dict[bytes, _Listed]:
+        """The object of each wanted id that is listed; ``SuperError`` if nothing is listed."""
+        named = bucket.startswith(ALIAS_SCHEME)
+        sources = [source for source in self._sources if named or source.bucket == bucket]
+        if named and not sources:
+            raise ConfigError(f"{bucket} is a name: say by --source where its objects lie")
+        sources = sources or [parse_source(bucket)]
+        found: dict[bytes, _Listed] = {}
+        for source in sources:
+            found |= self._found(bucket, source, "times", recipe, wanted)
+        for source in sources if not found else ():
+            if source.is_file:
+                found |= self._found(bucket, source, "digests", recipe, wanted)
+        return found
+
+    def _found(
+        self, bucket: str, source: Source, by: Versions, recipe: Recipe, wanted: set[bytes]
+    ) -> dict[bytes, _Listed]:
+        if (source.url, by) not in self._listings:
+            self._tell(f"listing {source.url}" + (", and reading its files" if by == "digests" else ""))
+            self._listings[source.url, by] = list_objects(source.url, naming=Naming(versions=by))
+        keys, versions = self._listings[source.url, by]
+        skipped = len(source.prefix.encode()) if bucket != source.bucket else 0
+        found: dict[bytes, _Listed] = {}
+        for at in range(0, len(keys), _LISTED_AT_A_TIME):
+            places = np.arange(at, min(at + _LISTED_AT_A_TIME, len(keys)))
+            some, theirs = keys.take(places), versions.take(places)
+            ids = split_ids(sample_ids(bucket, [key[skipped:] for key in some], theirs, recipe.digest))
+            found |= {
+                one: _Listed(source.bucket, key.decode(), version.decode())
+                for one, key, version in zip(ids, some, theirs, strict=True)
+                if one in wanted
+            }
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes samples of one collection as the function does; ``found`` has their keys and versions by id."""
+    """Makes samples of one collection as the function does; ``found`` has their objects by id, ``sources``
+    reads these by bucket.
+    """
 
     program: Program
-    source: ObjectSource
-    found: dict[bytes, tuple[str, str]]
+    sources: dict[str, ObjectSource]
+    found: dict[bytes, _Listed]
 
     def make(self, sample: bytes) -> tuple[Header, memoryview]:
         """Header and payload of a sample."""
-        key, version = self.found[sample]
-        data = self.source.read(key, version, limit_bytes=Limits().object_bytes, reserve=lambda _: None)
+        bucket, key, version = self.found[sample]
+        limits: Any = {"limit_bytes": Limits().object_bytes, "reserve": lambda _: None}
+        data = self.sources[bucket].read(key, version, **limits)
         header, payload = pack(self.program.make(data, key), sample)
         return parse_header(header), payload
 
@@ -200,7 +229,9 @@ def _maker_of(meta: PackMeta, keys: _Keys, wanted: set[bytes]) -> _Maker | str:
             limit_pixels=Limits().image_pixels,
             step_modules=settings.step_modules,
         )
-        return _Maker(program, open_source(meta.bucket, settings), keys.of(meta.bucket, recipe, wanted))
+        found = keys.of(meta.bucket, recipe, wanted)
+        buckets = {one.bucket for one in found.values()}
+        return _Maker(program, {one: open_source(one, settings) for one in buckets}, found)
     except SuperError as error:
         return str(error)
 
@@ -238,7 +269,8 @@ def _looked_at(store: Store, drawn: dict[str, PackIndex], decoder: str, keys: _K
 def _judged(pack_name: str, sample: bytes, record: bytes, maker: _Maker | str) -> Wrong | str:
     from superdl.lambda_prefetch.sources import SampleFailedError
 
-    key = "" if isinstance(maker, str) else maker.found.get(sample, ("", ""))[0]
+    listed = None if isinstance(maker, str) else maker.found.get(sample)
+    key = listed.key if listed else ""
     try:
         kept = check_record(record, sample)
         if isinstance(maker, str):

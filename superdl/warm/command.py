@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR")
     add_recipe_options(parser)
     parser.add_argument("--key-list", metavar="URL", help="the dataset's key list, if it has one")
+    parser.add_argument("--alias", help="the name that stands for the source's place in ids")
+    parser.add_argument("--versions", choices=("times", "digests"), help="of files, in ids")
     parser.add_argument(
         "--shuffle", action="store_true", help="in the order of a job that shuffles, what it reads first"
     )
@@ -71,7 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_s=above_zero("--timeout", arguments.timeout),
     )
     address = checked_address(_address(arguments), "--coordinator")
-    dataset = SuperDataset(arguments.source, recipe, key_list=arguments.key_list)
+    dataset = SuperDataset(
+        arguments.source,
+        recipe,
+        key_list=arguments.key_list,
+        alias=arguments.alias,
+        versions=arguments.versions,
+    )
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     standing = standing_of(
         address, dataset, run=os.urandom(16).hex(), listed=lambda count: console.print(f"{count:,} listed")

@@ -79,6 +79,7 @@ def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callab
             recipe=dataset.recipe.json,
             key_list=dataset.key_list or "",
             run_id=run,
+            **dataset.naming._asdict(),
         )
         facts = client.call("RegisterDataset", request, FIRST_CONTACT)
         if facts.protocol_version != PROTOCOL_VERSION:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from superdl.coordinator.executors.cancelling import CallingThreads
+from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks
 
 NAME = "calling-test"
 
@@ -71,3 +71,30 @@ def test_a_cancelled_call_that_waits_never_begins_and_one_that_runs_keeps_its_th
     asyncio.run(work())
     assert calls == ["last"]
     join_all()
+
+
+def test_tasks_are_held_until_they_end_and_a_bug_in_one_is_logged_and_told(caplog):
+    told = []
+
+    async def work():
+        tasks, gate = HeldTasks("tests", told.append), asyncio.Event()
+
+        async def fail():
+            await gate.wait()
+            raise ZeroDivisionError
+
+        async def hang():
+            await asyncio.Event().wait()
+
+        failing, hanging = tasks.start(fail()), tasks.start(hang())
+        assert len(tasks) == 2
+        gate.set()
+        await asyncio.wait([failing])
+        assert len(tasks) == 1
+        await tasks.cancel()
+        assert hanging.cancelled()
+        assert not tasks
+
+    asyncio.run(work())
+    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert caplog.text.count("a task of the tests failed: a bug") == 1

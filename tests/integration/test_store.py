@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import stat
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -59,9 +61,11 @@ def coordinator(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
         stack.close()
 
 
-def train(stack: Stack | None, photos: Path, epochs: int = 1, recipe: Recipe = RECIPE) -> Trained:
+def train(
+    stack: Stack | None, photos: Path, epochs: int = 1, recipe: Recipe = RECIPE, **named: Any
+) -> Trained:
     """Epochs from the first on, of the same seed each time; without a stack with the embedded default."""
-    dataset, address = SuperDataset(photos.as_uri(), recipe), stack.address if stack else None
+    dataset, address = SuperDataset(photos.as_uri(), recipe, **named), stack.address if stack else None
     with SuperSampler(dataset, batch_size=8, seed=1, coordinator=address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         delivered = [collect(loader) for _ in range(epochs)]
@@ -106,6 +110,65 @@ def test_the_embedded_default_keeps_a_store_below_the_cache_directory(
     assert epochs[0] == epochs[1]
     line = f"superdl: decoded images are kept in {tmp_path.resolve()}/cache/superdl/store ("
     assert capfd.readouterr().err.count(line) == 2
+
+
+def copied(photos: Path, target: Path) -> Path:
+    """The same files at another place, with other times."""
+    shutil.copytree(photos, target, copy_function=shutil.copyfile)
+    for number, file in enumerate(sorted(target.rglob("*.jpg"))):
+        os.utime(file, ns=(number, number))
+    return target
+
+
+def test_a_set_with_a_name_that_was_copied_elsewhere_is_not_decoded_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs with the embedded default, the second of a set that has come to another path."""
+    monkeypatch.setenv("SUPER_STORE", str(tmp_path / "store"))
+    expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
+    named = {"alias": "photos", "versions": "digests"}
+    first = train(None, photos, **named)
+    release_all()
+    moved = copied(photos, tmp_path / "elsewhere" / "images")
+    shutil.rmtree(photos)
+    second = train(None, moved, epochs=2, **named)
+    release_all()
+    assert (second.stats.samples_produced, second.stats.source_bytes) == (0, 0)
+    assert second.epochs[0] == first.epochs[0]
+    assert_exactly_once(second.epochs[1], expected)
+
+
+def test_a_name_in_the_set_itself_serves_readers_of_a_store_that_others_write(
+    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
+) -> None:
+    (photos / ".superdl-source").write_text('{"alias": "photos", "versions": "digests"}')
+    first = train(stack := coordinator(), photos)
+    assert stack.close_coordinator() == 0
+    moved = copied(photos, tmp_path / "moved")
+    changed = write_images(tmp_path / "changed", 8, seed=9, side=40)
+    shutil.copytree(changed, moved, dirs_exist_ok=True)  # other bytes under eight of the keys
+    expected = expected_pixels(moved, resize=SIDE, crop=SIDE)
+    packs = sorted((tmp_path / "store" / "packs").iterdir())
+    second = train(coordinator("--store-read-only"), moved)
+    assert second.stats.samples_produced == 8
+    assert_exactly_once(second.epochs[0], expected)
+    assert sorted((tmp_path / "store" / "packs").iterdir()) == packs
+    assert len(first.epochs[0]) == len(expected)
+
+
+def test_changed_objects_and_recipes_are_decoded_and_not_mistaken_for_what_is_stored(
+    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
+) -> None:
+    train(stack := coordinator(), photos)
+    assert stack.close_coordinator() == 0
+    shutil.copytree(write_images(tmp_path / "changed", 8, seed=9, side=40), photos, dirs_exist_ok=True)
+    stack = coordinator()
+    changed = train(stack, photos)
+    assert changed.stats.samples_produced == 8
+    assert_exactly_once(changed.epochs[0], expected_pixels(photos, resize=SIDE, crop=SIDE))
+    smaller = train(stack, photos, recipe=Recipe.image(resize=SIDE, crop=SIDE - 8))
+    assert smaller.stats.samples_produced == len(smaller.epochs[0])
+    assert_exactly_once(smaller.epochs[0], expected_pixels(photos, resize=SIDE, crop=SIDE - 8))
 
 
 def test_two_coordinators_see_what_the_other_wrote(photos: Path, coordinator: Callable[..., Stack]) -> None:
@@ -202,6 +265,21 @@ def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(
         assert_exactly_once(collect(loader), expected)
     assert delivered == first.epochs[0]
     assert 0 < stats.samples_produced < len(expected)
+
+
+def test_a_store_that_is_removed_in_mid_run_is_made_again(
+    photos: Path, tmp_path: Path, coordinator: Callable[..., Stack]
+) -> None:
+    train(stack := coordinator(), photos)
+    store = tmp_path / "store"
+    shutil.rmtree(store)
+    deadline, sides = time.monotonic() + 60, itertools.count(8)
+    while not list(store.glob("packs/*.pack")) and time.monotonic() < deadline:
+        recipe = Recipe.image(resize=SIDE, crop=next(sides))  # which nobody has decoded yet
+        assert len(train(stack, photos, recipe=recipe).epochs[0]) == len(list(photos.glob("*/*.jpg")))
+    assert list(store.glob("packs/*.pack"))
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    assert "store.json" in {path.name for path in store.iterdir()}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from superdl.lambda_prefetch.handler import handler
-from superdl.super_wire.ids import sample_ids, split_ids
+from superdl.super_wire.ids import id_bucket, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone, unpack
 from superdl.super_wire.request import Limits, PrefetchRequest, PrefetchResult
@@ -73,12 +73,14 @@ def request_for(
     epoch: int = 0,
     limits: Limits | None = None,
     expires_in_s: float = 60.0,
+    alias: str = "",
+    prefix: str = "",
 ) -> PrefetchRequest:
     """A request for keys in given versions, with their true ids."""
     randomness = (recipe.augment_seed, epoch) if recipe.random else None
-    keys = [key.encode() for key in versions]
+    keys = [key.removeprefix(prefix).encode() for key in versions]
     listed = [version.encode() for version in versions.values()]
-    ids = split_ids(sample_ids(bucket, keys, listed, recipe.digest, randomness))
+    ids = split_ids(sample_ids(id_bucket(bucket, alias), keys, listed, recipe.digest, randomness))
     return PrefetchRequest(
         request_id="test",
         bucket=bucket,
@@ -90,6 +92,8 @@ def request_for(
         versions=tuple(versions.values()),
         ids=tuple(one.hex() for one in ids),
         limits=limits or Limits(),
+        alias=alias,
+        prefix=prefix,
     )
 
 

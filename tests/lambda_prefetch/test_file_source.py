@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import FileSource, SampleFailedError
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import digest_version
 from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import file_version
 
@@ -187,6 +189,17 @@ def test_changed_while_it_was_read(root):
     with pytest.raises(SampleFailedError) as caught:
         read(root, "cats/one.jpg", reserve=write)
     assert caught.value.outcome is Outcome.CHANGED
+
+
+def test_a_version_by_digest_outlives_the_time_and_no_other_byte(root):
+    version = digest_version(3, hashlib.blake2b(b"one", digest_size=16).digest())
+    os.utime(root / "cats/one.jpg", ns=(1, 1))
+    assert read(root, "cats/one.jpg", version) == b"one"
+    for content in (b"onE", b"ones", b""):
+        (root / "cats/one.jpg").write_bytes(content)
+        found = failure(root, "cats/one.jpg", version)
+        assert found.outcome is Outcome.CHANGED
+        assert version in found.why
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])

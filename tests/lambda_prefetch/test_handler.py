@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -57,6 +58,24 @@ def test_samples_are_cached_with_their_pixels(root, valkey):
     assert all(us > 0 for us in (*result.fetch_us, *result.decode_us, result.duration_us))
     header = parse_header(raw_record(valkey, request, 2))
     assert (header.fetch_us, header.decode_us) == (result.fetch_us[2], result.decode_us[2])
+
+
+def test_a_name_in_place_of_a_path_gives_equal_ids_and_random_pixels(root, tmp_path_factory, valkey):
+    recipe = Recipe([{"op": "random_resized_crop", "size": 16}, {"op": "horizontal_flip"}], augment_seed=5)
+    deeper = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(root, deeper / "train")  # with its times
+    first = file_request(root, GOOD, valkey.unix_url, recipe, alias="pets")
+    keys = [f"train/{name}" for name in GOOD]
+    second = file_request(deeper, keys, valkey.unix_url, recipe, alias="pets", prefix="train/")
+    assert first.ids == second.ids
+    made = []
+    for request in (first, second):
+        assert run(request).outcomes == ("cached",) * 5
+        made.append([array_of(valkey, request, n).tobytes() for n in range(5)])
+        with valkey.client() as client:
+            client.flushall()
+    assert made[0] == made[1]
+    assert first.ids != file_request(root, GOOD, valkey.unix_url, recipe).ids
 
 
 WHOLE = encode(pixels(300, 300), "JPEG")

@@ -51,6 +51,8 @@ def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
         ({"bucket": "gs://x"}, ConfigError),
         ({"keys": []}, ConfigError),
         ({"packs": ["0.pack"], "store": "/store"}, ConfigError),
+        ({"alias": "pets"}, ConfigError),
+        ({"alias": "pets", "prefix": "1"}, ConfigError),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error):

@@ -45,8 +45,8 @@ def images_in(folder):
     return folder
 
 
-def saving(root, valkey, store, keys=ALL, recipe=PLAIN, cache=None):
-    return replace(file_request(root, keys, cache or valkey.unix_url, recipe), store=store.address)
+def saving(root, valkey, store, keys=ALL, recipe=PLAIN, cache=None, **named):
+    return replace(file_request(root, keys, cache or valkey.unix_url, recipe, **named), store=store.address)
 
 
 def files_of(folder):
@@ -59,6 +59,13 @@ def assert_whole(store, name):
     for entry in index.entries:
         check_record(store.read(name, int(entry["offset"]), int(entry["bytes"])), bytes(entry["id"]))
     return index
+
+
+def test_a_pack_of_a_source_with_a_name_knows_that_alone(root, valkey, store):
+    result = run(saving(root, valkey, store, GOOD, alias="pets"))
+    index = assert_whole(store, result.pack)
+    assert index.meta.bucket == "alias://pets"
+    assert index.meta.collection == collection_of("alias://pets", PLAIN.digest)
 
 
 def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store):

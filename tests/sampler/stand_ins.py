@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from superdl.super_wire.ids import Naming
 from superdl.super_wire.recipe import Recipe
 
 
@@ -14,6 +15,7 @@ class BoundDataset:
     source: str = "file:///images"
     recipe: Recipe = field(default_factory=lambda: Recipe.image(resize=32, crop=32))
     key_list: str | None = None
+    naming: Naming = field(default_factory=Naming)
     reads_straight: bool = True
     bindings: list = field(default_factory=list)
     pinged: list = field(default_factory=list)

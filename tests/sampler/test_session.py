@@ -17,6 +17,7 @@ from superdl.super_wire.errors import (
     SourceError,
     UnknownJobError,
 )
+from superdl.super_wire.ids import Naming
 from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.store import DirectoryStore
 from tests.sampler.stand_ins import BoundDataset
@@ -29,7 +30,7 @@ def session(coordinator, dataset=None, spec=SPEC, job=None, **how):
 
 
 def test_what_the_coordinator_knows_reaches_the_dataset(coordinator):
-    dataset = BoundDataset(key_list="s3://lists/train.csv")
+    dataset = BoundDataset(key_list="s3://lists/train.csv", naming=Naming("pets", "digests"))
     opened = session(coordinator, dataset)
     (binding,) = dataset.bindings
     assert (binding.size, binding.classes, binding.label_dtype) == (1000, ("cat", "dog"), "int64")
@@ -41,6 +42,7 @@ def test_what_the_coordinator_knows_reaches_the_dataset(coordinator):
     assert registered.protocol_version == PROTOCOL_VERSION
     assert (registered.source, registered.key_list) == (dataset.source, dataset.key_list)
     assert (registered.recipe, registered.run_id) == (dataset.recipe.json, "run")
+    assert (registered.alias, registered.versions) == ("pets", "digests")
     (job,) = coordinator.requests("OpenJob")
     assert (job.batch_size, job.seed, job.shuffle, job.drop_last) == (4, -7, True, False)
     assert (job.rank, job.replicas, job.job) == (1, 2, opened.job)

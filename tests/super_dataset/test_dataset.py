@@ -138,6 +138,8 @@ WRONG += [
 ]
 WRONG += [("transform", 3), ("on_bad_sample", "ignore"), ("on_bad_sample", None), ("verify", "none")]
 WRONG += [("in_flight_bytes", 0), ("in_flight_bytes", 1.5)]
+WRONG += [("alias", value) for value in ("", "my/pets", "-pets", "größe", "p" * 65, 5)]
+WRONG += [("versions", value) for value in ("", "dates", 5)]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)

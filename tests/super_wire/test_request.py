@@ -43,9 +43,11 @@ def requests(draw):
     expires_at = draw(st.floats(0, allow_nan=False, allow_infinity=False))
     limits = draw(st.builds(Limits, COUNT, COUNT))
     answer_to = draw(st.just("") | HEX_ID.map(outcome_stream))
-    samples = (keys, versions, ids)
     said = (limits, answer_to, golden, version, *draw(places(len(keys))))
-    return PrefetchRequest(name, bucket, recipe, draw(COUNT), cache, expires_at, *samples, *said)
+    prefix = draw(TEXT)
+    named = draw(st.sampled_from([("", ""), ("pets", ""), ("pets", prefix)]))
+    samples = (tuple(f"{named[1]}{key}" for key in keys), versions, ids)
+    return PrefetchRequest(name, bucket, recipe, draw(COUNT), cache, expires_at, *samples, *said, *named)
 
 
 @st.composite
@@ -101,7 +103,8 @@ def test_golden_json():
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
         '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
-        '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[]}'
+        '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[],'
+        '"alias":"","prefix":""}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
         '{"super_result": 3, "request_id": "r", "function_version": "1", "cold_start": true, '
@@ -124,6 +127,8 @@ BAD_REQUESTS = {
         {"object_bytes": -1, "image_pixels": 1},
     ],
     "super_request": [None, 1, "2"],
+    "alias": [None, 5, "my/pets", "größe", "p" * 65],
+    "prefix": [None, "k"],
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from superdl.coordinator.catalog import ListingCancelledError, list_source
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
-from superdl.super_wire.ids import sample_id
+from superdl.super_wire.ids import Naming, sample_id
 from superdl.super_wire.recipe import Recipe
 
 PLAIN = Recipe.image(resize=8, crop=8)
@@ -73,14 +74,14 @@ class SlowLister:
         self.opened = threading.Event()
         self.calls = []
 
-    def __call__(self, source, key_list, progress, cancelled):
+    def __call__(self, source, key_list, progress, cancelled, naming):
         self.calls.append(source)
         for listed in (1500, 1700, 2600):
             progress(listed)
         while not self.opened.wait(0.01):
             if cancelled.is_set():
                 raise ListingCancelledError
-        return list_source(source, key_list, progress, cancelled)
+        return list_source(source, key_list, progress, cancelled, naming)
 
 
 @pytest.mark.parametrize(("recipe", "randomness"), [(PLAIN, None), (RANDOM, (3, 7))], ids=["plain", "random"])
@@ -130,6 +131,51 @@ def test_open_datasets_are_kept_by_content_until_nobody_knows_them(source):
         assert not datasets.opened
 
     run(work)
+
+
+def test_two_places_of_one_alias_are_one_dataset_that_is_read_where_it_was_opened_last(source, tmp_path):
+    moved = shutil.copytree(source, tmp_path / "moved")
+
+    async def work(datasets):
+        named = Naming("pets", "digests")
+        made = []
+        for place in (source, moved, source):
+            dataset = datasets.register(f"file://{place}", PLAIN, "", f"run {len(made)}", named)
+            await datasets.wait(dataset, listed=2**62, wait_s=ENOUGH_S)
+            datasets.open(dataset)
+            assert datasets[dataset.content].catalog.bucket == f"file://{place}"
+            made.append(dataset)
+        first, other, again = made
+        assert first.content == other.content
+        assert other.all_ids is first.all_ids
+        assert again.listing is first.listing
+        unnamed = await listed(datasets, source)
+        assert unnamed.content != first.content
+        assert unnamed.listing is not first.listing
+
+    run(work)
+
+
+def test_a_listing_that_gets_on_slowly_is_told_of(source):
+    """Where every file is read, a thousand of them may take minutes."""
+    clock, told = Clock(), []
+
+    def lister(source, key_list, progress, cancelled, naming):
+        for count in range(1, 5):
+            clock.now_s += 3.0
+            progress(count)
+            told.append(dataset.listing.listed)
+        return list_source(source)
+
+    async def work():
+        nonlocal dataset
+        async with registry(300.0, clock, lister=lister) as datasets:
+            dataset = datasets.register(f"file://{source}", PLAIN, "", "run")
+            await datasets.wait(dataset, listed=2**62, wait_s=ENOUGH_S)
+
+    dataset = None
+    asyncio.run(work())
+    assert told == [0, 2, 2, 4]
 
 
 @pytest.mark.parametrize(("age_s", "is_shared"), [(299.0, True), (300.0, True), (301.0, False)])

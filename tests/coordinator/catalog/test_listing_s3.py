@@ -12,8 +12,10 @@ from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
 from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.lister import NAMING_FILE
 from superdl.coordinator.catalog.listing import ListingCancelledError
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.ids import Naming
 from tests.fixtures.valkey import free_port
 
 ACCOUNT = "123456789012"
@@ -92,6 +94,23 @@ def test_images_by_class_folder():
     assert catalog.classes == ("cat", "dog")
     assert catalog.labels.tolist() == [0, 0, 1]
     assert catalog.fingerprint == list_source("s3://pets/train//").fingerprint
+
+
+def test_a_name_stands_for_bucket_and_prefix(store):
+    """ETags are of the objects' bytes: what was copied keeps them, whatever versions are asked for."""
+    store.client.create_bucket(Bucket="zoo")
+    for key in ("a/b/cat/1.jpg", "a/b/cat/deep/er/2.PNG", "a/b/dog/größe & 猫+%20.jpeg"):
+        store.client.put_object(Bucket="zoo", Key=key, Body=b"x")
+    pets = list_source("s3://pets/train", naming=Naming("pets"))
+    zoo = list_source("s3://zoo/a/b", naming=Naming("pets", "digests"))
+    assert pets.sample_ids(bytes(16)) == zoo.sample_ids(bytes(16))
+    assert pets.fingerprint == zoo.fingerprint != list_source("s3://pets/train").fingerprint
+    assert (zoo.bucket, zoo.keys[0], zoo.prefix) == ("s3://zoo", b"a/b/cat/1.jpg", "a/b/")
+
+    store.client.put_object(Bucket="zoo", Key=f"a/b/{NAMING_FILE}", Body=b'{"alias": "pets"}')
+    store.client.put_object(Bucket="zoo", Key=f"a/{NAMING_FILE}.old", Body=b"not this")
+    assert list_source("s3://zoo/a/b").fingerprint == pets.fingerprint
+    assert list_source("s3://zoo/a").alias == ""
 
 
 def test_a_whole_bucket_with_more_keys_than_a_page_holds():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 ALL = tuple(range(8))
+TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 
 
 def stalled(driver: Driver, position: int, *, wait_us: int = 1000) -> None:
@@ -173,17 +174,56 @@ def test_a_server_with_the_memory_named_leaves_as_much_for_records(megabytes):
 
 
 def test_what_is_told_of_thrash_ends_with_the_jobs_and_with_the_memory_that_was_named():
-    taken = int(footprint(np.array([RECORD_BYTES]))[0])
-    driver = Driver(size=800, capacity=4, request_samples=8, budget_bytes=400 * taken)
+    driver = Driver(size=800, capacity=4, request_samples=8, budget_bytes=400 * TAKEN)
     driver.open()
     for epoch in range(3):
         read_epoch(driver, epoch)
     assert driver.core.thrashing
     driver.step(CacheResized(driver.core.needed_bytes))
     assert not driver.core.thrashing
-    driver.step(CacheResized(400 * taken))
+    driver.step(CacheResized(400 * TAKEN))
     driver.step(JobClosed("job", 0))
     assert not driver.core.thrashing
+
+
+def driver_with_a_store(budget_samples: int) -> Driver:
+    """A job over 800 samples, and a cache with room for so many of them."""
+    budget_bytes = budget_samples * TAKEN
+    driver = Driver(
+        size=800, capacity=4, request_samples=8, budget_bytes=budget_bytes, lookahead_batches=4, store=True
+    )
+    driver.open()
+    return driver
+
+
+def test_what_lies_in_the_store_needs_no_memory_to_stay():
+    driver = driver_with_a_store(400)
+    driver.ask(0, 1)
+    assert 800 * TAKEN <= driver.core.needed_bytes <= 900 * TAKEN
+    for indices, needed in ((np.arange(0, 800, 2), 500), (np.arange(1, 800, 2), 100)):
+        driver.step(RecordsStored(DATASET, indices, np.ones(400, dtype=np.uint32)))
+        assert (needed - 100) * TAKEN < driver.core.needed_bytes <= needed * TAKEN
+    driver.ask(0, 1, sees_store=True)
+    assert driver.core.needed_bytes == 0, "its readers read it straight"
+
+
+def test_the_memory_named_keeps_what_the_store_lacks():
+    """A store that is full: half of the set lies there, and nothing more is written."""
+    driver = driver_with_a_store(200)
+    driver.step(RecordsStored(DATASET, np.arange(0, 800, 2), np.ones(400, dtype=np.uint32)))
+    for epoch in range(2):
+        read_epoch(driver, epoch)
+    decoded_again = driver.state.thrash.reproduced_samples
+    assert driver.core.thrashing
+    driver.step(CacheResized(driver.core.needed_bytes))
+    assert driver.core.needed_bytes < 550 * TAKEN
+    read_epoch(driver, 2)
+    filled = driver.state.thrash.reproduced_samples
+    assert decoded_again < filled, "what was dropped before comes back once"
+    for epoch in (3, 4):
+        read_epoch(driver, epoch)
+    assert driver.state.thrash.reproduced_samples == filled
+    assert driver.core.job("job").counters.samples_restored > 1000
 
 
 def read_epoch(driver: Driver, epoch: int) -> None:

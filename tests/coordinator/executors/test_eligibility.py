@@ -189,7 +189,7 @@ def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (Outcome.SOURCE_ERROR, "could produce none of 3 samples that were tried: the weather"),
+        (Outcome.SOURCE_ERROR, "could produce none of 3 samples tried: the weather"),
         (Outcome.EXPIRED, "the clocks of the function and of this machine differ"),
         (ThrottledError("busy"), "no function took the request: busy"),
         (FunctionTimedOutError("30 s"), "30 s; a function in a VPC reaches S3 by a gateway endpoint"),

@@ -296,9 +296,7 @@ def test_a_bug_in_an_executor_is_seen(valkey, caplog):
         engine = Engine(
             CoreSettings(budget_bytes=2**20), cache, [Broken(valkey.unix_url)], DatasetRegistry(max_age_s=1.0)
         )
-        task = asyncio.create_task(engine._executors[0].invoke(None, timeout_s=1))
-        engine._tasks.add(task)
-        task.add_done_callback(engine._ended)
+        engine._tasks.start(engine._executors[0].invoke(None, timeout_s=1))
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(engine.failed, 20)
         await engine.close()

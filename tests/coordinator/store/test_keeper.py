@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import stat
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +175,43 @@ def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
         number, stored = one.keeper.heard(dataset, indices, answer(pack=name, offsets=(64, 0)))
         assert (number, stored.tolist(), one.keeper.trouble) == (1, [True, False], "")
         assert one.keeper.stored(dataset.content)[0].indices.tolist() == [0]
+
+    kept(work)
+
+
+def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, monkeypatch, caplog):
+    async def work(one, dataset):
+        keeper, at = one.keeper, np.array([0, 1])
+        first = write_pack(one.path, dataset, [0, 1])
+        await keeper.opened(dataset)
+        while len(keeper._tasks):
+            await asyncio.sleep(0.001)
+        shutil.rmtree(one.path)
+        keeper.heard(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
+        for _ in range(3):  # it looks, makes it, and finds nothing wrong
+            keeper.step()
+            await keeper._upkeep
+        assert (keeper.saves, keeper.trouble) == (True, "")
+        assert stat.S_IMODE(one.path.stat().st_mode) == 0o700
+        assert keeper.store_id == DirectoryStore.open(one.path, create=False).id
+        assert keeper.stored(dataset.content) == []
+        (lost,) = [event for event in one.events if isinstance(event, PacksLost)]
+        assert lost.packs.tolist() == [keeper.places.number(first)]
+        keeper.heard(dataset, at, answer(pack=write_pack(one.path, dataset, [0, 1])))
+        assert keeper.stored(dataset.content)[0].indices.tolist() == [0, 1]
+        told = [record.getMessage().removeprefix(f"the store {one.path}") for record in caplog.records]
+        assert told == [": its directory is gone", f"the store is open again: {keeper.told}"]
+
+        # The disk is gone on which it lay: what is there now is another one's mount point.
+        monkeypatch.setattr(module, "filesystem_of", lambda _: -1)
+        shutil.rmtree(one.path)
+        keeper.heard(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
+        for _ in range(3):
+            keeper._due_s["open"] = 0.0
+            keeper.step()
+            await keeper._upkeep
+        assert not one.path.exists()
+        assert (keeper.saves, "does not exist" in keeper.trouble) == (False, True)
 
     kept(work)
 

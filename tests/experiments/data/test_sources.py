@@ -51,6 +51,16 @@ def test_an_s3_url_passes_as_it_is():
     assert prepared == PreparedData(Source("s3://bucket/train", "s3://bucket/keys.csv"), None)
 
 
+def test_names_and_versions_go_with_the_sources(tmp_path):
+    data = DataSpec(
+        train=str(tmp_path), val="s3://bucket/val", train_alias="a", val_alias="b", versions="digests"
+    )
+    prepared = prepare_data(data)
+    assert prepared.val is not None
+    assert (prepared.train.alias, prepared.train.versions) == ("a", "digests")
+    assert (prepared.val.alias, prepared.val.versions) == ("b", "digests")
+
+
 @pytest.mark.parametrize("form", ["{0}", "file://{0}"])
 def test_a_directory_becomes_its_real_path(tmp_path, form):
     (tmp_path / "with space").mkdir()

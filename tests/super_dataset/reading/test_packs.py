@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.buffer import BatchBuffer
-from superdl.super_dataset.reading.packs import OPEN_PACKS, OpenPacks, read_placed
+from superdl.super_dataset.reading.packs import OPEN_PACKS, OpenPacks, StoreTroubleLog, read_placed
 from superdl.super_wire.store import DirectoryStore
 from tests.super_dataset.stored_batches import images, packed, ref_of
 
@@ -122,3 +122,14 @@ def test_where_few_files_may_be_open_packs_make_room(store, batches):
             check(batch, packs)
 
     assert in_a_fork(work) == 0
+
+
+def test_what_could_not_be_read_is_counted_and_told_once_a_minute(caplog):
+    times = iter((0.0, 1.0, 59.0, 60.0))
+    log, ref = StoreTroubleLog(lambda: next(times)), ref_of(3, "redis://x")
+    for failed in ({1: "gone"}, {0: "gone", 2: "cut off"}, {0: "gone"}, {2: "cut off"}):
+        log.add(ref, failed)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("1 sample could not be read")
+    assert second.startswith("4 samples could not be read")
+    assert second.endswith("train/0-2.jpg (no place): cut off")

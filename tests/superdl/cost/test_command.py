@@ -35,7 +35,7 @@ def test_json_adds_up(capsys):
     assert answer["scenario"]["name"] == "tiny-imagenet-64"
     assert answer["cache_samples"] > 100_000
     assert {one["name"] for one in answer["inputs"]} == answer["scenario"].keys() - {"name"}
-    assert len(answer["loaders"]) == 7
+    assert len(answer["loaders"]) == 8
     for loader in answer["loaders"]:
         for period in ("first", "later", "month"):
             costs = loader[period]

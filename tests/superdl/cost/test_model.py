@@ -28,6 +28,7 @@ WHOLE = replace(IMAGENET, cache_node="cache.r7g.12xlarge")
 def by_name(scenario: Scenario):
     found = bills(scenario, PRICES)
     stored = ["stored"] if any("NVMe" in bill.loader for bill in found) else []
+    stored += ["stored in S3"] if any("store in S3" in bill.loader for bill in found) else []
     names = ("lambda", "ray", "embedded", *stored, "s3", "disk", "bigger_s3", "bigger_disk")
     return dict(zip(names, found, strict=True))
 
@@ -133,6 +134,29 @@ def test_a_store_on_the_machines_nvme_decodes_once_what_fits_and_costs_nothing()
     assert (slow.bound, slow.images_per_s) == ("NVMe", pytest.approx(100.0))
     assert "stored" not in by_name(replace(IMAGENET, random=True))
     assert "stored" not in by_name(PRESETS["tiny-imagenet-64"]), "memory holds all of it"
+
+
+def test_a_store_in_s3_decodes_once_and_pays_for_puts_gets_and_the_month():
+    plain, stored = by_name(IMAGENET)["lambda"], by_name(IMAGENET)["stored in S3"]
+    restored = IMAGENET.samples * (1 - reuse(IMAGENET, PRICES)) * IMAGENET.spare
+    month = IMAGENET.samples * 150_592 / 1e9 * 0.023
+    assert (stored.first.functions, stored.first.gets) == (plain.first.functions, plain.first.gets)
+    assert stored.first.store == pytest.approx(
+        IMAGENET.samples / 64 * 5e-6 + month * stored.first.hours / MONTH_HOURS
+    )
+    assert (stored.later.produced, stored.later.gets) == (0.0, 0.0)
+    assert stored.later.store == pytest.approx(restored * 4e-7 + month * stored.later.hours / MONTH_HOURS)
+    # 0.6 ms for the work of a restore and 50 ms / 64 of its request's, in 1769 MB
+    assert stored.later.functions == pytest.approx(
+        restored * ((0.6e-3 + 0.05 / 64) * 1769 / 1024 * 1.33334e-5 + 2e-7 / 64)
+    )
+    assert stored.month.store == pytest.approx(IMAGENET.samples / 64 * 5e-6 + 89 * restored * 4e-7 + month)
+    eight = by_name(replace(IMAGENET, jobs=8, in_step=False))
+    assert eight["stored in S3"].first.produced == IMAGENET.samples < eight["lambda"].first.produced
+    assert by_name(WHOLE)["stored in S3"].later.store == pytest.approx(
+        month * by_name(WHOLE)["lambda"].later.hours / MONTH_HOURS
+    ), "what the cache holds is not restored"
+    assert "stored in S3" not in by_name(replace(IMAGENET, random=True))
 
 
 def test_what_fits_is_counted_as_in_production():

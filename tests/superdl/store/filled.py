@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.catalog import list_source
 from superdl.main import main
+from superdl.super_wire.ids import Naming
 from superdl.super_wire.recipe import Recipe
 from tests.fixtures.images import SIDE
-from tests.lambda_prefetch.prefetching import Context, file_request, run
+from tests.lambda_prefetch.prefetching import Context, request_for, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,14 +27,20 @@ _AT_A_TIME = 16
 
 
 def fill(
-    monkeypatch: pytest.MonkeyPatch, store: str, images: Path, cache: str, recipe: Recipe = RECIPE
+    monkeypatch: pytest.MonkeyPatch,
+    store: str,
+    images: Path,
+    cache: str,
+    recipe: Recipe = RECIPE,
+    naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> list[PrefetchResult]:
     """What the function answered, asked for all images, 16 in a request; one pack is written for each."""
     monkeypatch.setenv("SUPER_STORE", store)
-    keys = sorted(path.relative_to(images).as_posix() for path in images.glob("*/*.jpg"))
-    answers = []
-    for at in range(0, len(keys), _AT_A_TIME):
-        request = file_request(images, keys[at : at + _AT_A_TIME], cache, recipe)
+    catalog, answers = list_source(str(images), naming=naming), []
+    samples = list(zip(map(bytes.decode, catalog.keys), map(bytes.decode, catalog.versions), strict=True))
+    for at in range(0, len(samples), _AT_A_TIME):
+        some = dict(samples[at : at + _AT_A_TIME])
+        request = request_for(catalog.bucket, some, cache, recipe, alias=naming.alias)
         answers.append(run(replace(request, store=store), Context()))
     monkeypatch.delenv("SUPER_STORE")
     assert all(answer.pack and not answer.store_trouble for answer in answers), answers

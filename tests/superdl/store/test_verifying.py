@@ -6,13 +6,14 @@ import os
 import shutil
 
 import numpy as np
+import pytest
 
-from superdl.super_wire.ids import sample_id
+from superdl.super_wire.ids import Naming, sample_id
 from superdl.super_wire.record import HEADER_BYTES, pack
 from tests.fixtures.images import SIDE
 from tests.lambda_prefetch.prefetching import file_version
 from tests.superdl.store.conftest import COUNT
-from tests.superdl.store.filled import RECIPE, asked
+from tests.superdl.store.filled import RECIPE, asked, fill
 
 
 def spoil(address, pack, at):
@@ -34,6 +35,20 @@ def test_a_store_of_the_functions_is_right(filled, capsys):
     assert (seen["packs"], seen["records"], seen["checked"], seen["decoded"]) == (3, COUNT, COUNT, COUNT)
     code, seen = asked(capsys, "verify", filled.address)
     assert (code, seen["checked"], seen["decoded"]) == (0, 16, 16)
+
+
+@pytest.mark.parametrize("versions", ["times", "digests"])
+def test_what_has_a_name_is_verified_where_it_is_said_to_lie(filled, capsys, monkeypatch, valkey, versions):
+    for pack_name in filled.packs:
+        filled.store.remove(pack_name)
+    fill(monkeypatch, filled.address, filled.images, valkey.unix_url, naming=Naming("pets", versions))
+    code, seen = asked(capsys, "verify", filled.address, "--share", "1")
+    assert (code, seen["checked"], seen["decoded"]) == (0, COUNT, 0)
+    assert list(seen["not_decoded"]) == ["alias://pets is a name: say by --source where its objects lie"]
+    moved = shutil.copytree(filled.images, filled.images.parent / "moved")
+    shutil.rmtree(filled.images)
+    code, seen = asked(capsys, "verify", filled.address, "--share", "1", "--source", str(moved))
+    assert (code, seen["checked"], seen["decoded"]) == (0, COUNT, COUNT)
 
 
 def test_every_kind_of_wrong_is_found_and_its_pack_dropped(filled, capsys):
