@@ -123,7 +123,7 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         if not choice.address or any(executor.sees_store(self, choice.address) for executor in classes):
             return choice
         words = f"functions of {self.executor} do not see the directory {choice.address}"
-        if self.store == AUTO:
+        if self.store.lower() == AUTO:
             return StoreChoice("", words)
         raise ConfigError(
             f"{words}: name a store that they reach, as s3://bucket/prefix, or none (SUPER_STORE)"

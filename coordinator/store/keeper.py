@@ -19,7 +19,7 @@ import numpy as np
 
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
-from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks
+from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.coordinator.store.index import (
     Known,
     collection_in,
@@ -28,7 +28,7 @@ from superdl.coordinator.store.index import (
     segment_of,
     write_segment,
 )
-from superdl.coordinator.store.opening import filesystem_of, open_own, open_store
+from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own
 from superdl.coordinator.store.places import Joined, Places, join
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
@@ -79,7 +79,7 @@ class StoreKeeper:
     def __init__(
         self, choice: StoreChoice, datasets: DatasetRegistry, wanted_bytes: int, *, read_only: bool
     ) -> None:
-        self.address, self._reason = choice.address, choice.reason
+        self.address, self._reason, self._by_default = choice.address, choice.reason, choice.by_default
         self.places = Places()
         self.room = Room(choice.address, wanted_bytes)
         self.trouble = ""
@@ -90,6 +90,7 @@ class StoreKeeper:
         self._post: Callable[[Event], None] = lambda _: None
         self._threads = CallingThreads(_THREADS, "super-store")
         self._store: Store | None = None
+        self._opening: asyncio.Task[Store] | None = None
         self._filesystem: int | None = None
         self._instance = secrets.token_hex(16)
         self._known: dict[bytes, Known] = {}
@@ -125,19 +126,24 @@ class StoreKeeper:
         """Open the store, made if need be. One that does not answer is tried again later.
 
         Raises:
-            StoreError: it is no store, one of another version, or one that this user may not read.
+            StoreError: it was named, and is no store, one of another version, or not this user's to read.
         """
         if not self.address:
             return
+        opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
+        await asyncio.wait([opening], timeout=_OPENING_S)  # listing many packs takes longer, and goes on
+        self._opening = None if opening.done() else opening
+        if self._opening is not None:
+            self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
+            return
         try:
-            async with asyncio.timeout(_OPENING_S):
-                self._store = await self._threads.run(self._opened)
-                await self._threads.run(self.room.measure)
-                self._full = self.room.excess_bytes > 0
-        except (StoreFormatError, StoreRefusedError):
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._in_trouble(f"it cannot be opened: {str(error) or f'no answer within {_OPENING_S:g} s'}")
+            self._store = opening.result()
+        except StoreError as error:
+            if isinstance(error, (StoreFormatError, StoreRefusedError)) and not self._by_default:
+                raise
+            self._in_trouble(f"it cannot be opened: {error}")
+        else:
+            self._full = self.room.excess_bytes > 0
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
         """From now on events go to ``post``; packs of decoders with another fingerprint are of no use."""
@@ -212,6 +218,8 @@ class StoreKeeper:
         """Write down what was learned, say goodbye, and abandon what takes longer."""
         store = self._store
         await self._tasks.cancel()
+        if self._opening is not None:
+            await cancel_and_wait(self._opening)
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._flush()
@@ -228,6 +236,7 @@ class StoreKeeper:
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
         self._filesystem = filesystem_of(self.address)
         self.room.sizes = store.packs()
+        self.room.measure()
         return store
 
     async def _look(self, store: Store, dataset: Dataset) -> None:
@@ -280,13 +289,9 @@ class StoreKeeper:
 
     async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
         """Forget a directory that is gone, or another store by now, so that it is opened or made again."""
-        look_again = partial(open_store, self.address, create=False, read_only=True)
-        try:
-            stays = is_bucket(self.address) or (await self._threads.run(look_again)).id == self.store_id
-        except StoreError as error:
-            stays = not isinstance(error, StoreGoneError)
-        self._in_trouble(str(why) if stays or store is None else "its directory is gone")
-        if stays:
+        gone = store is not None and await self._threads.run(partial(is_gone, self.address, self.store_id))
+        self._in_trouble("its directory is gone" if gone else str(why))
+        if not gone:
             return
         self._store, self._full = None, False
         names = list(self.room.sizes)
@@ -373,6 +378,7 @@ class StoreKeeper:
         self._lose(names)  # before they go: nothing is asked of them any more
         for name in names:
             await self._threads.run(partial(store.remove, name))
+            await self._keep_marks(store)  # it may take long, and others must see that this one is here
         self.room.forget(names)
         if names:
             _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)

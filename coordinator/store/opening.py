@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire import store
-from superdl.super_wire.errors import StoreFullError, StoreRefusedError
+from superdl.super_wire.errors import StoreError, StoreFullError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.store import default_directory, is_bucket, parse_store
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "chosen_store",
     "default_store",
     "filesystem_of",
+    "is_gone",
     "network_filesystem",
     "open_own",
     "open_store",
@@ -52,10 +53,14 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """A store's normal address; empty where there is none, and then why, for people."""
+    """A store's normal address; empty where there is none, and then why, for people.
+
+    One that nobody named, ``by_default``, is done without where it cannot be used.
+    """
 
     address: str
     reason: str = ""
+    by_default: bool = False
 
 
 def open_store(address: str, *, create: bool, read_only: bool = False) -> Store:
@@ -102,6 +107,14 @@ def filesystem_of(address: str) -> int:
     return next(one for one in (path, *path.parents) if os.path.lexists(one)).lstat().st_dev
 
 
+def is_gone(address: str, store_id: str) -> bool:
+    """Whether a store's directory is gone, or is another store by now."""
+    try:
+        return not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id
+    except StoreError as error:
+        return isinstance(error, StoreGoneError)
+
+
 def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
     """The store that a setting names: an address, ``none`` (or nothing), or ``auto``.
 
@@ -130,7 +143,7 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
         return StoreChoice("", f"{there} has only {free_bytes / 2**30:.1f} GiB free")
     if not usable:
         return StoreChoice("", f"{there} may not be written")
-    return StoreChoice(str(directory))
+    return StoreChoice(str(directory), by_default=True)
 
 
 def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:

@@ -180,7 +180,7 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
         )
     removed = None
     if packs and _agreed(arguments, f"drop {counted(len(packs), 'pack')}?"):
-        removed = prune(store, contents, packs)
+        removed = prune(store, _contents(store), packs)  # as it is now: the question may have waited for long
         store.sweep(now_s)
     console.print(_removed_text(store, removed))
     return _removed_mapping(removed), 0

@@ -62,9 +62,10 @@ def choose(
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
-    """Drop packs, and index segments none of whose packs is left."""
-    sizes = {pack: size for one in contents.collections.values() for pack, size in one.packs.items()}
-    removed = _dropped(store, {pack: sizes[pack] for pack in packs})
+    """Drop packs that nobody uses, as ``contents`` says, and index segments none of whose packs is left."""
+    free = [one for one in contents.collections.values() if not one.in_use]
+    sizes = {pack: size for one in free for pack, size in one.packs.items()}
+    removed = _dropped(store, {pack: sizes[pack] for pack in packs if pack in sizes})
     if removed.packs:
         for name in list(_segments_of_nothing(store)):
             store.remove_segment(name)

@@ -18,6 +18,7 @@ from superdl.coordinator.store import StoreChoice
 from superdl.coordinator.store import keeper as module
 from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
+from superdl.coordinator.store.opening import open_own
 from superdl.super_wire.errors import StoreFormatError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import pack
@@ -243,5 +244,43 @@ def test_what_is_no_store_ends_the_start(source):
         keeper = StoreKeeper(StoreChoice(str(source)), DatasetRegistry(max_age_s=1.0), 0, read_only=False)
         with pytest.raises(StoreFormatError):
             await keeper.open()
+
+    asyncio.run(body())
+
+
+def test_the_default_store_that_is_none_is_done_without(source):
+    async def body():
+        choice = StoreChoice(str(source), by_default=True)
+        keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
+        await keeper.open()
+        assert not keeper.saves
+        assert "kept in the cache alone" in keeper.told
+        await keeper.close()
+
+    asyncio.run(body())
+
+
+def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, monkeypatch):
+    async def body():
+        may_end, begun = threading.Event(), []
+
+        def open_slowly(*arguments, **options):
+            begun.append(arguments)
+            may_end.wait(60)
+            return open_own(*arguments, **options)
+
+        monkeypatch.setattr(module, "open_own", open_slowly)
+        monkeypatch.setattr(module, "_OPENING_S", 0.05)
+        choice = StoreChoice(str(tmp_path / "store"))
+        keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
+        for _ in range(3):
+            await keeper.open()
+            assert "no answer" in keeper.told
+        may_end.set()
+        monkeypatch.setattr(module, "_OPENING_S", 60.0)
+        await keeper.open()
+        assert keeper.saves
+        assert len(begun) == 1
+        await keeper.close()
 
     asyncio.run(body())

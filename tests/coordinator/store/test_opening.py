@@ -54,7 +54,9 @@ def test_a_setting_names_a_store_or_none(tmp_path):
 
 def test_the_users_own_needs_room_and_a_place_to_write(tmp_path, monkeypatch):
     own = {"XDG_CACHE_HOME": str(tmp_path / "not" / "yet")}
-    assert chosen_store("auto", own) == StoreChoice(str(tmp_path.resolve() / "not/yet/superdl/store"))
+    assert chosen_store("auto", own) == StoreChoice(
+        str(tmp_path.resolve() / "not/yet/superdl/store"), by_default=True
+    )
     assert "codec" in chosen_store("auto", {"XDG_CACHE_HOME": "/caf\udce9"}).reason
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 2**30))
     assert default_store(own) == StoreChoice("", f"{tmp_path} has only 1.0 GiB free")
