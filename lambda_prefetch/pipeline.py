@@ -11,7 +11,7 @@ The memory used beside the interpreter's own, custom steps' and sockets' is at m
         + decoders x (largest object + 16 bytes x pixels)
 
 where ``pixels`` are those of the largest image, of which a decoder may hold four copies at 4 bytes a pixel.
-A pack for a store in S3 takes 32 MiB more.
+A pack for a store in S3 takes 32 MiB more, one that the cache gets pointers into at most ``push_bytes``.
 """
 
 from __future__ import annotations
@@ -60,18 +60,24 @@ def produce(
 
     ``expires_at`` is Unix time in seconds: samples not begun by then are not begun, and what was fetched by
     then is not decoded any more. Cached means that the cache acknowledged it. With ``meta``, a pack of what
-    is cached is written to the request's store.
+    is cached is written to the request's store; with the request's ``pointers`` before it is cached.
     """
     columns = ResultColumns(request)
     count = min(decoding_threads(settings.decoders), len(request.keys))
-    with (
-        PackSaver(request, meta, settings, columns, expires_at=expires_at) as saver,
-        Pusher(request.cache, settings, saver.add) as pusher,
-        Fetchers(request, source, settings, pusher, expires_at) as fetchers,
-    ):
-        decoders = _Decoders(request, program, fetchers, pusher, columns, expires_at)
-        decoders.run(count, settings.decode_timeout_s)
-    columns.settle(pusher.results)
+    with PackSaver(request, meta, settings, columns, expires_at=expires_at) as saver:
+        with (
+            Pusher(request.cache, settings, saver.add) as pusher,
+            Fetchers(request, source, settings, pusher, expires_at) as fetchers,
+        ):
+            decoders = _Decoders(request, program, fetchers, pusher, saver, columns, expires_at)
+            decoders.run(count, settings.decode_timeout_s)
+        results = pusher.results
+        if (taken := saver.commit()) and not pusher.broken:
+            with Pusher(request.cache, settings) as pusher:
+                for index, header, payload in taken:
+                    pusher.put(index, cache_key(bytes.fromhex(request.ids[index])), header, payload)
+            results += pusher.results
+    columns.settle(results)
     return columns
 
 
@@ -84,6 +90,7 @@ class _Decoders:
         program: Program,
         fetchers: Fetchers,
         pusher: Pusher,
+        saver: PackSaver,
         columns: ResultColumns,
         expires_at: float,
     ) -> None:
@@ -91,6 +98,7 @@ class _Decoders:
         self._program = program
         self._fetchers = fetchers
         self._pusher = pusher
+        self._saver = saver
         self._columns = columns
         self._expires_at = expires_at
         self._threads: list[threading.Thread] = []
@@ -195,7 +203,8 @@ class _Decoders:
             if self._claim():
                 self._columns.decode_us[index] = decode_us
                 self._columns.outcomes[index] = Outcome.CACHED  # unless the cache says no
-                self._put(index, header, payload)
+                if not self._saver.take(index, header, payload):
+                    self._put(index, header, payload)
 
     def _fail(self, index: int, failure: SampleFailedError) -> None:
         if not self._claim():

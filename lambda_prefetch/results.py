@@ -15,7 +15,8 @@ __all__ = ["ResultColumns"]
 _MAX_MESSAGE = 2000  # characters; an error may repeat what it was given, of any length
 
 _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
-_COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes", "offsets")
+_COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes")
+_PLACES = ("offsets", "lengths")
 _TOLD = ("messages", "pack", "store_trouble", "store_requests", "store_bytes")
 
 
@@ -36,6 +37,7 @@ class ResultColumns:
         """Whether a thread of this process still decodes what was given up."""
         self.pack = ""
         self.offsets: list[int] = []
+        self.lengths: list[int] = []
         self.store_trouble = ""
         self.store_requests = 0
         self.store_bytes = 0
@@ -65,5 +67,5 @@ class ResultColumns:
 
     def told(self) -> dict[str, Any]:
         """The fields of a :class:`~superdl.super_wire.request.PrefetchResult` that are known here."""
-        columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
+        columns = {name: tuple(getattr(self, name)) for name in _COLUMNS + _PLACES}
         return columns | {name: getattr(self, name) for name in _TOLD}

@@ -1,8 +1,12 @@
 """The function's store: opened by the function's own settings, and a request's pack written to it.
 
 A pack is written beside the pusher: what the cache has acknowledged goes to it, and it appears in the store
-before the request is answered. A store that cannot be written ends the pack, and harms no sample. Records go
-to a file of the store's; what S3 gets at the end is held in memory up to 32 MiB, then in a temporary file.
+before the request is answered. Where the cache may get pointers, records go to the pack alone, by the threads
+that decode, and the cache gets the pointers once the pack is there. They are kept in memory until then: where
+it does not appear, the cache gets the records. What is beyond ``push_bytes`` is pushed as ever.
+
+A store that cannot be written ends the pack, and harms no sample. Records go to a file of the store's; what
+S3 gets at the end is held in memory up to 32 MiB, then in a temporary file.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from superdl.super_wire.errors import StoreBusyError, StoreError, StoreRefusedError
+from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.record_kinds import Pointer, pack_pointer
 from superdl.super_wire.request import Outcome, clean_text
 from superdl.super_wire.store import is_bucket, open_store
 
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenStore", "Pace", "PackSaver", "own_store", "trouble_in_words"]
 
 _MAX_TROUBLE = 500  # characters
+_WORTH_A_POINTER = 4096  # bytes of payload, which a pointer is far below
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 # Of S3: an answer waits for its pack's PUT, and where a GET fails, decoding serves.
 _SILENCE_S, _ATTEMPTS = 5, 2
@@ -116,8 +123,8 @@ def trouble_in_words(error: Exception) -> str:
 class PackSaver:
     """Writes what the cache acknowledged of one request to a pack, and tells that by the result's columns.
 
-    Use it as a context. Leaving it normally lets the pack appear; leaving it by an exception leaves nothing.
-    Without ``meta``, what all records of the pack have in common, nothing is written.
+    Use it as a context. Leaving it normally lets the pack appear, as :meth:`commit` does; leaving it by an
+    exception leaves nothing. Without ``meta``, what the pack's records have in common, nothing is written.
     """
 
     def __init__(
@@ -139,6 +146,10 @@ class PackSaver:
         self._opened: OpenStore | None = None
         self._pack: PackInProgress | None = None
         self._offsets = [0] * len(request.keys)
+        self._lengths = [0] * len(request.keys)
+        self._kept: dict[int, tuple[bytes, memoryview]] = {}
+        self._kept_bytes = 0
+        self._writing = threading.Lock()
         self._pace = pace
         self._clock = clock
         self._begun_s = self._waited_s = 0.0
@@ -148,26 +159,63 @@ class PackSaver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._pack is not None:
-            self._commit(self._pack)
+        if kind is None:
+            self.commit()
         self._end()
         if self._opened is not None:
             self._columns.store_requests = self._opened.requests
 
+    def take(self, index: int, header: bytes, payload: memoryview) -> bool:
+        """Write a record of data, and keep it, if the cache is to get a pointer to it; by any thread."""
+        if not self._request.pointers or payload.nbytes < _WORTH_A_POINTER:
+            return False
+        with self._writing:
+            if self._kept_bytes + payload.nbytes > self._settings.push_bytes:
+                return False
+            if not self._write(index, header, payload):
+                return False
+            self._kept[index] = header, payload
+            self._kept_bytes += payload.nbytes
+            return True
+
     def add(self, index: int, header: bytes, payload: memoryview) -> None:
-        """Write the record of a sample if it is data; called by one thread at a time."""
-        if self._meta is None or self._columns.outcomes[index] is not Outcome.CACHED:
-            return
+        """Write a record that the cache has acknowledged, if it is data; by any thread."""
+        if self._columns.outcomes[index] is Outcome.CACHED:
+            with self._writing:
+                self._write(index, header, payload)
+
+    def commit(self) -> list[tuple[int, bytes, memoryview]]:
+        """Let the pack appear; what the cache is to get for what was taken, as sample, header and payload:
+        pointers into the pack, or the records themselves where there is none.
+        """
+        if self._pack is not None:
+            self._commit(self._pack)
+        pack, taken, self._kept = self._columns.pack, self._kept, {}
+        if not pack:
+            return [(index, *record) for index, record in taken.items()]
+        pointers = []
+        for index in taken:
+            place = Pointer(pack, self._offsets[index], self._lengths[index])
+            whole = pack_pointer(place, bytes.fromhex(self._request.ids[index]))
+            pointers.append((index, whole, memoryview(b"")))
+        return pointers
+
+    def _write(self, index: int, header: bytes, payload: memoryview) -> bool:
+        if self._meta is None:
+            return False
         try:
             if self._pack is None:
                 self._pack = self._begin(self._meta)
             sample_id = bytes.fromhex(self._request.ids[index])
             before_s = self._clock()
             self._offsets[index] = self._pack.add(sample_id, header, payload)
+            self._lengths[index] = HEADER_BYTES + payload.nbytes
             self._note_wait(before_s)
             self._pace.check(self._waited_s, self._clock() - self._begun_s)
-        except Exception as error:  # noqa: BLE001  # told in the result; it must not end the pusher's thread
+        except Exception as error:  # noqa: BLE001  # told in the result; it must not end this thread
             self._fail(error)
+            return False
+        return True
 
     def _note_wait(self, since_s: float) -> None:
         """Count the time of a disk. S3 holds up no record: it gets the pack once all are in the cache."""
@@ -180,7 +228,8 @@ class PackSaver:
         return self._opened.store.begin_pack(meta)
 
     def _commit(self, pack: PackInProgress) -> None:
-        if time.time() >= self._expires_at:  # a late answer costs more than the pack is worth
+        # A late answer costs more than the pack is worth, unless the records would have to be pushed then.
+        if time.time() >= self._expires_at and not self._kept:
             words = f"{self._request.store}: the request expired before its pack was written"
             self._fail(StoreBusyError(words))
             return
@@ -191,7 +240,8 @@ class PackSaver:
         except Exception as error:  # noqa: BLE001  # told in the result; the samples are cached
             self._fail(error)
         else:
-            self._columns.offsets = self._offsets
+            self._columns.offsets, self._columns.lengths = self._offsets, self._lengths
+            self._pack = None
             self._columns.store_bytes = pack.size
             self._pace.add(self._waited_s, self._clock() - self._begun_s)
 

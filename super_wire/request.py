@@ -104,9 +104,10 @@ class PrefetchRequest:
     ``function_version`` the version of SUPER that it must be; both are empty where the caller has checked.
 
     ``store`` is the store's address; empty, there is none. Without ``packs`` the function decodes, and writes
-    what it decoded to the store as a pack. With ``packs`` the request is a *restore*: the function reads each
-    sample's whole record from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from ``offsets[i]``, and decodes
-    nothing.
+    what it decoded to the store as a pack. With ``pointers`` all who read the samples see that store, and the
+    cache may get pointers into the pack in place of records. With ``packs`` the request is a *restore*: the
+    function reads each sample's whole record from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from
+    ``offsets[i]``, and decodes nothing.
 
     Where the source has an ``alias``, ids are made of that and of keys without ``prefix``, which begins all.
     """
@@ -131,6 +132,7 @@ class PrefetchRequest:
     lengths: tuple[int, ...] = ()
     alias: str = ""
     prefix: str = ""
+    pointers: bool = False
 
     @property
     def id_bucket(self) -> str:
@@ -183,13 +185,15 @@ class PrefetchResult:
     """What became of every sample of a request, in its order.
 
     Times are microseconds of work per sample: fetching bytes, decoding and transforming, pushing (shared by
-    the samples of one pipeline). ``source_bytes`` were fetched, ``record_bytes`` are now in the cache.
+    the samples of one pipeline). ``source_bytes`` were fetched, ``record_bytes`` are now in the cache: a
+    record, or a pointer, which is shorter than its record in the pack.
     ``messages`` explains outcomes other than ``cached``, by the sample's place in the request.
     ``duration_us`` is the function's own measure of its time; ``billed_us`` and ``memory_mb`` are what is
     billed, 0 where nobody says. ``clock_s`` is the function's clock when it answered, Unix time in seconds.
 
-    ``pack`` names the pack that was written, ``offsets`` say where in it each sample's record begins, 0 for
-    those that it does not hold; both are empty where none was written. ``store_trouble`` says why the store
+    ``pack`` names the pack that was written, ``offsets`` say where in it each sample's record begins and
+    ``lengths`` how long it is, 0 for those that it does not hold; all are empty where none was written.
+    ``store_trouble`` says why the store
     was not written or read. ``store_requests`` are requests to S3 for it, ``store_bytes`` what was read from
     it or written to it.
     """
@@ -210,6 +214,7 @@ class PrefetchResult:
     clock_s: float = 0.0
     pack: str = ""
     offsets: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
     store_trouble: str = ""
     store_requests: int = 0
     store_bytes: int = 0
@@ -227,9 +232,10 @@ class PrefetchResult:
         columns = (result.fetch_us, result.decode_us, result.push_us, result.source_bytes)
         if {len(column) for column in (*columns, result.record_bytes)} != {len(result.outcomes)}:
             raise ConfigError("the columns of a prefetch result differ in length")
-        if len(result.offsets) != (len(result.outcomes) if result.pack else 0):
+        placed = len(result.outcomes) if result.pack else 0
+        if not placed == len(result.offsets) == len(result.lengths):
             raise ConfigError(
-                "a prefetch result has as many offsets as samples where it names a pack, else none"
+                "a prefetch result has as many offsets and lengths as samples if it names a pack, else none"
             )
         unknown = set(result.outcomes) - frozenset(Outcome)
         if unknown:

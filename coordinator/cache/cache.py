@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.nodes import Command
     from superdl.super_wire.cache import Node
 
-__all__ = ["LOCK_TTL_S", "Cache", "LockHeldError"]
+__all__ = ["A_POINTER", "LOCK_TTL_S", "Cache", "LockHeldError"]
+
+A_POINTER = 2**40
+"""Added to a record's length where it is a pointer into the store."""
 
 LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
@@ -198,7 +201,9 @@ class Cache:
 
     @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
-        """Record length of each sample in bytes: 0 without one that we read, negative for a tombstone."""
+        """Record length of each sample in bytes: 0 without one that we read, negative for a tombstone,
+        :data:`A_POINTER` more for a pointer.
+        """
         headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
         lengths = np.zeros(headers.size, dtype=np.uint64)
         keys = cache_keys(ids)
@@ -216,10 +221,11 @@ class Cache:
             lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
         whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
         whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
-        known = np.isin(headers["kind"], (RecordKind.DATA, RecordKind.TOMBSTONE))
+        known = np.isin(headers["kind"], (RecordKind.DATA, RecordKind.TOMBSTONE, RecordKind.POINTER))
         known &= headers["id_prefix"] == id_prefixes(ids)
         ours = (headers["magic"] == MAGIC) & (headers["version"] == RECORD_VERSION) & known & whole
         signed = np.where(ours, lengths, 0).astype(np.int64)
+        signed[(headers["kind"] == RecordKind.POINTER) & ours] += A_POINTER
         return np.where(headers["kind"] == RecordKind.TOMBSTONE, -signed, signed)
 
     @_as_asked

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from superdl.coordinator.core.events import Audit, Drop
 from superdl.coordinator.core.jobs import Ahead, CursorSpan
 from superdl.coordinator.core.queues import BatchPlace
+from superdl.coordinator.core.restoring import all_straight
 from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import AuditInFlight
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, CacheResized
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset", "cache_resized"]
+
+_NO_POINTERS_S = 60.0
+"""So long records are pushed after a reader could not follow a pointer."""
 
 
 def audit(
@@ -46,14 +51,22 @@ def audited(state: State, event: Audited, now: float) -> None:
     if asked is None:
         return
     samples, before_bytes = state.set_of(asked.samples), state.resident_bytes
-    present, tombstoned = event.record_bytes > 0, event.record_bytes < 0
+    pointers = np.zeros(asked.indices.size, dtype=np.bool_) if event.pointers is None else event.pointers
+    if asked.whole and pointers.any():  # a reader says that it leads nowhere
+        samples.pointers_from_s = now + _NO_POINTERS_S
+    # Where a reader cannot follow it, a pointer is as good as nothing.
+    followed = pointers & (not asked.whole) & all_straight(state, asked.samples.dataset)
+    present, tombstoned = (event.record_bytes > 0) & ~pointers, event.record_bytes < 0
     samples.store(asked.indices[present], event.record_bytes[present])
+    samples.point(asked.indices[followed], event.record_bytes[followed])
     samples.move(asked.indices[tombstoned], SampleState.FAILED)
-    absent = asked.indices[~(present | tombstoned)]
+    lost = ~(present | tombstoned | followed)
+    absent = asked.indices[lost]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
-    if asked.whole and absent.size:  # what is spoilt must go, so that a tombstone may take its place
-        state.actions.append(Drop(asked.samples, absent))
+    spoilt = asked.indices[lost & (pointers | asked.whole)]
+    if spoilt.size:  # it must go, so that a tombstone may take its place
+        state.actions.append(Drop(asked.samples, spoilt))
     # What an earlier coordinator left was memory of others until it was found.
     found_bytes = state.resident_bytes - before_bytes
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))

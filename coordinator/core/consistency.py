@@ -9,6 +9,7 @@ import numpy as np
 
 from superdl.coordinator.core.dispatching import wake_times_s
 from superdl.coordinator.core.ledger import Spending
+from superdl.coordinator.core.restoring import all_straight
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
@@ -133,12 +134,21 @@ def _store(state: State) -> Iterator[str]:
             yield f"{key}: places in a store are known, which has none of it"
         if int(np.count_nonzero(samples.packs)) != samples.stored_count:
             yield f"{key}: {samples.stored_count} places are counted, which is wrong"
+    yield from _pointers(state)
     for request in state.requests.values():
         blind = state.fleet.executors[request.executor].store is None
         if (request.restore or request.save) and (blind or request.samples.epoch != EVERY_EPOCH):
             yield f"request {request.number} has to do with a store that it cannot see"
-        if request.restore and request.save:
-            yield f"request {request.number} restores and saves"
+        if (request.restore and request.save) or (request.pointers and not request.save):
+            yield f"request {request.number} restores and saves, or has pointers to nothing saved"
     for job in state.jobs.values():
         if job.straight != all(cursor.sees_store for cursor in job.cursors.values()):
             yield f"{job.name} is straight, or not, against its ranks"
+
+
+def _pointers(state: State) -> Iterator[str]:
+    """Who does not see the store finds no pointer."""
+    for key, samples in state.sets.items():
+        pointed = samples.pointers_among(np.arange(samples.state.size))
+        if pointed.size and not all_straight(state, key.dataset):
+            yield f"{key}: the cache has {pointed.size} pointers, and a job does not see the store"

@@ -147,9 +147,9 @@ class RequestDone:
     its memory; ``source_requests`` are GETs.
 
     ``pack`` is the number of the pack that the function wrote, 0 for none, ``stored`` which of the samples
-    are in it. ``store_trouble`` says why the store did not take or give what it should have;
-    ``store_requests`` are GETs and PUTs of a store in a bucket, ``store_bytes`` were read from or written to
-    the store.
+    are in it, ``pointers`` which the cache has a pointer for (``None``: none). ``store_trouble`` says why the
+    store did not take or give what it should have; ``store_requests`` are GETs and PUTs of a store in a
+    bucket, ``store_bytes`` were read from or written to the store.
     """
 
     request_id: int
@@ -166,6 +166,7 @@ class RequestDone:
     cold_start: bool = False
     pack: int = 0
     stored: NDArray[np.bool_] | None = None
+    pointers: NDArray[np.bool_] | None = None
     store_trouble: str = ""
     store_requests: int = 0
     store_bytes: int = 0
@@ -197,10 +198,13 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What the cache really holds: record length in bytes, 0 for none, negative for a tombstone."""
+    """What the cache really holds: record length in bytes, 0 for none, negative for a tombstone; ``pointers``
+    says which are pointers into the store (``None``: none).
+    """
 
     audit_id: int
     record_bytes: NDArray[np.int64]
+    pointers: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +301,7 @@ class Prefetch:
     ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
     request in flight for the same samples, which this one races; ``executor`` is the number of the one that
     is to carry it out. ``restore``: bring the records from their places in the store, all of which are known.
-    ``save``: write a pack of what is decoded.
+    ``save``: write a pack of what is decoded. ``pointers``: the cache may get pointers into it.
     """
 
     request_id: int
@@ -309,6 +313,7 @@ class Prefetch:
     executor: int = 0
     restore: bool = False
     save: bool = False
+    pointers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

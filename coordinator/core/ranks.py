@@ -19,6 +19,7 @@ from superdl.coordinator.core.jobs import Cursor, Job
 from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.requesting import executors_ineligible
+from superdl.coordinator.core.restoring import withdraw_pointers
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.timing import Pace
 
@@ -122,6 +123,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     if cursor.sees_store != (event.sees_store and state.settings.store):
         cursor.sees_store = not cursor.sees_store
         job.sees_store_changed()
+        withdraw_pointers(state, job.dataset)
         for other in job.cursors.values():
             state.wake(other)
     state.wake(cursor)

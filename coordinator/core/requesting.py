@@ -132,6 +132,7 @@ def _race(state: State, number: int, now: float) -> bool:
         # A store that hangs is raced by decoding; and one pack of the samples is enough.
         restore=False,
         save=False,
+        pointers=False,
     )
     late.rival = rival.number
     _send(state, rival, now)
@@ -168,6 +169,7 @@ def _send(state: State, made: Request, now: float) -> None:
             executor=made.executor,
             restore=made.restore,
             save=made.save,
+            pointers=made.pointers,
         )
     )
 
@@ -261,7 +263,8 @@ def settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:
         rival.reserved_bytes, request.reserved_bytes = request.reserved_bytes, 0
     if not request.unsettled.any():
         for holder in (request, rival):
-            if holder is not None:
+            # A rival of pointers still writes records over them.
+            if holder is not None and not (holder is rival and request.pointers):
                 state.reserved_bytes -= holder.reserved_bytes
                 holder.reserved_bytes = 0
 

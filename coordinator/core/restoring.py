@@ -3,7 +3,9 @@
 A place in the store is known by the number of a pack; which name and offset that is, the coordinator knows.
 What is absent and stored is *restored*, by requests like others; what is not, or whose restoring came to
 nothing, is decoded. A job whose readers all see the store is *straight*: its readers take what is stored from
-there, so nothing of it is wanted in the cache but what a reader misses.
+there, so nothing of it is wanted in the cache but what a reader misses. Where all jobs of a dataset are, what
+is decoded comes as a *pointer* into its new pack. A job that does not see the store finds none: they are
+dropped when it comes, and what it wants is restored.
 
 Each executor has the store's trouble for itself, since functions may be set otherwise: a circuit breaker for
 reading, another for writing. While one is open, nothing waits for it: samples are decoded, and no packs are
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Warn
+from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, Warn
 from superdl.coordinator.core.room import next_use_s
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
 from superdl.super_wire.request import Outcome
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Way",
+    "all_straight",
     "answered",
     "came_to_nothing",
     "mark",
@@ -47,6 +50,7 @@ __all__ = [
     "wanted_in_cache",
     "ways",
     "with_their_packs",
+    "withdraw_pointers",
 ]
 
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
@@ -94,8 +98,36 @@ def _forget(state: State, samples: SampleSet, indices: NDArray[np.int64]) -> Non
     if not indices.size:
         return
     samples.place(indices, 0)
+    _drop(state, samples, samples.pointers_among(indices))
     for job in state.jobs.values():
         if job.straight and job.dataset == samples.key.dataset:
+            for cursor in job.cursors.values():
+                cursor.look_again()
+                state.wake(cursor)
+
+
+def _drop(state: State, samples: SampleSet, pointed: NDArray[np.int64]) -> None:
+    if pointed.size:
+        samples.move(pointed, SampleState.ABSENT)
+        state.actions.append(Drop(samples.key, pointed))
+
+
+def all_straight(state: State, dataset: bytes) -> bool:
+    """Whether all who read a dataset see the store."""
+    return all(job.straight for job in state.jobs.values() if job.dataset == dataset)
+
+
+def withdraw_pointers(state: State, dataset: bytes) -> None:
+    """Drop all pointers where a reader may not follow them, and have those ranks look again."""
+    samples = state.sets.get(SetKey(dataset, EVERY_EPOCH))
+    if samples is None or samples.pointed is None or all_straight(state, dataset):
+        return
+    pointed = samples.pointers_among(np.flatnonzero(samples.pointed))
+    if not pointed.size:
+        return
+    _drop(state, samples, pointed)
+    for job in state.jobs.values():
+        if job.dataset == dataset and not job.straight:
             for cursor in job.cursors.values():
                 cursor.look_again()
                 state.wake(cursor)
@@ -176,12 +208,20 @@ def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> ND
 
 def mark(state: State, made: Request, access: StoreAccess, now: float, *, restore: bool) -> None:
     """Say what a request has to do with the store."""
+    samples = state.sets[made.samples]
     made.restore = restore
     made.save = (
         not restore
         and made.samples.epoch == EVERY_EPOCH
-        and not state.sets[made.samples].stored(made.indices).all()
+        and not samples.stored(made.indices).all()
         and _is_usable(state, access.writing, access.write_probe, now)
+    )
+    made.pointers = (
+        made.save
+        and not access.writing.tripped
+        and not state.settings.whole_packs
+        and now >= samples.pointers_from_s
+        and all_straight(state, made.samples.dataset)
     )
     if restore and access.reading.tripped:
         access.read_probe = made.number

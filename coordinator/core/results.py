@@ -83,7 +83,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         return
     samples, indices, open_ = state.set_of(request.samples), request.indices, request.unsettled
     cached, tombstoned = open_ & (event.outcomes == CACHED), open_ & (event.outcomes == _TOMBSTONE)
-    samples.store(indices[cached], event.record_bytes[cached])
+    _store(state, request, event, cached)
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[tombstoned], SampleState.FAILED)
     for offset in np.flatnonzero(tombstoned):
@@ -99,7 +99,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     not_restored = open_ & _NOT_RESTORED[event.outcomes] & request.restore
     counted = open_ & ~(cached | tombstoned | uncounted | not_restored)
     request.end(now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not")
-    _drop_late(state, request, indices[~open_ & (event.outcomes == CACHED)])
+    _written_late(state, request, event, ~open_ & (event.outcomes == CACHED))
     settle(state, request, cached | tombstoned)
     if request.rival in state.requests:
         return  # it may still bring the rest
@@ -160,7 +160,7 @@ def _expired_early(state: State, request: Request, event: RequestDone, now: floa
 def _all_cached(state: State, request: Request, event: RequestDone, usd: float, now: float) -> None:
     """What nearly every answer says, in fewer steps."""
     count = request.indices.size
-    state.set_of(request.samples).store(request.indices, event.record_bytes)
+    _store(state, request, event, np.ones(count, dtype=np.bool_))
     choose_to_read_back(state, request, request.indices, event.record_bytes, now)
     _count(request, count)
     state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
@@ -228,11 +228,30 @@ def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> N
     return unsuspected
 
 
-def _drop_late(state: State, request: Request, written: NDArray[np.int64]) -> None:
-    """Delete what the loser of a race has written after it was dropped: nobody would account for it."""
-    late = state.set_of(request.samples).among(written, SampleState.ABSENT)
+def _store(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:
+    """The cache holds these records, or pointers, now."""
+    samples, indices, lengths = state.set_of(request.samples), request.indices, event.record_bytes
+    if event.pointers is None:
+        samples.store(indices[written], lengths[written])
+        return
+    whole, pointed = written & ~event.pointers, written & event.pointers
+    samples.store(indices[whole], lengths[whole])
+    samples.point(indices[pointed], lengths[pointed])
+    restoring.withdraw_pointers(state, request.samples.dataset)
+
+
+def _written_late(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:
+    """Delete what the loser of a race has written after it was dropped: nobody would account for it. Where it
+    has written a pointer over a record, or a record over a pointer, account for what is there now.
+    """
+    samples = state.set_of(request.samples)
+    late = samples.among(request.indices[written], SampleState.ABSENT)
     if late.size:
         state.actions.append(Drop(request.samples, late))
+    over = written & (samples.state[request.indices] == SampleState.RESIDENT)
+    if (event.pointers is not None or samples.pointed is not None) and over.any():
+        samples.move(request.indices[over], SampleState.CHECKING)
+        _store(state, request, event, over)
 
 
 def _count(request: Request, samples: int) -> None:

@@ -101,7 +101,9 @@ class SampleSet:
     cache is asked whether it still is; nothing else has one. ``unanswered`` counts, of the few of which no
     answer came back, how often none did; ``blamed_on_executor``, of those that failed at an executor which
     was blamed for it, how often. ``packs`` uint32, the number of the pack in the store where a record lies, 0
-    where no place is known; ``None`` where none is known at all, as always of a random recipe.
+    where no place is known; ``None`` where none is known at all, as always of a random recipe. ``pointed``
+    bool, the cache holds a pointer into the store; ``None`` where it never did. Before ``pointers_from_s``
+    none is wanted, since a reader could not follow one.
     """
 
     def __init__(
@@ -121,6 +123,8 @@ class SampleSet:
         self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self.packs: NDArray[np.uint32] | None = None
         self.stored_count = 0
+        self.pointed: NDArray[np.bool_] | None = None
+        self.pointers_from_s = 0.0
         self._by_pack: tuple[NDArray[np.int64], NDArray[np.uint32]] | None = None
         self._moved = 0
         self._doubted: NDArray[np.bool_] | None = None
@@ -211,6 +215,8 @@ class SampleSet:
         if _FROM_STORED[to]:
             self._take(-int(self.stored_bytes[indices].sum(dtype=np.int64)))
             self.stored_bytes[indices] = 0
+            if self.pointed is not None:
+                self.pointed[indices] = False
         self.state[indices] = to
 
     def store(self, indices: NDArray[np.int64], record_bytes: NDArray[np.int64]) -> None:
@@ -234,6 +240,23 @@ class SampleSet:
         self._stored_count += indices.size
         share = indices.size / self._stored_count
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
+
+    def point(self, indices: NDArray[np.int64], record_bytes: NDArray[np.int64]) -> None:
+        """``indices`` are resident as pointers of these lengths, which say nothing of their records'."""
+        if not indices.size:
+            return
+        known = self.sample_bytes, self._stored_count
+        self.store(indices, record_bytes)
+        self.sample_bytes, self._stored_count = known
+        if self.pointed is None:
+            self.pointed = np.zeros(self.state.size, dtype=np.bool_)
+        self.pointed[indices] = True
+
+    def pointers_among(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of ``indices`` that are resident as pointers."""
+        if self.pointed is None:
+            return indices[:0]
+        return self.among(indices[self.pointed[indices]], _S.RESIDENT)
 
     def clear_failures(self, indices: NDArray[np.int64]) -> None:
         """It is known what became of these: what was before is not held against them any more."""
@@ -270,6 +293,8 @@ class SampleSet:
         if int(self.stored_bytes.sum(dtype=np.int64)) != self.resident_bytes:
             yield f"{self.key}: footprints do not add up to {self.resident_bytes} bytes"
         kept = (self.state == SampleState.RESIDENT) | (self.state == SampleState.CHECKING)
+        if self.pointed is not None and self.pointed[~kept].any():
+            yield f"{self.key}: a sample that is not in the cache has a pointer there"
         if self.stored_bytes[~kept].any():
             yield f"{self.key}: a sample that is not in the cache has a footprint"
 

@@ -75,6 +75,8 @@ class Request:
     """The records come from the store."""
     save: bool = False
     """What is decoded goes to the store, too."""
+    pointers: bool = False
+    """The cache may get pointers to it there."""
     ended_s: float | None = None
     ending: str = ""
 

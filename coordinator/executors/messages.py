@@ -99,11 +99,12 @@ def request_for(
     expires_in_s: float,
     store: str = "",
     places: RecordPlaces | None = None,
+    pointers: bool = False,
 ) -> PrefetchRequest:
     """A request for samples of a dataset, by their places in its catalog.
 
     With ``places``, all of them known, to restore them from ``store``; else to decode them, and to write a
-    pack to ``store``, if one is named.
+    pack to ``store``, if one is named, which ``pointers`` in the cache may lead to.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
     return PrefetchRequest(
@@ -123,6 +124,7 @@ def request_for(
         lengths=tuple(places.lengths.tolist()) if places else (),
         alias=catalog.alias,
         prefix=catalog.prefix,
+        pointers=pointers and bool(store),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.coordinator.cache.cache import A_POINTER
 from superdl.coordinator.core import (
     EVERY_EPOCH,
     OUTCOME_ORDER,
@@ -250,6 +251,7 @@ class Engine:
             expires_in_s=action.expires_in_s,
             store=keeper.address if places or (action.save and keeper.saves) else "",
             places=places,
+            pointers=action.pointers,
         )
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
@@ -292,6 +294,7 @@ class Engine:
             cold_start=result.cold_start,
             pack=pack,
             stored=stored,
+            pointers=None if stored is None else stored & (np.array(result.record_bytes) < result.lengths),
             store_trouble=one_line(result.store_trouble, _MAX_WORDS),
             store_requests=result.store_requests,
             store_bytes=result.store_bytes,
@@ -310,7 +313,8 @@ class Engine:
                 silent = True
                 await asyncio.sleep(_RETRY_S)
             else:
-                self.post(Audited(action.audit_id, found))
+                pointers = found >= A_POINTER
+                self.post(Audited(action.audit_id, found - A_POINTER * pointers, pointers))
                 return
 
     async def _read_back(self, action: ReadBack) -> None:
@@ -361,7 +365,7 @@ def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
     numbers = (
         *(result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us),
         (result.duration_us, result.billed_us, result.memory_mb, result.store_requests, result.store_bytes),
-        result.offsets,
+        *(result.offsets, result.lengths),
     )
     if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in numbers):
         return f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
@@ -369,7 +373,7 @@ def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
 
 
 def _fault_of(record: bytes, sample_id: bytes) -> str:
-    """What is wrong with a record just written; a tombstone by now, or another version, is no fault."""
+    """What is wrong with a record just written; a pointer, a tombstone or another version is no fault."""
     try:
         unpack(record, sample_id=sample_id)
     except RecordVersionError:

@@ -182,7 +182,7 @@ class StoreKeeper:
         if not result.pack or self._store is None:
             return 0, None
         name, collection, size = result.pack, collection_in(dataset), result.store_bytes
-        offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.record_bytes)
+        offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
         stored = offsets > 0
         there, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
         is_name = re.fullmatch(rf"{collection}-[0-9a-f]{{24}}\.pack", name)

@@ -10,7 +10,7 @@ import numpy as np
 from superdl.coordinator.core import footprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,13 +27,15 @@ HEADROOM = 1.2
 @dataclass
 class _Rows:
     """The samples of one set: int32 ``[size]`` record lengths (0 for nothing, -1 for a tombstone) and the
-    memory they take. What is rare is kept apart: when tombstones expire, and which records are spoilt.
+    memory they take. What is rare is kept apart: when tombstones expire, which records are spoilt, and which
+    are pointers into the store.
     """
 
     record_bytes: NDArray[np.int32]
     taken_bytes: NDArray[np.int32]
     expires_s: dict[int, float] = field(default_factory=dict)
     corrupt: set[int] = field(default_factory=set)
+    pointers: set[int] = field(default_factory=set)
 
 
 class CacheModel:
@@ -81,14 +83,28 @@ class CacheModel:
         corrupt = self._rows(key).corrupt
         return np.isin(indices, list(corrupt)) if corrupt else np.zeros(indices.size, dtype=np.bool_)
 
+    def pointers(self, key: SetKey, indices: Indices) -> NDArray[np.bool_]:
+        """For which samples it holds a pointer into the store."""
+        pointers = self._rows(key).pointers
+        return np.isin(indices, list(pointers)) if pointers else np.zeros(indices.size, dtype=np.bool_)
+
     def held_bytes(self, key: SetKey, held: NDArray[np.bool_]) -> int:
         """Memory that the samples take for which ``held`` is true."""
         return int(self._rows(key).taken_bytes[held].sum(dtype=np.int64))
 
-    def store(self, key: SetKey, indices: Indices, sizes: Indices, *, corrupt: list[int]) -> None:
-        """Write records over whatever is there; ``corrupt`` says which of them (by index) are spoilt."""
+    def store(
+        self,
+        key: SetKey,
+        indices: Indices,
+        sizes: Indices,
+        *,
+        corrupt: list[int],
+        pointers: Sequence[int] = (),
+    ) -> None:
+        """Write records over whatever is there; some (by index) are spoilt, or pointers."""
         self._set(key, indices, sizes)
         self._rows(key).corrupt.update(corrupt)
+        self._rows(key).pointers.update(pointers)
 
     def make_room(self) -> None:
         """Evict at random what is beyond the server's memory, unless it refuses such writes."""
@@ -143,7 +159,8 @@ class CacheModel:
         self.used_bytes += int(taken.sum()) - int(rows.taken_bytes[indices].sum(dtype=np.int64))
         rows.taken_bytes[indices] = taken
         rows.record_bytes[indices] = sizes
-        if rows.expires_s or rows.corrupt:
+        if rows.expires_s or rows.corrupt or rows.pointers:
             for index in indices.tolist():
                 rows.expires_s.pop(index, None)
                 rows.corrupt.discard(index)
+                rows.pointers.discard(index)

@@ -98,6 +98,7 @@ class Checks:
                 self._answered(self.in_flight.pop(event.request_id), event)
         elif isinstance(event, Audited) and event.audit_id in self._audits:
             audit = self._audits.pop(event.audit_id)
+            self._store.audited(audit, event)
             told, attempts = self._rows(audit.samples)
             present = event.record_bytes > 0
             found_bytes = footprint(event.record_bytes[present & ~told[audit.indices]])
@@ -218,6 +219,7 @@ class Checks:
         self.require(self._hedges <= few, f"{self._hedges} of {self._requests} requests are hedges")
 
     def _dropped(self, action: Drop) -> None:
+        self._store.dropped(action)
         told = self._rows(action.samples)[0]
         for index in action.indices[~told[action.indices]].tolist():
             spoilt = (action.samples, index) in self._spoilt
@@ -256,6 +258,7 @@ class Checks:
     def settled(self) -> None:
         """After every event."""
         world, core = self._world, self._world.core
+        self.require(not (wrong := "; ".join(self._store.left_with_pointers())), wrong)
         self.require(not (problems := list(core.problems())), "; ".join(problems))
         self.require(
             core.wake_at_s > world.now_s, f"the core wants to be woken at {core.wake_at_s}, in the past"
@@ -278,7 +281,9 @@ class Checks:
     def _most_surprise_bytes(self) -> int:
         """How far the budget may be exceeded for a moment, because records are larger than expected."""
         model = self._world.model
-        if all(data.uniform for data in model.datasets.values()):
+        # Who died may still write a record over a pointer.
+        dies = model.settings.store and (model.faults.crash or model.faults.hang)
+        if all(data.uniform for data in model.datasets.values()) and not dies:
             return 0
         largest = max(int(footprint(data.record_bytes).max()) for data in model.datasets.values())
         capacity = sum(functions.capacity for functions in model.fleet)

@@ -39,6 +39,8 @@ _CACHED, _TOMBSTONE, _CACHE_ERROR, _CACHE_FULL, _EXPIRED = map(
     OUTCOME_ORDER.index,
     (Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED),
 )
+_DECODED = (_CACHED, _CACHE_ERROR, _CACHE_FULL)
+_POINTER_BYTES, _WORTH_A_POINTER = 126, 4096
 _NOT_STORED, _STORE_ERROR = map(OUTCOME_ORDER.index, (Outcome.NOT_STORED, Outcome.STORE_ERROR))
 
 
@@ -210,11 +212,12 @@ class ExecutorModel:
         )
         begun = 0 if expired else count
         fetched = 0 if request.restore else begun
-        told = self._keep(request, outcomes)
+        pointed = self._pointed(request, request.indices)
+        told = self._keep(request, outcomes, pointed)
         answer = RequestDone(
             request_id=request.request_id,
             outcomes=outcomes,
-            record_bytes=np.where(outcomes == _CACHED, data.record_bytes[request.indices], 0),
+            record_bytes=np.where(outcomes == _CACHED, self._cached_bytes(request, request.indices), 0),
             source_bytes=fetched * data.source_bytes,
             fetch_us=int(begun * (functions.restore_s if request.restore else functions.fetch_s) * 1e6),
             decode_us=int(fetched * functions.decode_s * 1e6),
@@ -230,8 +233,22 @@ class ExecutorModel:
         if world.model.faults.twice and world.rng.random() < world.model.faults.twice:
             world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
 
-    def _keep(self, request: Prefetch, outcomes: NDArray[np.uint8]) -> dict[str, Any]:
-        """Write what is in the cache now to the store, if that is asked; what the answer tells of it."""
+    def _pointed(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """For which of the samples the cache gets a pointer into a new pack, if it gets anything."""
+        lengths = self._world.model.datasets[request.samples.dataset].record_bytes[indices]
+        may: NDArray[np.bool_] = lengths >= _WORTH_A_POINTER
+        return may & (request.pointers and self._world.store.takes)
+
+    def _cached_bytes(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths = self._world.model.datasets[request.samples.dataset].record_bytes[indices]
+        return np.where(self._pointed(request, indices), _POINTER_BYTES, lengths)
+
+    def _keep(
+        self, request: Prefetch, outcomes: NDArray[np.uint8], pointed: NDArray[np.bool_]
+    ) -> dict[str, Any]:
+        """Write to the store, if that is asked, what the cache has taken, and what it was to get pointers to,
+        whether it took them or not; what the answer tells of it.
+        """
         store, bucket = self._world.store, self._world.model.settings.whole_packs
         if request.restore:
             gets = store.packs_of(request.samples.dataset, request.indices) if bucket else 0
@@ -241,10 +258,14 @@ class ExecutorModel:
             return {}
         if not store.takes:
             return {"store_trouble": "full"}
-        stored = outcomes == _CACHED
+        undecodable = list(self._world.model.datasets[request.samples.dataset].undecodable)
+        decoded = np.isin(outcomes, _DECODED) & ~np.isin(request.indices, undecodable)
+        stored = (outcomes == _CACHED) | (pointed & decoded)
         pack = store.write(request.samples.dataset, request.indices[stored])
         self.usage.store_puts += int(bucket and pack > 0)
-        return {"pack": pack, "stored": stored, "store_requests": int(bucket and pack > 0)}
+        pointers = pointed & (outcomes == _CACHED)
+        requests = int(bucket and pack > 0)
+        return {"pack": pack, "stored": stored, "store_requests": requests, "pointers": pointers}
 
     def _bill(self, billed_s: float, source_requests: int) -> float:
         """One invocation; returns its GB-seconds."""
@@ -262,7 +283,9 @@ class ExecutorModel:
 
     def _push_some(self, request: Prefetch) -> None:
         """A function that does not live to tell of it has written a part."""
-        self._push(request, request.indices[: self._world.rng.randrange(request.indices.size + 1)])
+        some = request.indices[: self._world.rng.randrange(request.indices.size + 1)]
+        written = some[self._push(request, some) == _CACHED]
+        self._world.store.write(request.samples.dataset, written[self._pointed(request, written)])
 
     def _push(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Write what can be written of these samples; the outcome of each, uint8 of their shape."""
@@ -280,13 +303,15 @@ class ExecutorModel:
             bad = np.isin(indices, list(data.undecodable))
             outcomes[bad] = _TOMBSTONE
             world.cache.write_tombstones(key, indices[bad], world.now_s)
-        outcomes[(outcomes == _CACHED) & world.cache.refused(data.record_bytes[indices])] = _CACHE_FULL
+        sizes = self._cached_bytes(request, indices)
+        outcomes[(outcomes == _CACHED) & world.cache.refused(sizes)] = _CACHE_FULL
         good = indices[outcomes == _CACHED]
         corrupt = good[chance(good.size) < faults.corrupt].tolist() if faults.corrupt else []
         if request.restore:
             self.usage.samples_restored += good.size
         else:
             self.usage.samples_produced += good.size
-        world.cache.store(key, good, data.record_bytes[good], corrupt=corrupt)
+        pointers = good[self._pointed(request, good)].tolist()
+        world.cache.store(key, good, sizes[outcomes == _CACHED], corrupt=corrupt, pointers=pointers)
         world.cache.make_room()
         return outcomes

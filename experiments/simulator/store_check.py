@@ -13,6 +13,7 @@ from superdl.coordinator.core import (
     EVERY_EPOCH,
     OUTCOME_ORDER,
     BatchRead,
+    CacheReset,
     FailureKind,
     PacksLost,
     RecordReadBack,
@@ -22,9 +23,11 @@ from superdl.coordinator.core import (
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core import Event, Prefetch, RequestFailed
+    from superdl.coordinator.core import Audit, Audited, Drop, Event, Prefetch, RequestFailed
     from superdl.experiments.simulator.trainer_model import TrainerModel
     from superdl.experiments.simulator.world_state import WorldState
 
@@ -49,6 +52,10 @@ class StoreCheck:
             name: np.zeros(data.size, dtype=np.bool_) for name, data in world.model.datasets.items()
         }
         """Of which samples a reader has said that it misses them."""
+        self._pointed: dict[bytes, NDArray[np.bool_]] = {
+            name: np.zeros(data.size, dtype=np.bool_) for name, data in world.model.datasets.items()
+        }
+        """For which samples the cache has a pointer, by all that was told."""
         facts = world.model.settings.executors if world.model.settings.store else ()
         see = {number for number, each in enumerate(facts) if each.sees_store}
         self._see = frozenset(see)
@@ -65,6 +72,10 @@ class StoreCheck:
                 packs[np.isin(packs, event.packs)] = 0
         elif isinstance(event, RecordReadBack) and event.fault:
             self._spoilers.add(event.executor)
+            self._missed[event.samples.dataset][event.index] = True
+        elif isinstance(event, CacheReset):
+            for pointed in self._pointed.values():
+                pointed[:] = False
         elif isinstance(event, BatchRead) and event.missed.size:
             script = self._trainers[event.job][0].script
             batch = script.plan.batch(event.epoch, event.position, event.rank).indices
@@ -82,6 +93,15 @@ class StoreCheck:
             return
         if event.pack and event.stored is not None:
             packs[request.indices[event.stored]] = event.pack
+            # What is stored, and whose pointer did not come, has to be restored.
+            not_pointed = request.indices[event.stored & (event.outcomes != _CACHED)]
+            self._missed[request.samples.dataset][not_pointed] = True
+        if request.samples.epoch == EVERY_EPOCH:
+            cached = event.outcomes == _CACHED
+            pointers = np.zeros_like(cached) if event.pointers is None else event.pointers
+            pointed = self._pointed[request.samples.dataset]
+            pointed[request.indices[cached & ~pointers]] = False
+            pointed[request.indices[cached & pointers & unsettled]] = True
         worked = np.isin(event.outcomes, (_CACHED, _TOMBSTONE)).any()
         if request.restore:
             packs[request.indices[event.outcomes == _NOT_STORED]] = 0
@@ -93,6 +113,22 @@ class StoreCheck:
             self._can_write.discard(executor)
         elif event.pack:
             self._can_write.add(executor)
+
+    def audited(self, audit: Audit, event: Audited) -> None:
+        """The cache has told what it holds."""
+        if audit.samples.epoch == EVERY_EPOCH and event.pointers is not None:
+            self._pointed[audit.samples.dataset][audit.indices] = event.pointers
+
+    def dropped(self, action: Drop) -> None:
+        """Samples are deleted in the cache."""
+        if action.samples.epoch == EVERY_EPOCH:
+            self._pointed[action.samples.dataset][action.indices] = False
+
+    def left_with_pointers(self) -> Iterator[str]:
+        """After every event: a job that does not see the store, and the cache has pointers for it."""
+        for name, pointed in self._pointed.items():
+            if pointed.any() and not self._only_straight(name):
+                yield f"a job of {name!r} does not see the store and is left with a pointer"
 
     def overtaken(self, request: Prefetch) -> None:
         """Another request for the same samples was answered before this one."""

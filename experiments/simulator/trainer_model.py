@@ -220,11 +220,14 @@ class TrainerModel:
         if world.cache.up:
             found = world.cache.look(reading.key, wanted, world.now_s)
             corrupt = world.cache.spoilt(reading.key, wanted) & (found > 0)
+        followed = self._sees_store & world.store.good(reading.key, wanted)
+        pointed = world.cache.pointers(reading.key, wanted) & (found > 0) & ~corrupt
+        corrupt |= pointed & ~followed
         got = (found != 0) & ~corrupt
         if reading.attempts == 0:
-            straight = reading.placed & world.store.good(reading.key, wanted)
-            reading.straight = int(np.count_nonzero(straight))
+            straight = reading.placed & followed
             got |= straight
+            reading.straight = int(np.count_nonzero(straight | (got & pointed)))
             reading.hits = int(np.count_nonzero(got))
         corrupt &= ~got
         spoilt = reading.missing[corrupt]

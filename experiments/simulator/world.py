@@ -200,7 +200,8 @@ class World(WorldState):
         found = self.cache.look(action.samples, action.indices, self.now_s)
         if action.whole:
             found[self.cache.spoilt(action.samples, action.indices)] = 0
-        self.post(Audited(action.audit_id, found))
+        pointers = self.cache.pointers(action.samples, action.indices) & (found > 0)
+        self.post(Audited(action.audit_id, found, pointers))
 
     def _read_back(self, action: ReadBack, life: int) -> None:
         index = np.array([action.index])

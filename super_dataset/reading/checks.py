@@ -1,4 +1,4 @@
-"""Says what each received record is: a good sample, a tombstone, or corrupt and why.
+"""Says what each received record is: a good sample, a tombstone, a pointer, or corrupt and why.
 
 The headers of a whole batch are compared at once with the first good one, and with the ids that were asked
 for; only those that differ are read one by one. Payloads are hashed as they arrive.
@@ -23,6 +23,7 @@ from superdl.super_wire.record import (
     read_tombstone,
     verify_payload,
 )
+from superdl.super_wire.record_kinds import read_pointer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_wire.record import Header
+    from superdl.super_wire.record_kinds import Pointer
 
 __all__ = ["HASHED_SHARE", "CheckedRecords", "SeenRecords", "Verify", "check_records", "layout_columns"]
 
@@ -101,6 +103,7 @@ class CheckedRecords:
     """What was found out about some samples of a batch, by offset."""
 
     tombstones: dict[int, Tombstone] = field(default_factory=dict)
+    pointers: dict[int, Pointer] = field(default_factory=dict)
     corrupt: dict[int, RecordError] = field(default_factory=dict)
 
     @property
@@ -117,7 +120,7 @@ def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def check_records(
     buffer: BatchBuffer, sample_ids: bytes, offsets: Sequence[int], seen: SeenRecords | None
 ) -> CheckedRecords:
-    """Check the records received for ``offsets``; those in neither of the answer's mappings are good.
+    """Check the records received for ``offsets``; those in none of the answer's mappings are good.
 
     ``sample_ids`` are of the whole batch. ``seen``: what this process has hashed; without it, all are.
     """
@@ -137,10 +140,8 @@ def check_records(
         strangers = places[~alike].tolist()
     for offset in strangers:
         _check_one(buffer, sample_ids, offset, checked)
-    if checked.corrupt or checked.tombstones:
-        places = np.array(
-            [o for o in offsets if o not in checked.corrupt and o not in checked.tombstones], np.intp
-        )
+    if others := {*checked.corrupt, *checked.tombstones, *checked.pointers}:
+        places = np.array([offset for offset in offsets if offset not in others], np.intp)
     _check_payloads(buffer, sample_ids, places, seen, checked)
     return checked
 
@@ -179,6 +180,10 @@ def _check_one(buffer: BatchBuffer, sample_ids: bytes, offset: int, checked: Che
         header = parse_header(raw_header, record_bytes=record_bytes, sample_id=sample_id)
         if header.kind is RecordKind.TOMBSTONE:
             checked.tombstones[offset] = read_tombstone(raw_header + bytes(buffer.payload(offset)))
+            return None
+        if header.kind is RecordKind.POINTER:
+            whole = raw_header + bytes(buffer.payload(offset))
+            checked.pointers[offset] = read_pointer(whole, sample_id=sample_id)
             return None
         if header.kind is not RecordKind.DATA:
             msg = f"this version of SUPER reads no records of kind {header.kind.name.lower()}"

@@ -3,7 +3,7 @@
 A batch tells the places of its records. They are read pack by pack, in the order in which they lie there, one
 ``preadv`` each, and hashed while the processor's cache holds them. What the kernel has to fetch from the disk
 is announced to it first and read when the rest is there. What cannot be read is named with the reason, and
-the cache is asked for it.
+the cache is asked for it. A pointer that the cache has is a place, too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import resource
 import threading
 import time
 from collections import OrderedDict, deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
 from superdl.super_wire.sizes import counted
 from superdl.super_wire.store import DirectoryStore, StoreError
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.record_kinds import Pointer
 
-__all__ = ["OPEN_PACKS", "OpenPacks", "StoreTroubleLog", "announce", "read_placed"]
+__all__ = ["OPEN_PACKS", "OpenPacks", "StoreTroubleLog", "announce", "read_placed", "read_pointed"]
 
 _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
@@ -184,7 +187,7 @@ class StoreTroubleLog:
         _LOG.warning(
             "%s could not be read from the store at %s, so the cache was asked: %s (%s): %s",
             counted(self._count, "sample"),
-            ref.store,
+            ref.store or "another place",
             ref.name_of(first),
             _place_name(ref, first),
             failed[first],
@@ -194,9 +197,8 @@ class StoreTroubleLog:
 
 def _place_name(ref: BatchRef, offset: int) -> str:
     places = ref.places
-    if places is None:
-        return "no place"
-    number = int(np.frombuffer(places.pack_of, dtype="<u4")[offset])
+    if places is None or not (number := int(np.frombuffer(places.pack_of, dtype="<u4")[offset])):
+        return "by a pointer"
     name = places.packs[number - 1] if number <= len(places.packs) else "unknown"
     return f"pack {name}, byte {np.frombuffer(places.offsets, dtype='<u8')[offset]}"
 
@@ -216,6 +218,22 @@ def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[l
     packs.let_go()
     if placed:
         reading.run(placed)
+    return reading.came, reading.failed
+
+
+def read_pointed(
+    store: str, pointers: Mapping[int, Pointer], buffer: BatchBuffer, packs: OpenPacks
+) -> tuple[list[int], dict[int, str]]:
+    """The same for records to which the cache has pointers, by offset; ``store`` is empty if none is seen."""
+    reading = _Reading(store, buffer, packs)
+    placed = [
+        (offset, place.pack, place.offset, place.length)
+        for offset, place in pointers.items()
+        if store and place.offset <= _FAR and place.length <= MAX_BULK_BYTES
+    ]
+    why = "no record can lie there" if store else "this process sees no store"
+    reading.failed |= dict.fromkeys(pointers.keys() - {place[0] for place in placed}, why)
+    reading.run(sorted(placed, key=itemgetter(1, 2)))
     return reading.came, reading.failed
 
 

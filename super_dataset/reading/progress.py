@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_dataset.reading.checks import SeenRecords
     from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.record_kinds import Pointer
 
 __all__ = ["BatchProgress", "bad_sample_error", "batch_name"]
 
@@ -59,8 +60,10 @@ class BatchProgress:
     """What kept the last attempt from being answered in full."""
     out_of_memory: bool = False
     """Whether the cache refused the last report for want of memory."""
+    pointers: dict[int, Pointer] = field(default_factory=dict)
+    """Of the missing, those for which the last attempt found a pointer that was not followed yet."""
     straight: int = 0
-    """Samples whose records were read out of packs."""
+    """Samples whose records were read out of packs, by a place or by a pointer that the first GET found."""
     straight_bytes: int = 0
     attempts: int = 0
     read_s: float = 0.0
@@ -79,13 +82,26 @@ class BatchProgress:
         checked = check_records(buffer, self.ref.sample_ids, came, None)  # each has been hashed
         spoilt = {offset: str(error) for offset, error in checked.corrupt.items()}
         spoilt |= dict.fromkeys(checked.tombstones, "it is a tombstone")
+        spoilt |= dict.fromkeys(checked.pointers, "it is a pointer")
         for offset in spoilt:
             buffer.take_back(offset)
         good = [offset for offset in came if offset not in spoilt] if spoilt else came
-        self.straight = len(good)
-        self.straight_bytes = int(buffer.record_bytes[good].sum())
+        self.straight += len(good) - len(self.not_hit.intersection(good))
+        self.straight_bytes += int(buffer.record_bytes[good].sum())
         self.missing = sorted(set(self.missing).difference(good))
         return spoilt
+
+    def sort_pointed(self, came: list[int], failed: dict[int, str]) -> dict[int, str]:
+        """The same for what pointers led to; for what is not good, the coordinator is asked for a record."""
+        for offset in self.pointers.keys() - came:
+            self.buffer.take_back(offset)
+        failed |= self.sort_straight(came)
+        pointers = self.pointers
+        told = {at: f"the cache has a pointer into {pointers[at].pack}: {why}" for at, why in failed.items()}
+        self.corrupt |= told
+        self.not_hit.update(told)
+        self.pointers = {}
+        return told
 
     def sort(self) -> None:
         """Say of each missing sample what the last attempt made of it.
@@ -109,14 +125,15 @@ class BatchProgress:
                 raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {stone.message}")
             self.bad[offset] = f"{stone.reason}: {stone.message}"
         self.corrupt = {offset: str(error) for offset, error in checked.corrupt.items()}
+        self.pointers = checked.pointers
         self.astray = checked.astray
         for offset in asked if buffer.errors else ():
             if offset in buffer.errors:
                 self._sort_error(offset, buffer.errors.pop(offset))
-        if whole and not self.corrupt:
+        if whole and not self.corrupt and not self.pointers:
             self.missing = []
             return
-        good = set(records).difference(self.corrupt)
+        good = set(records).difference(self.corrupt, self.pointers)
         self.missing = [offset for offset in asked if offset not in good]
         nil = [offset for offset, reply in zip(asked, replies, strict=True) if reply == ReplyKind.NIL]
         self.not_hit.update(nil, self.corrupt)

@@ -1,5 +1,5 @@
-"""Reads one batch: out of packs what has a place there, gathers the rest, asks again for what is missing,
-reports, and knows when to stop.
+"""Reads one batch: out of packs what has a place there, gathers the rest, follows pointers, asks again for
+what is missing, reports, and knows when to stop.
 
 Waiting is bounded by time and by attempts. What is missing is asked for again alone, and every attempt that
 misses leaves a read report that says so, since a report may be lost. The link to the cache, and what was
@@ -25,7 +25,13 @@ from superdl.super_dataset.reading.cache_link import open_link
 from superdl.super_dataset.reading.checks import SeenRecords
 from superdl.super_dataset.reading.delivery import BadSampleLog
 from superdl.super_dataset.reading.gather import Wanted, encode_gets
-from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, announce, read_placed
+from superdl.super_dataset.reading.packs import (
+    OPEN_PACKS,
+    StoreTroubleLog,
+    announce,
+    read_placed,
+    read_pointed,
+)
 from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
 from superdl.super_wire.cache import CacheAddress, Credentials, encode_command
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
@@ -290,8 +296,21 @@ class BatchReader:
                 break
         received_s = self._clock()
         read.read_s += received_s - began_s
-        state.learn(read.buffer)
         read.sort()
+        read.check_s += self._clock() - received_s
+        if read.pointers:
+            self._follow(state, read)
+        state.learn(read.buffer)
+
+    def _follow(self, state: ReaderState, read: BatchProgress) -> None:
+        """Read what the cache has pointers to; what fails is for the coordinator to bring, and told."""
+        began_s = self._clock()
+        came, failed = read_pointed(read.ref.store, read.pointers, read.buffer, OPEN_PACKS)
+        received_s = self._clock()
+        read.read_s += received_s - began_s
+        failed = read.sort_pointed(came, failed)
+        if failed:
+            state.store_trouble.add(read.ref, failed)
         read.check_s += self._clock() - received_s
 
     def _gather(

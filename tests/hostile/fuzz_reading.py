@@ -3,11 +3,13 @@
 The model knows the right bytes of each sample. Whatever the cache answers, a batch has these bytes, a sample
 is bad because its own tombstone came, or a typed error ends the read within its bound. Where only records are
 wrong, and no stream, the reader asks again for the samples whose last reply was not good, and for no other.
-Where samples lie in packs, it asks for those alone whose pack is gone, cut off or spoilt.
+Where samples lie in packs, it asks for those alone whose pack is gone, cut off or spoilt; or the cache has
+pointers to them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -25,7 +27,13 @@ from superdl.super_dataset.reading.delivery import sample_tensors
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.batch_ref import Places
 from superdl.super_wire.cache import CacheAddress, Credentials, NodeConnections
-from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
+from superdl.super_wire.errors import (
+    BadSampleError,
+    CacheError,
+    CacheUnreachableError,
+    ReadTimeoutError,
+    RecordError,
+)
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES
@@ -108,6 +116,8 @@ class ScriptedCache:
         self.stream_faults = stream_faults
         self.wrong = rng.choice([0.0, 0.05, 0.3, 0.9])
         self.last_good: dict[bytes, bool] = {}
+        self.pointers: dict[bytes, tuple[bytes, bool]] = {}
+        """What it has in place of a record until it is asked again, and whether that leads to one."""
         self.entombed: set[bytes] = set()
         self.connections = 0
 
@@ -119,6 +129,9 @@ class ScriptedCache:
         assert self.stream_faults or not self.last_good.get(key), "asked again for a sample that had come"
         self.last_good[key] = False
         draw = rng.random()
+        if draw >= self.wrong and key in self.pointers:
+            whole, self.last_good[key] = self.pointers.pop(key)
+            return _bulk(whole)
         if draw >= self.wrong:
             self.last_good[key] = True
             return _bulk(good)
@@ -244,6 +257,17 @@ class ScriptedPacks:
         columns = (column.tobytes() for column in (self._pack_of, self._offsets, self._lengths))
         self.ref = replace(ref, store=store.address, places=Places(tuple(self._names), *columns))
 
+    def pointers(self) -> dict[bytes, tuple[bytes, bool]]:
+        """Pointers to the same places, as far as pointers can tell them, by key; whether each is whole."""
+        found = {}
+        for offset in np.flatnonzero(self._pack_of).tolist():
+            sample_id = id_at(self.ref, offset)
+            with contextlib.suppress(RecordError, IndexError):
+                name = self._names[self._pack_of[offset] - 1]
+                place = Pointer(name, int(self._offsets[offset]), int(self._lengths[offset]))
+                found[cache_key(sample_id)] = pack_pointer(place, sample_id), offset in self.good
+        return found
+
     def _write(self, samples: list[tuple[int, bytes]], side: int) -> None:
         """One pack, and what becomes of it."""
         rng = self._rng
@@ -357,6 +381,9 @@ def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | No
         packs = None if store is None else ScriptedPacks(rng, store, ref, side)
         if packs is not None:
             ref = packs.ref
+        if packs is not None and rng.random() < 0.5:
+            scripted[-1].pointers, ref = packs.pointers(), replace(ref, places=None)
+        elif packs is not None:
             scripted[-1].last_good = {cache_key(ids[offset]): True for offset in packs.good}
             reader.announce(ref)
         reader.state().drop()  # the script of the batch before was another
@@ -371,7 +398,8 @@ def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | No
             continue
         finally:
             assert clock.now_s - began_s < _TIMEOUT_S + 1, "the read took longer than its bound"
-        assert read.straight == (len(packs.good) if packs is not None else 0)
+        straight = len(packs.good) if packs is not None else 0
+        assert read.straight == straight or (ref.places is None and read.straight < straight)
         bad = {ids[offset] for offset in read.bad}
         assert bad <= scripted[-1].entombed, "bad, and its tombstone had not come"
         order = [offset for offset in range(len(ref)) if offset not in read.bad]

@@ -96,7 +96,10 @@ _REQUEST = PrefetchRequest(
     lengths=(128,),
 )
 _RESULT = PrefetchResult(
-    *("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"}), pack="p", offsets=(64,)
+    *("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"}),
+    pack="p",
+    offsets=(64,),
+    lengths=(70,),
 )
 _PACK = pack_bytes(records([1, 70, 3]))
 _INDEX_AT = int.from_bytes(_PACK[-48:-40], "little")

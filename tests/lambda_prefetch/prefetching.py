@@ -120,7 +120,7 @@ def restore_of(
         packs=tuple(packs),
         pack_of=tuple(pack_of),
         offsets=tuple(result.offsets[n] for result, n in placed),
-        lengths=tuple(result.record_bytes[n] for result, n in placed),
+        lengths=tuple(result.lengths[n] for result, n in placed),
     )
 
 

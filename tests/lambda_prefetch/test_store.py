@@ -348,10 +348,13 @@ while ended == -signal.SIGKILL:
 """
 
 
+@pytest.mark.parametrize("pointers", [False, True])
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
-def test_a_function_that_is_killed_at_any_step_leaves_no_part_of_a_pack(root, valkey, directory_store, every):
+def test_a_function_that_is_killed_at_any_step_leaves_no_part_of_a_pack(
+    root, valkey, directory_store, every, pointers
+):
     """A process is killed before a line of the store's code that it runs, the next before a later one, ..."""
-    request = saving(root, valkey, directory_store, GOOD[:2])
+    request = replace(saving(root, valkey, directory_store, GOOD[1:3]), pointers=pointers)
     folder = Path(directory_store.address)
     tried = program(_KILLED, request.to_json(), str(every), str(folder / "packs"))
     killed, done = tried[:-1], tried[-1]

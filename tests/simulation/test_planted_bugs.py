@@ -22,6 +22,7 @@ from superdl.coordinator.core import (
     Tick,
     dispatching,
     lookahead,
+    ranks,
     restoring,
     results,
     room,
@@ -201,6 +202,16 @@ def a_core_that_restores_for_readers_that_see_the_store(wanted_in_cache, job, sa
     return indices
 
 
+@bug(restoring, "withdraw_pointers", "is left with a pointer", seeds=range(100))
+def a_core_that_takes_late_pointers_for_records(withdraw_pointers, state, dataset):
+    pass
+
+
+@bug(restoring, "all_straight", "is left with a pointer", seeds=range(100))
+def a_core_that_points_where_a_job_does_not_see_the_store(all_straight, state, dataset):
+    return True
+
+
 @pytest.mark.parametrize(("owner", "name", "broken", "pattern", "seeds"), BUGS)
 def test_a_planted_bug_is_caught(monkeypatch, owner, name, broken, pattern, seeds):
     whole = getattr(owner, name)
@@ -245,6 +256,27 @@ def in_a_bucket() -> WorldModel:
     settings = CoreSettings(250_000, request_samples=16, store=True, whole_packs=True)
     functions = FunctionsModel(4, overhead_s=0.01, restore_s=0.001)
     return WorldModel(1, settings, functions, data, (job,), stored=1.0, read_timeout_s=60.0)
+
+
+def one_of_two_sees_the_store() -> WorldModel:
+    """A second job comes in the midst of the first's cold epoch, and does not see the store."""
+    plan = Plan(size=160, batch_size=4)
+    sees, blind = (
+        JobScript(name, b"a", plan, starts_s, 0.05, 2, 4, [(0, 0, plan.batches_per_epoch)], straight=straight)
+        for name, starts_s, straight in (("sees", 0.0, True), ("blind", 1.0, False))
+    )
+    data = {b"a": DatasetModel(b"a", random=False, record_bytes=np.full(160, 5000))}
+    functions = FunctionsModel(2, overhead_s=0.01, decode_s=0.001, restore_s=0.0001)
+    return WorldModel(1, CoreSettings(10**9, store=True), functions, data, (sees, blind), read_timeout_s=60.0)
+
+
+def test_a_core_that_leaves_pointers_to_who_cannot_follow_them_is_caught(monkeypatch):
+    world = World(one_of_two_sees_the_store()).run()
+    assert sum(executor.usage.samples_produced for executor in world.executors) == 160
+    assert sum(executor.usage.samples_restored for executor in world.executors) > 0
+    monkeypatch.setattr(ranks, "withdraw_pointers", lambda state, dataset: None)
+    with pytest.raises(InvariantError, match="is left with a pointer"):
+        World(one_of_two_sees_the_store()).run()
 
 
 def test_a_core_that_takes_packs_along_where_there_is_no_room_is_caught(monkeypatch):

@@ -71,8 +71,8 @@ def results(draw):
     messages = draw(st.dictionaries(TEXT, TEXT, max_size=3))
     counts = [draw(COUNT) for _ in range(4)]
     pack = draw(TEXT)
-    offsets = draw(st.tuples(*[COUNT] * len(outcomes))) if pack else ()
-    stored = (pack, offsets, draw(TEXT), draw(COUNT), draw(COUNT))
+    offsets, lengths = (draw(st.tuples(*[COUNT] * len(outcomes))) if pack else () for _ in range(2))
+    stored = (pack, offsets, lengths, draw(TEXT), draw(COUNT), draw(COUNT))
     names = (draw(TEXT), draw(TEXT), draw(st.booleans()))
     return PrefetchResult(*names, outcomes, *numbers, messages, *counts, *stored)
 
@@ -104,14 +104,14 @@ def test_golden_json():
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
         '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
         '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[],'
-        '"alias":"","prefix":""}'
+        '"alias":"","prefix":"","pointers":false}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
         '{"super_result": 3, "request_id": "r", "function_version": "1", "cold_start": true, '
         '"outcomes": ["cached", "missing"], "fetch_us": [1, 2], "decode_us": [3, 4], "push_us": [5, 6], '
         '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10, '
-        '"billed_us": 0, "memory_mb": 0, "clock_s": 0.0, "pack": "", "offsets": [], "store_trouble": "", '
-        '"store_requests": 0, "store_bytes": 0}'
+        '"billed_us": 0, "memory_mb": 0, "clock_s": 0.0, "pack": "", "offsets": [], "lengths": [], '
+        '"store_trouble": "", "store_requests": 0, "store_bytes": 0}'
     )
 
 
@@ -150,6 +150,7 @@ BAD_PLACES = {
     "pack_of": [[], [1], [0, 2], [1, 1], [-1, 0], [True, False], [1, 0, 0], None],
     "offsets": [[], [64], [64, -1], [64, 2**63], [64, 1.0], ["64", "128"]],
     "lengths": [[], [9], [9, 9, 9], [9, -9], {"0": 9, "1": 9}],
+    "pointers": [0, 1, "true", None],
 }
 
 
@@ -173,6 +174,7 @@ BAD_RESULTS = {
     "duration_us": [-1, 1.0, None],
     "pack": ["a.pack", None, 1],
     "offsets": [[64, 0], None, "", [-1, 0]],
+    "lengths": [[64, 0], None, "", [-1, 0]],
     "store_bytes": [-1, 1.0, None],
     "super_result": [None, 0, 1],
 }

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import redis
 
-from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
+from superdl.coordinator.cache.cache import A_POINTER, LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.info import CacheInfo
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, cache_key
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone, read_tombstone
+from superdl.super_wire.record_kinds import Pointer, pack_pointer
 from tests.fixtures.valkey import Valkey
 
 MB = 2**20
@@ -55,7 +56,8 @@ def a_tombstone(key="a.jpg", message="cannot be decoded") -> Tombstone:
 def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
     tombstone = pack_tombstone(a_tombstone(), an_id(0))
     record = a_record(1)
-    ids = b"".join(map(an_id, range(10)))
+    pointer = pack_pointer(Pointer("a.pack", 64, 112), an_id(0))
+    ids = b"".join(map(an_id, range(12)))
     with either.client() as client:
         client.set(cache_key(an_id(0)), record)
         client.set(cache_key(an_id(2)), tombstone)
@@ -66,8 +68,10 @@ def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
         client.set(cache_key(an_id(7)), record[:5] + b"\x07" + record[6:])  # of no known kind
         client.rpush(cache_key(an_id(8)), b"a list")
         client.set(cache_key(an_id(9)), record[:8] + b"\xff" * 8 + record[16:])  # of another length
+        client.set(cache_key(an_id(10)), pointer)
+        client.set(cache_key(an_id(11)), pointer[:-1])
     found = on(either.url, lambda cache: cache.audit(ids))
-    assert found.tolist() == [len(record), 0, -len(tombstone), 0, 0, 0, 0, 0, 0, 0]
+    assert found.tolist() == [len(record), 0, -len(tombstone), *[0] * 7, A_POINTER + len(pointer), 0]
     assert on(either.url, lambda cache: cache.audit(b"")).tolist() == []
 
 
@@ -272,8 +276,10 @@ def test_what_a_user_may_not_do_is_refused(valkey, monkeypatch):
 def test_a_record_is_read_back_to_its_end(either):
     tombstone, record = pack_tombstone(a_tombstone(), an_id(0)), a_record(1)
     spoilt = record[:-1] + bytes([record[-1] ^ 1])
+    pointer = pack_pointer(Pointer("a.pack", 64, 112), an_id(0))
+    values = (record, spoilt, tombstone, tombstone[:-1] + b"?", b"garbage", pointer, pointer[:-1] + b"?")
     with either.client() as client:
-        for number, value in enumerate((record, spoilt, tombstone, tombstone[:-1] + b"?", b"garbage")):
+        for number, value in enumerate(values):
             client.set(cache_key(an_id(number)), value)
-    found = on(either.url, lambda cache: cache.read_back(b"".join(map(an_id, range(6)))))
-    assert found.tolist() == [len(record), 0, -len(tombstone), 0, 0, 0]
+    found = on(either.url, lambda cache: cache.read_back(b"".join(map(an_id, range(8)))))
+    assert found.tolist() == [len(record), 0, -len(tombstone), 0, 0, A_POINTER + len(pointer), 0, 0]

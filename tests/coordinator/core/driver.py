@@ -167,8 +167,7 @@ class Driver:
                 decode_us=2,
                 push_us=3,
                 messages={n: f"why {n}" for n, one in enumerate(outcomes) if one != Outcome.CACHED},
-                stored=cached if of_the_store.get("pack") else None,
-                **of_the_store,
+                **{"stored": cached if of_the_store.get("pack") else None, **of_the_store},
             ),
             after_s=after_s,
         )
@@ -187,10 +186,11 @@ class Driver:
         self.requests.remove(request)
         return self.step(RequestFailed(request.request_id, kind, "because"))
 
-    def tell(self, audit: Audit, record_bytes: list[int]) -> list[Any]:
-        """The cache answers an audit."""
+    def tell(self, audit: Audit, record_bytes: list[int], *, pointers: bool = False) -> list[Any]:
+        """The cache answers an audit; what it has may be ``pointers``."""
         self.audits.remove(audit)
-        return self.step(Audited(audit.audit_id, np.array(record_bytes, dtype=np.int64)))
+        lengths = np.array(record_bytes, dtype=np.int64)
+        return self.step(Audited(audit.audit_id, lengths, (lengths > 0) & pointers))
 
     def wait(self, seconds: float) -> list[Any]:
         """Let time pass, ticking when the core wants it; all actions on the way."""

@@ -90,9 +90,11 @@ def kept(tmp_path: Path, source: Path) -> Callable[[Callable[[Kept, Any], Awaita
 def answer(**changes: Any) -> PrefetchResult:
     """What a function says that has decoded two samples and written them."""
     columns = dict.fromkeys(("fetch_us", "decode_us", "push_us", "source_bytes"), (1, 1))
-    facts: dict[str, Any] = {"record_bytes": (112, 112), "offsets": (64, 192), "store_bytes": 1024} | changes
+    facts: dict[str, Any] = {"offsets": (64, 192), "lengths": (112, 112), "store_bytes": 1024} | changes
     outcomes = (Outcome.CACHED, Outcome.CACHED)
-    return PrefetchResult("r", "test", cold_start=False, outcomes=outcomes, **columns, **facts)
+    return PrefetchResult(
+        "r", "test", cold_start=False, outcomes=outcomes, record_bytes=(9, 9), **columns, **facts
+    )
 
 
 class ThenAnother(DirectoryStore):
@@ -168,7 +170,7 @@ def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
             {"pack": f"{'0' * 16}-{'a' * 24}.pack"},
             {"pack": f"{name}/../../x"},
             {"pack": name, "offsets": (64, 1000)},
-            {"pack": name, "record_bytes": (112, 3)},
+            {"pack": name, "lengths": (112, 3)},
         ):
             assert one.keeper.heard(dataset, indices, answer(**lie)) == (0, None)
             assert "which cannot be" in one.keeper.trouble
