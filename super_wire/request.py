@@ -83,6 +83,8 @@ class Outcome(enum.StrEnum):
     """The store has no good record of it at the place that a restore names: gone, cut off or broken."""
     STORE_ERROR = "store_error"
     """The store did not answer, or refused; the record may well be there."""
+    NOT_CACHED = "not_cached"
+    """The cache has no good record of it any more that a save could write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ class PrefetchRequest:
     ``store`` is the store's address; empty, there is none. Without ``packs`` the function decodes, and writes
     what it decoded to the store as a pack. With ``packs`` the request is a *restore*: the function reads each
     sample's whole record from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from ``offsets[i]``, and decodes
-    nothing.
+    nothing. With ``from_cache`` it is a *save*: the function writes a pack of the records that are in the
+    cache, and decodes nothing; ``golden`` is then the fingerprint of the decoder that made them.
     """
 
     request_id: str
@@ -127,6 +130,7 @@ class PrefetchRequest:
     pack_of: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
+    from_cache: bool = False
 
     @property
     def restores(self) -> bool:
@@ -272,6 +276,8 @@ def _check_places(request: PrefetchRequest) -> None:
         )
     if request.packs and not request.store:
         raise ConfigError("a request that names packs names their store")
+    if request.from_cache and (request.packs or not (request.store and request.golden)):
+        raise ConfigError("a save names store and golden, and no packs")
     used = set(request.pack_of)
     if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
         raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")

@@ -48,6 +48,7 @@ def audited(state: State, event: Audited, now: float) -> None:
     samples, before_bytes = state.set_of(asked.samples), state.resident_bytes
     present, tombstoned = event.record_bytes > 0, event.record_bytes < 0
     samples.store(asked.indices[present], event.record_bytes[present])
+    state.has_come(asked.samples, asked.indices[present], now)
     samples.move(asked.indices[tombstoned], SampleState.FAILED)
     absent = asked.indices[~(present | tombstoned)]
     samples.move(absent, SampleState.ABSENT)

@@ -297,7 +297,7 @@ class Prefetch:
     ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
     request in flight for the same samples, which this one races; ``executor`` is the number of the one that
     is to carry it out. ``restore``: bring the records from their places in the store, all of which are known.
-    ``save``: write a pack of what is decoded.
+    ``save``: write a pack of what is decoded, or with ``from_cache`` of what the cache holds of these.
     """
 
     request_id: int
@@ -309,6 +309,7 @@ class Prefetch:
     executor: int = 0
     restore: bool = False
     save: bool = False
+    from_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

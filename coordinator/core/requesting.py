@@ -41,6 +41,7 @@ __all__ = [
     "landed",
     "race_stragglers",
     "request",
+    "send",
     "settle",
 ]
 
@@ -103,7 +104,7 @@ def request(
     made = Request(number, key, indices, job, counters, reserved, now, unsettled, executor.number)
     if executor.store is not None:
         restoring.mark(state, made, executor.store, now, restore=restore)
-    _send(state, made, now)
+    send(state, made, now)
 
 
 def race_stragglers(state: State, now: float) -> None:
@@ -134,11 +135,12 @@ def _race(state: State, number: int, now: float) -> bool:
         save=False,
     )
     late.rival = rival.number
-    _send(state, rival, now)
+    send(state, rival, now)
     return True
 
 
-def _send(state: State, made: Request, now: float) -> None:
+def send(state: State, made: Request, now: float) -> None:
+    """Have a request carried out, and watch it, unless it is a save, which nobody waits for."""
     made.counters.invocations += 1
     made.counters.requests_in_flight += 1
     state.requests[made.number] = made
@@ -155,7 +157,7 @@ def _send(state: State, made: Request, now: float) -> None:
     late_s = eligible.late_s(executor, made.indices.size, state.settings.hedge_quantile)
     if made.restore:
         late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
-    if made.rival is None:
+    if made.rival is None and not made.from_cache:
         state.stragglers.watch(made.number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
     state.actions.append(
         Prefetch(
@@ -168,6 +170,7 @@ def _send(state: State, made: Request, now: float) -> None:
             executor=made.executor,
             restore=made.restore,
             save=made.save,
+            from_cache=made.from_cache,
         )
     )
 
@@ -223,15 +226,16 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
     counters.gb_s += gb_s
     record_bytes = 0
     if answer is not None:
-        state.stalls.work_for(request.samples.dataset).add(answer, restore=request.restore)
         record_bytes = int(answer.record_bytes[answer.outcomes == CACHED].sum())
+        counters.store_requests += answer.store_requests
+        counters.store_bytes += answer.store_bytes
+    if answer is not None and not request.from_cache:  # else it was there, and counted, before
+        state.stalls.work_for(request.samples.dataset).add(answer, restore=request.restore)
         counters.fetch_s += answer.fetch_us / 1e6
         counters.decode_s += answer.decode_us / 1e6
         counters.push_s += answer.push_us / 1e6
         counters.source_bytes += answer.source_bytes
         counters.source_requests += answer.source_requests
-        counters.store_requests += answer.store_requests
-        counters.store_bytes += answer.store_bytes
         counters.record_bytes += record_bytes
     usd = state.ledger.invoked(
         request.samples.dataset,

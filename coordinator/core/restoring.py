@@ -5,6 +5,9 @@ What is absent and stored is *restored*, by requests like others; what is not, o
 nothing, is decoded. A job whose readers all see the store is *straight*: its readers take what is stored from
 there, so nothing of it is wanted in the cache but what a reader misses.
 
+Where functions do not see the store, executors that do save what these have decoded
+(:mod:`superdl.coordinator.core.saving`).
+
 Each executor has the store's trouble for itself, since functions may be set otherwise: a circuit breaker for
 reading, another for writing. While one is open, nothing waits for it: samples are decoded, and no packs are
 written; then a single request tries it. Nothing here costs anything where there is no store.
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.throttling import CircuitBreaker
 
 __all__ = [
+    "WRITING",
     "Way",
     "answered",
     "came_to_nothing",
+    "distrust",
+    "is_usable",
     "mark",
     "overtaken",
     "packs_lost",
@@ -52,7 +58,7 @@ __all__ = [
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
 _READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
-_WRITING = (
+WRITING = (
     "nothing can be written to the store by the executor {}: {}; what is decoded is not kept, until it can"
 )
 
@@ -135,16 +141,17 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
     """Those of the executors that can restore; an executor that was set aside cannot, while another works."""
     able = [
         executor
-        for executor in eligible.executors
+        for executor in (*eligible.executors, *eligible.store_only)
         if executor.store is not None
         and executor.concurrency.capacity
-        and _is_usable(state, executor.store.reading, executor.store.read_probe, now)
-        and not (executor.breaker.tripped and eligible.can_turn_elsewhere(executor))
+        and is_usable(state, executor.store.reading, executor.store.read_probe, now)
+        and not (executor.decodes and executor.breaker.tripped and eligible.can_turn_elsewhere(executor))
+        and not executor.is_resting(now)
     ]
     return state.fleet.restorers(able) if able else None
 
 
-def _is_usable(state: State, breaker: CircuitBreaker, probe: int, now: float) -> bool:
+def is_usable(state: State, breaker: CircuitBreaker, probe: int, now: float) -> bool:
     """Whether the store may be asked: after trouble and a pause, by a single request until it has worked."""
     return not breaker.tripped or (now >= breaker.open_until_s() and probe not in state.requests)
 
@@ -181,7 +188,7 @@ def mark(state: State, made: Request, access: StoreAccess, now: float, *, restor
         not restore
         and made.samples.epoch == EVERY_EPOCH
         and not state.sets[made.samples].stored(made.indices).all()
-        and _is_usable(state, access.writing, access.write_probe, now)
+        and is_usable(state, access.writing, access.write_probe, now)
     )
     if restore and access.reading.tripped:
         access.read_probe = made.number
@@ -198,7 +205,7 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
         return
     if request.save and event.store_trouble:
         refuse = access.writing.refused
-        _distrust(state, executor, access.writing, refuse, _WRITING, event.store_trouble, request, now)
+        distrust(state, executor, access.writing, refuse, WRITING, event.store_trouble, request, now)
     elif request.save and event.pack:
         access.writing.worked()
     if not request.restore:
@@ -208,7 +215,7 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
         refuse = access.reading.refused
-        _distrust(state, executor, access.reading, refuse, _READING, reason, request, now)
+        distrust(state, executor, access.reading, refuse, _READING, reason, request, now)
     elif (event.outcomes == CACHED).any():
         access.reading.worked()
 
@@ -220,7 +227,7 @@ def came_to_nothing(state: State, request: Request, executor: ExecutorState, rea
     _forget(state, state.set_of(request.samples), request.indices[request.unsettled])
     if executor.store is not None:
         reading = executor.store.reading
-        _distrust(state, executor, reading, reading.failed, _READING, reason, request, now)
+        distrust(state, executor, reading, reading.failed, _READING, reason, request, now)
 
 
 def overtaken(state: State, restore: Request, now: float) -> None:
@@ -228,10 +235,10 @@ def overtaken(state: State, restore: Request, now: float) -> None:
     executor = state.fleet.executors[restore.executor]
     if executor.store is not None:
         reading, reason = executor.store.reading, f"no answer within {now - restore.made_s:.1f} s"
-        _distrust(state, executor, reading, reading.failed, _READING, reason, restore, now)
+        distrust(state, executor, reading, reading.failed, _READING, reason, restore, now)
 
 
-def _distrust(
+def distrust(
     state: State,
     executor: ExecutorState,
     breaker: CircuitBreaker,
@@ -253,7 +260,7 @@ def trouble(state: State) -> str:
     told = []
     for executor in state.fleet.executors:
         for breaker, text in (
-            ((executor.store.reading, _READING), (executor.store.writing, _WRITING))
+            ((executor.store.reading, _READING), (executor.store.writing, WRITING))
             if (executor.store)
             else ()
         ):

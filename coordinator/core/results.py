@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core import restoring
+from superdl.coordinator.core import restoring, saving
 from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, FailureKind, ReadBack, Warn
 from superdl.coordinator.core.queues import Retry
 from superdl.coordinator.core.requesting import charge, landed, settle
@@ -66,6 +66,10 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     if request is None:
         return
     executor = state.fleet.executors[request.executor]
+    if request.from_cache:
+        charge(state, request, event.gb_s, now, answer=event)
+        saving.answered(state, request, executor, event, now)
+        return
     if not _AT_ONCE[event.outcomes].any() and _WORKED[event.outcomes].any():
         latency = executor.latency_of(restore=request.restore)
         latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
@@ -84,6 +88,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     samples, indices, open_ = state.set_of(request.samples), request.indices, request.unsettled
     cached, tombstoned = open_ & (event.outcomes == CACHED), open_ & (event.outcomes == _TOMBSTONE)
     samples.store(indices[cached], event.record_bytes[cached])
+    state.has_come(request.samples, indices[cached], now)
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[tombstoned], SampleState.FAILED)
     for offset in np.flatnonzero(tombstoned):
@@ -161,6 +166,7 @@ def _all_cached(state: State, request: Request, event: RequestDone, usd: float, 
     """What nearly every answer says, in fewer steps."""
     count = request.indices.size
     state.set_of(request.samples).store(request.indices, event.record_bytes)
+    state.has_come(request.samples, request.indices, now)
     choose_to_read_back(state, request, request.indices, event.record_bytes, now)
     _count(request, count)
     state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
@@ -181,6 +187,9 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
         charge(state, request, event.gb_s, now, answer=None)
     message = f"{event.kind.value}: {event.message}"
     executor = state.fleet.executors[request.executor]
+    if request.from_cache:
+        saving.failed(state, request, executor, message, now)
+        return
     if event.kind is FailureKind.THROTTLED:
         executor.concurrency.throttled(executor.in_flight, now)
         state.stalls.work_for(request.samples.dataset).throttled += 1

@@ -99,11 +99,13 @@ def request_for(
     expires_in_s: float,
     store: str = "",
     places: RecordPlaces | None = None,
+    saved_as: str = "",
 ) -> PrefetchRequest:
     """A request for samples of a dataset, by their places in its catalog.
 
-    With ``places``, all of them known, to restore them from ``store``; else to decode them, and to write a
-    pack to ``store``, if one is named.
+    With ``places``, all of them known, to restore them from ``store``; with ``saved_as``, the fingerprint of
+    who has decoded them, to save them there from the cache; else to decode them, and to write a pack to
+    ``store``, if one is named.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
     return PrefetchRequest(
@@ -121,6 +123,8 @@ def request_for(
         pack_of=tuple((places.pack_of - 1).tolist()) if places else (),
         offsets=tuple(places.offsets.tolist()) if places else (),
         lengths=tuple(places.lengths.tolist()) if places else (),
+        golden=saved_as,
+        from_cache=bool(saved_as),
     )
 
 

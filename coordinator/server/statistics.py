@@ -137,6 +137,7 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
     return [
         pb.ExecutorPrices(name=facts.name, **{unit: getattr(facts.prices, unit) for unit in units})
         for facts in core.state.settings.executors
+        if facts.decodes
     ]
 
 

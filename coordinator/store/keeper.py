@@ -93,7 +93,7 @@ class StoreKeeper:
         """What is wrong with the store now, for people; empty while all is well."""
         self._datasets = datasets
         self._read_only = read_only
-        self._fingerprint = ""
+        self.fingerprint = ""
         self._post: Callable[[Event], None] = lambda _: None
         self._threads = CallingThreads(_THREADS, "super-store")
         self._store: Store | None = None
@@ -147,7 +147,7 @@ class StoreKeeper:
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
         """From now on events go to ``post``; packs of decoders with another fingerprint are of no use."""
-        self._fingerprint, self._post = fingerprint, post
+        self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
         """A dataset is about to be opened: see what the store has of it, and wait for that, bounded."""
@@ -190,7 +190,7 @@ class StoreKeeper:
             self._in_trouble(f"a function says that it wrote the pack {name[:80]!r}, which cannot be")
             return 0, None
         bucket, recipe = dataset.catalog.bucket, dataset.recipe.json
-        meta = PackMeta(collection, bucket, recipe, self._fingerprint, result.function_version)
+        meta = PackMeta(collection, bucket, recipe, self.fingerprint, result.function_version)
         pack = SegmentPack(name, size, meta)
         self._pending[collection].append(segment_of(pack, dataset.ids(there, 0), offsets, lengths))
         number = self.places.number(name)
@@ -249,7 +249,7 @@ class StoreKeeper:
             return
 
         def looked() -> tuple[Joined, Any]:
-            found = look(store, collection, self._fingerprint, known)
+            found = look(store, collection, self.fingerprint, known)
             usable = zip(found.told.packs, found.usable.tolist(), strict=True)
             numbers = [self.places.number(pack.name) if good else 0 for pack, good in usable]
             return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32)), found

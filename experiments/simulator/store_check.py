@@ -52,6 +52,7 @@ class StoreCheck:
         facts = world.model.settings.executors if world.model.settings.store else ()
         see = {number for number, each in enumerate(facts) if each.sees_store}
         self._see = frozenset(see)
+        self._store_only = {number for number, each in enumerate(facts) if not each.decodes}
         self._can_read, self._can_write = set(see), set(see)
         """Of the executors that see the store those that gave no reason for doubt since they last worked."""
         self._spoilers: set[int] = set()
@@ -106,6 +107,10 @@ class StoreCheck:
         deterministic = action.samples.epoch == EVERY_EPOCH
         if (action.restore or action.save) and (action.executor not in self._see or not deterministic):
             told.append("a request has to do with a store that is not there for it")
+        if action.executor in self._store_only and not (action.restore or action.from_cache):
+            told.append("an executor for the store alone is to decode")
+        if action.from_cache:
+            return [*told, *(["a sample is saved that lies in the store"] if known.any() else [])]
         if action.restore and not known.all():
             told.append("a sample is restored whose place nobody knows")
         awaited = self._missed[dataset][action.indices].all() or not self._only_straight(dataset)

@@ -25,6 +25,7 @@ from superdl.coordinator.core import (
     restoring,
     results,
     room,
+    saving,
 )
 from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.plan import Span
@@ -199,6 +200,24 @@ def a_core_that_asks_for_lost_packs(forget, state, samples, indices):
 @bug(lookahead, "wanted_in_cache", "none has missed", seeds=range(100))
 def a_core_that_restores_for_readers_that_see_the_store(wanted_in_cache, job, samples, indices):
     return indices
+
+
+@bug(saving, "_request", "that is not cached", seeds=range(100))
+def a_core_that_saves_what_has_gone(request, state, executor, key, indices, now):
+    absent = state.sets[key].having(SampleState.ABSENT)
+    request(state, executor, key, absent[:1] if absent.size else indices, now)
+
+
+@bug(saving, "_saver", "functions that readers wait for", seeds=range(100))
+def a_core_that_saves_with_all_functions(saver, state, now):
+    idle = [each for each in state.fleet.executors if each.store is not None and each.idle(now) > 0]
+    return idle[0] if idle else None
+
+
+@bug(saving, "note_places", "that lies in the store", seeds=range(100))
+def a_core_that_forgets_that_it_has_saved(note_places, state, request, executor, event, now):
+    note_places(state, request, executor, replace(event, pack=0), now)
+    state.has_come(request.samples, request.indices, now)
 
 
 @pytest.mark.parametrize(("owner", "name", "broken", "pattern", "seeds"), BUGS)

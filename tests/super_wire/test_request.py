@@ -101,7 +101,7 @@ def test_golden_json():
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
         '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
-        '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[]}'
+        '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[],"from_cache":false}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
         '{"super_result": 3, "request_id": "r", "function_version": "1", "cold_start": true, '
