@@ -54,9 +54,7 @@ def save(
         columns.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
         return columns
     nodes = take_cache(request.cache, settings)
-    with PackSaver(
-        request, meta, settings, columns, expires_at=expires_at, pace=_Unhurried()
-    ) as saver:
+    with PackSaver(request, meta, settings, columns, expires_at=expires_at, pace=_Unhurried()) as saver:
         at, count = 0, _FIRST_RECORDS
         while at < len(request.ids) and not columns.store_trouble and time.time() < expires_at:
             indices = range(at, min(at + count, len(request.ids)))

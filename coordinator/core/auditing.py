@@ -61,6 +61,9 @@ def audited(state: State, event: Audited, now: float) -> None:
     if absent.size:
         _see_to(state, asked, absent, now)
         _tell_watchers(state, asked, absent)
+    rank = state.cursor(*asked.asker[:2])
+    if rank is not None and rank.job.fill is not None:  # it waits for all that it has asked
+        state.wake(rank)
     if asked.samples in state.audit_watchers and not any(
         other.samples == asked.samples for other in state.audits.values()
     ):

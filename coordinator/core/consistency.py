@@ -76,6 +76,8 @@ def _executors(state: State) -> Iterator[str]:
         samples = sum(request.indices.size for request in theirs)
         if executor.store and executor.store.saves != sum(request.from_cache for request in theirs):
             yield f"{executor.store.saves} saves are counted at {executor.name}, which is wrong"
+        if not (executor.decodes or all(request.restore or request.from_cache for request in theirs)):
+            yield f"{executor.name} is to decode, which is for the store alone"
         if (len(theirs), samples) != (executor.in_flight, executor.samples_in_flight):
             yield (
                 f"{len(theirs)} requests and {samples} samples are in flight at {executor.name}, "
@@ -144,8 +146,6 @@ def _store(state: State) -> Iterator[str]:
             yield f"request {request.number} has to do with a store that it cannot see"
         if request.restore and request.save:
             yield f"request {request.number} restores and saves"
-        if not state.fleet.executors[request.executor].decodes and not (request.restore or request.from_cache):
-            yield f"request {request.number} is to be decoded by an executor for the store alone"
     for job in state.jobs.values():
         if job.straight != all(cursor.sees_store for cursor in job.cursors.values()):
             yield f"{job.name} is straight, or not, against its ranks"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.events import Warn
+from superdl.coordinator.core.filling import room_to_fill
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.requesting import race_stragglers, request
@@ -112,7 +113,9 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
         return
     count = min(way.indices.size, _request_samples(state, executor, cursor, way, now))
     room = count
-    if not fits(state, ahead.samples, count):
+    if job.fill is not None:
+        room = room_to_fill(state, job, ahead.samples, count)
+    elif not fits(state, ahead.samples, count):
         later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
         room = room_for(state, ahead.samples, count, later_than_s=later_than_s, now=now)
     if room:

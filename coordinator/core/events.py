@@ -39,6 +39,7 @@ __all__ = [
     "ExecutorResized",
     "ExecutorsIneligible",
     "FailureKind",
+    "FillUp",
     "JobClosed",
     "JobOpened",
     "PacksLost",
@@ -98,6 +99,18 @@ class JobClosed:
 
     job: str
     rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class FillUp:
+    """A job is not to read: its samples are to be in the cache, or in the store if ``to_store``, in the order
+    of its first epoch, up to ``size_bytes`` in all and at a cost of ``usd``. Said again as a sign of life.
+    """
+
+    job: str
+    size_bytes: float = math.inf
+    usd: float = math.inf
+    to_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +385,7 @@ Event: TypeAlias = (
     | CacheResized
     | ExecutorResized
     | ExecutorsIneligible
+    | FillUp
     | JobClosed
     | JobOpened
     | PacksLost

@@ -19,7 +19,7 @@ import numpy as np
 
 from superdl.coordinator.core import restoring
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
-from superdl.coordinator.core.events import CACHED, Prefetch, Warn
+from superdl.coordinator.core.events import CACHED, FailureKind, Prefetch, Warn
 from superdl.coordinator.core.jobs import JobCounters
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Request
@@ -29,13 +29,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, RequestDone
+    from superdl.coordinator.core.events import (
+        ExecutorResized,
+        ExecutorsIneligible,
+        RequestDone,
+        RequestFailed,
+    )
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
 __all__ = [
+    "UNCOUNTED_FAILURES",
     "charge",
+    "charge_for_nothing",
     "executor_resized",
     "executors_ineligible",
     "landed",
@@ -44,6 +51,9 @@ __all__ = [
     "send",
     "settle",
 ]
+
+UNCOUNTED_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
+"""Kinds of failures that say nothing of samples, since no function was asked."""
 
 _LATE_LEAST_S = 0.05
 _RESTORE_LATE_LEAST_S = 2.0
@@ -252,6 +262,14 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
     executor.usd += usd
     executor.most_in_flight = math.inf
     return usd
+
+
+def charge_for_nothing(state: State, request: Request, event: RequestFailed, now: float) -> None:
+    """Account for a request that came to nothing, unless it was never run."""
+    if event.refused or (event.kind in UNCOUNTED_FAILURES and not event.gb_s):
+        request.counters.invocations -= 1
+    else:
+        charge(state, request, event.gb_s, now, answer=None)
 
 
 def settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:

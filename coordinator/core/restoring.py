@@ -109,7 +109,8 @@ def _forget(state: State, samples: SampleSet, indices: NDArray[np.int64]) -> Non
 
 def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those of ``indices`` that a job wants in the cache ahead of its readers."""
-    if not job.straight or samples.packs is None:
+    to_store = job.fill is not None and job.fill.to_store
+    if not (job.straight or to_store) or samples.packs is None:
         return indices
     return indices[~samples.stored(indices)]
 

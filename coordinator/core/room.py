@@ -170,7 +170,7 @@ def next_use_s(
     """
     soonest = np.full(indices.size, np.inf)
     for job in jobs:
-        if job.dataset == key.dataset:
+        if job.dataset == key.dataset and job.fill is None:
             batches = next_use(key, indices, job)
             never = batches >= NEVER_SOON
             if stored is not None and job.straight:

@@ -15,8 +15,9 @@ import numpy as np
 
 from superdl.coordinator.core.events import OUTCOME_ORDER
 from superdl.coordinator.core.jobs import JobCounters
-from superdl.coordinator.core.requesting import send
-from superdl.coordinator.core.restoring import WRITING, answered as note_places, distrust, is_usable
+from superdl.coordinator.core.requesting import charge, send
+from superdl.coordinator.core.restoring import WRITING, distrust, is_usable
+from superdl.coordinator.core.restoring import answered as note_places
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import Request
 from superdl.super_wire.request import Outcome
@@ -40,11 +41,16 @@ _PACK_BYTES = 32 * 2**20
 
 def save_one(state: State, now: float) -> bool:
     """Have a pack saved of what has waited longest; ``False`` if that is nothing, or nobody has time."""
-    if state.unsaved is None or (key := _due(state, now)) is None or (executor := _saver(state, now)) is None:
+    key = _due(state, now)
+    executor = None if key is None else _saver(state, key, now)
+    if state.unsaved is None or key is None or executor is None:
         return False
     taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
     if samples is not None:  # else all of it has gone
         still = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
+        for other in state.requests.values():  # it was dropped meanwhile, and has come again
+            if other.from_cache and other.samples == key:
+                still = still[~np.isin(still, other.indices)]
         if still.size:
             _request(state, executor, key, still, now)
     return True
@@ -52,7 +58,8 @@ def save_one(state: State, now: float) -> bool:
 
 def left_lying(state: State, now: float) -> bool:
     """Whether something waits that could be saved now."""
-    return _due(state, now) is not None and _saver(state, now) is not None
+    key = _due(state, now)
+    return key is not None and _saver(state, key, now) is not None
 
 
 def _due(state: State, now: float) -> SetKey | None:
@@ -72,11 +79,14 @@ def _pack_samples(state: State, key: SetKey) -> int:
     return max(1, int(min(state.settings.request_samples, fitting)))
 
 
-def _saver(state: State, now: float) -> ExecutorState | None:
-    """Who is to save something; ``None``: nobody has time, or could."""
+def _saver(state: State, key: SetKey, now: float) -> ExecutorState | None:
+    """Who is to save something of a set; ``None``: nobody has time, or could."""
+    ineligible = state.ineligible.get(key.dataset, frozenset())
     for executor in state.fleet.executors:
         access = executor.store
-        if access is None or executor.idle(now) <= 0 or executor.places(now) <= 0:
+        if access is None or executor.number in ineligible:
+            continue
+        if executor.idle(now) <= 0 or executor.places(now) <= 0:
             continue
         half = max(1, executor.concurrency.capacity // 2)
         if access.saves < half and is_usable(state, access.writing, access.write_probe, now):
@@ -118,8 +128,14 @@ def _request(
     send(state, made, now)
 
 
-def answered(state: State, request: Request, executor: ExecutorState, event: RequestDone, now: float) -> None:
-    """A pack was written, or not; what the cache had no longer is forgotten, the rest is tried again."""
+def answered(state: State, request: Request, event: RequestDone, now: float) -> bool:
+    """A pack was written, or not: what the cache had no longer is forgotten, the rest is tried again;
+    ``False`` if the request was no save.
+    """
+    if not request.from_cache:
+        return False
+    executor = state.fleet.executors[request.executor]
+    charge(state, request, event.gb_s, now, answer=event)
     stored = np.zeros(request.indices.size, dtype=np.bool_)
     if event.pack and event.stored is not None:
         stored = event.stored
@@ -130,14 +146,19 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
         _give_up(state, request, executor, next(iter(event.messages.values()), "no pack was written"), now)
     _put_back(state, request, left, now)
     request.end(now, f"{int(np.count_nonzero(stored))} saved")
+    return True
 
 
-def failed(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:
-    """No answer came to a save."""
+def failed(state: State, request: Request, reason: str, now: float) -> bool:
+    """No answer came to a request, which is tried again if it was a save; ``False`` if it was none."""
+    if not request.from_cache:
+        return False
+    executor = state.fleet.executors[request.executor]
     _access(executor).saves -= 1
     request.end(now, reason)
     _give_up(state, request, executor, reason, now)
     _put_back(state, request, np.ones(request.indices.size, dtype=np.bool_), now)
+    return True
 
 
 def _give_up(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:

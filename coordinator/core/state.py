@@ -161,8 +161,10 @@ class State:
         ]
         store_only = [number for number, facts in enumerate(settings.executors) if not facts.decodes]
         self.fleet = Fleet([facts.name for facts in settings.executors], see_store, store_only)
-        if not settings.store_read_only and 0 < len(see_store) and any(
-            facts.decodes and not facts.sees_store for facts in settings.executors
+        if (
+            not settings.store_read_only
+            and len(see_store) > 0
+            and any(facts.decodes and not facts.sees_store for facts in settings.executors)
         ):
             self.unsaved = UnsavedQueue()
         self.ledger = Ledger(

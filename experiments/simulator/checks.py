@@ -197,7 +197,8 @@ class Checks:
         """Of samples that are in the cache, once at a time, and by few functions, so that readers wait for
         none.
         """
-        self.require(self._rows(action.samples)[0][action.indices].all(), "a sample is saved that is not cached")
+        told, _ = self._rows(action.samples)
+        self.require(told[action.indices].all(), "a sample is saved that is not cached")
         saves = [other for other in self.in_flight.values() if other.from_cache]
         for other in saves:
             twice = other.samples == action.samples and np.intersect1d(other.indices, action.indices).size

@@ -76,6 +76,9 @@ class StoreCheck:
     ) -> None:
         """A request was answered for the first time; ``unsettled`` before that."""
         packs, executor = self._places[request.samples.dataset], request.executor
+        if request.from_cache and not (isinstance(event, RequestDone) and event.pack):
+            self._can_write.discard(executor)
+            return
         if not isinstance(event, RequestDone):
             self._can_read.discard(executor)
             if request.restore and event.kind not in _NEVER_RUN:

@@ -1,4 +1,4 @@
-"""A save writes to a pack what the cache holds, byte for byte and checked, and tells what it has no longer."""
+"""A save writes to a pack what the cache holds, byte for byte and checked, and tells what has gone."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def blind_functions(left_over: float, stored: float, **settings) -> WorldModel:
     data = {b"a": DatasetModel(b"a", random=False, record_bytes=np.full(1000, 1000))}
     executors = (ExecutorFacts("lambda", sees_store=False), ExecutorFacts(decodes=False))
     functions = FunctionsModel(8, overhead_s=0.02, decode_s=0.01)
-    others = (FunctionsModel(1, overhead_s=0.01, restore_s=0.0005),)
+    others = (FunctionsModel(2, overhead_s=0.01, restore_s=0.0005),)
     core = CoreSettings(10**9, hedge_share=0.0, executors=executors, store=True, **settings)
     return WorldModel(1, core, functions, data, (job,), others=others, left_over=left_over, stored=stored)
 

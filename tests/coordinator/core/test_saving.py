@@ -1,4 +1,4 @@
-"""What functions decode that do not see the store is saved from the cache: last, whole, and again if it fails."""
+"""What functions decode that do not see the store is saved from the cache: last, and again if it fails."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_where_the_store_takes_nothing_one_save_at_a_time_tries_it(how):
 
 
 def test_a_reader_that_waits_for_room_does_not_wait_for_a_save():
-    """Two samples fit: what is in the cache makes way for what is missed, whether or not it is being saved."""
+    """Two samples fit: what is in the cache makes way for what is missed, though it is being saved."""
     driver = opened(budget_bytes=2 * (RECORD_BYTES + 300), lookahead_batches=1, request_samples=2)
     driver.ask(0, 1)
     decode_all(driver)
@@ -154,34 +154,39 @@ def test_those_that_see_the_store_save_for_those_that_do_not_and_all_others_neve
         assert saves(driver) == []
 
 
-def test_an_executor_for_the_store_alone_restores_though_no_other_has_a_place():
-    driver = opened()
-    driver.step(RecordsStored(DATASET, np.arange(0, 64, 2), np.ones(32, dtype=np.uint32)))
-    driver.step(ExecutorResized(0))
-    driver.step(CacheReset())
-    driver.ask(0, 8)
-    before = [request for request in driver.requests if request.restore]
-    assert before
-    assert {request.executor for request in before} == {1}
-    driver.read(0, missed=(0, 1))
-    while restoring := [request for request in driver.requests if request.restore]:
-        driver.answer(restoring[0])
-    assert set(driver.in_state(SampleState.RESIDENT)) >= set(range(0, 64, 2))
-
-
-def test_one_that_crashes_is_left_alone_and_tried_by_a_single_request():
-    driver = opened(capacity=4, lease_s=1e6, forget_s=1e6)
+def all_stored(**settings) -> Driver:
+    """A job whose samples all lie in the store, and no function that decodes is there."""
+    driver = Driver(store=True, executors=(BLIND, STORE), capacity=0, request_samples=16, **settings)
+    driver.step(ExecutorResized(4, executor=1))
+    driver.open(shuffle=False)
     driver.step(RecordsStored(DATASET, np.arange(64), np.ones(64, dtype=np.uint32)))
-    driver.step(CacheReset())
     driver.ask(0, 8)
-    for _ in range(50):
-        restoring = [request for request in driver.requests if request.restore]
-        if not restoring:
-            break
-        driver.fail(restoring[0], FailureKind.UNAVAILABLE)
-    assert not any(request.restore for request in driver.requests)
+    return driver
+
+
+def test_an_executor_for_the_store_alone_restores_though_no_other_is_there():
+    driver = all_stored()
+    driver.read(7, missed=(0, 1))
+    assert {(request.executor, request.restore) for request in driver.requests} == {(1, True)}
     driver.answer_all()
     assert driver.in_state(SampleState.RESIDENT) == list(range(64))
+    assert driver.core.job("job").counters.samples_restored == 64
+
+
+def test_one_for_the_store_alone_that_fails_is_left_alone_and_tried_by_one_request():
+    driver = all_stored(lease_s=1e6, forget_s=1e6)
+    driver.step(ExecutorResized(8))
+    while restoring := [request for request in driver.requests if request.restore]:
+        driver.fail(restoring[0], FailureKind.UNAVAILABLE)
+    driver.answer_all()
+    assert driver.in_state(SampleState.RESIDENT) == list(range(64))
+    assert driver.core.job("job").counters.samples_produced > 0
+    driver.step(CacheReset(), after_s=60.0)
+    (probe,) = [request for request in driver.requests if request.restore]
+    driver.answer(probe)
+    driver.answer_all()
+    driver.step(CacheReset())
+    assert {request.restore for request in driver.requests} == {True}
 
 
 @given(

@@ -112,7 +112,9 @@ def test_where_no_functions_see_the_store_this_machine_has_some_for_it_alone(tmp
     for changes in ({"executor": f"{executor},local"}, {"store": "s3://bucket/store"}, {"store": "none"}):
         assert dataclasses.replace(settings, **changes).store_only == []
     nowhere = {"executor": executor, "function": "no_such_module:handler"}
-    words = f"functions of {executor} do not see the directory {real}, and .* cannot run no_such_module:handler"
+    words = (
+        f"functions of {executor} do not see the directory {real}, and .* cannot run no_such_module:handler"
+    )
     with pytest.raises(ConfigError, match=f"{words} for it: name a store that they reach, as s3://"):
         Settings(store=directory, **nowhere)
     assert "do not see the directory" in Settings(store="auto", **nowhere).store_choice.reason
