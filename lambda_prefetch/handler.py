@@ -19,6 +19,7 @@ from superdl.lambda_prefetch.decode import lift_pillows_bound
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.restoring import restore
+from superdl.lambda_prefetch.saving import save
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import FileSource
 from superdl.lambda_prefetch.telemetry import telemetry
@@ -218,6 +219,8 @@ def _prefetch(
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
     if request.restores:
         columns = restore(request, settings, expires_at=expires_at)
+    elif request.from_cache:
+        columns = save(request, settings, _pack_meta(request, recipe, settings), expires_at=expires_at)
     else:
         program = Program(
             recipe,
@@ -253,7 +256,8 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
     if not request.store or recipe.random or settings.store_read_only:
         return None
     collection = collection_of(request.id_bucket, recipe.digest)
-    return PackMeta(collection, request.id_bucket, recipe.json, _own_fingerprint(), installed_version())
+    fingerprint = request.golden if request.from_cache else _own_fingerprint()
+    return PackMeta(collection, request.id_bucket, recipe.json, fingerprint, installed_version())
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
@@ -289,7 +293,7 @@ def _check_deployed(request: PrefetchRequest) -> None:
             f"this function is SUPER {installed_version()}, the coordinator is SUPER {wanted[:80]}: deploy "
             f"the function of {wanted[:80]}, or start a coordinator of {installed_version()}"
         )
-    if request.golden and request.golden != _own_fingerprint():
+    if request.golden and not request.from_cache and request.golden != _own_fingerprint():
         raise ConfigError(
             f"this function decodes the reference images to {_own_fingerprint()}, the request wants "
             f"{request.golden[:80]}: it was deployed again while a coordinator ran; deploy the one before, "

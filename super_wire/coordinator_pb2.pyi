@@ -56,7 +56,7 @@ class Dataset(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., dataset_id: _Optional[bytes] = ..., ready: bool = ..., listed: _Optional[int] = ..., size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., classes: _Optional[_Iterable[str]] = ..., label_dtype: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenJobRequest(_message.Message):
-    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position")
+    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class OpenJobRequest(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    FILLS_FIELD_NUMBER: _ClassVar[int]
     dataset_id: bytes
     job: str
     batch_size: int
@@ -77,7 +78,8 @@ class OpenJobRequest(_message.Message):
     rank: int
     epoch: int
     position: int
-    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    fills: bool
+    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., fills: bool = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("job", "cache", "batches_per_epoch", "kept", "store", "store_id")
@@ -148,6 +150,32 @@ class Batch(_message.Message):
     offsets: bytes
     lengths: bytes
     def __init__(self, position: _Optional[int] = ..., batch_id: _Optional[bytes] = ..., sample_ids: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., resident: _Optional[int] = ..., failed: _Optional[int] = ..., pack_of: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., lengths: _Optional[bytes] = ...) -> None: ...
+
+class FillUpRequest(_message.Message):
+    __slots__ = ("job", "max_bytes", "max_usd", "to_store")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_USD_FIELD_NUMBER: _ClassVar[int]
+    TO_STORE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    max_bytes: int
+    max_usd: float
+    to_store: bool
+    def __init__(self, job: _Optional[str] = ..., max_bytes: _Optional[int] = ..., max_usd: _Optional[float] = ..., to_store: bool = ...) -> None: ...
+
+class Filling(_message.Message):
+    __slots__ = ("there", "failed", "size_bytes", "ended", "failures")
+    THERE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    there: int
+    failed: int
+    size_bytes: int
+    ended: str
+    failures: _containers.RepeatedCompositeFieldContainer[SampleStatus]
+    def __init__(self, there: _Optional[int] = ..., failed: _Optional[int] = ..., size_bytes: _Optional[int] = ..., ended: _Optional[str] = ..., failures: _Optional[_Iterable[_Union[SampleStatus, _Mapping]]] = ...) -> None: ...
 
 class GetBatchStatusRequest(_message.Message):
     __slots__ = ("batch_ids",)

@@ -54,6 +54,11 @@ class CoordinatorStub(object):
                 request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.NextBatchesRequest.SerializeToString,
                 response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Page.FromString,
                 _registered_method=True)
+        self.FillUp = channel.unary_unary(
+                '/super.v1.Coordinator/FillUp',
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.FillUpRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Filling.FromString,
+                _registered_method=True)
         self.GetBatchStatus = channel.unary_unary(
                 '/super.v1.Coordinator/GetBatchStatus',
                 request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.GetBatchStatusRequest.SerializeToString,
@@ -102,6 +107,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FillUp(self, request, context):
+        """Has a job that nobody reads fill the cache or the store; again, it says how far that is, and goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetBatchStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -142,6 +154,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.NextBatches,
                     request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.NextBatchesRequest.FromString,
                     response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Page.SerializeToString,
+            ),
+            'FillUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.FillUp,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.FillUpRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Filling.SerializeToString,
             ),
             'GetBatchStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetBatchStatus,
@@ -267,6 +284,33 @@ class Coordinator(object):
             '/super.v1.Coordinator/NextBatches',
             superdl_dot_super__wire_dot_coordinator__pb2.NextBatchesRequest.SerializeToString,
             superdl_dot_super__wire_dot_coordinator__pb2.Page.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FillUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/super.v1.Coordinator/FillUp',
+            superdl_dot_super__wire_dot_coordinator__pb2.FillUpRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.Filling.FromString,
             options,
             channel_credentials,
             insecure,

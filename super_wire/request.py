@@ -83,6 +83,8 @@ class Outcome(enum.StrEnum):
     """The store has no good record of it at the place that a restore names: gone, cut off or broken."""
     STORE_ERROR = "store_error"
     """The store did not answer, or refused; the record may well be there."""
+    NOT_CACHED = "not_cached"
+    """The cache has no good record of it any more that a save could write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,9 @@ class PrefetchRequest:
     what it decoded to the store as a pack. With ``pointers`` all who read the samples see that store, and the
     cache may get pointers into the pack in place of records. With ``packs`` the request is a *restore*: the
     function reads each sample's whole record from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from
-    ``offsets[i]``, and decodes nothing.
+    ``offsets[i]``, and decodes nothing. With ``from_cache`` it is a *save*: the function writes a pack of the
+    records that are in the cache, and decodes nothing; ``golden`` is then the fingerprint of the decoder that
+    made them.
 
     Where the source has an ``alias``, ids are made of that and of keys without ``prefix``, which begins all.
     """
@@ -133,6 +137,7 @@ class PrefetchRequest:
     alias: str = ""
     prefix: str = ""
     pointers: bool = False
+    from_cache: bool = False
 
     @property
     def id_bucket(self) -> str:
@@ -296,6 +301,8 @@ def _check_places(request: PrefetchRequest) -> None:
         )
     if request.packs and not request.store:
         raise ConfigError("a request that names packs names their store")
+    if request.from_cache and (request.packs or not (request.store and request.golden)):
+        raise ConfigError("a save names store and golden, and no packs")
     used = set(request.pack_of)
     if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
         raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")

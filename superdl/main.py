@@ -33,7 +33,7 @@ _COMMANDS = {
     "coordinator": "run a coordinator",
     "cost": "say what an epoch and a month cost, by way of loading",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
-    "warm": "fill the cache ahead of the jobs that will read it",
+    "warm": "fill the cache or the store ahead of the jobs that will read it",
     "store": "look after a store of decoded records: what lies in it, whether it is right, what may go",
     "doctor": "see what would keep this machine from training, and what to do about it",
     "stats": "show what a coordinator's jobs do, or what happened to a batch",

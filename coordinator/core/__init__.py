@@ -52,6 +52,7 @@ from superdl.coordinator.core.events import (
     ExecutorResized,
     ExecutorsIneligible,
     FailureKind,
+    FillUp,
     JobClosed,
     JobOpened,
     PacksLost,
@@ -65,6 +66,7 @@ from superdl.coordinator.core.events import (
     Warn,
     WriteTombstones,
 )
+from superdl.coordinator.core.filling import Filled
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import Job
 from superdl.coordinator.core.ledger import Costs, Ledger, Spending
@@ -95,6 +97,8 @@ __all__ = [
     "ExecutorState",
     "ExecutorsIneligible",
     "FailureKind",
+    "FillUp",
+    "Filled",
     "Job",
     "JobClosed",
     "JobOpened",

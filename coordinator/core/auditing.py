@@ -59,6 +59,7 @@ def audited(state: State, event: Audited, now: float) -> None:
     present, tombstoned = (event.record_bytes > 0) & ~pointers, event.record_bytes < 0
     samples.store(asked.indices[present], event.record_bytes[present])
     samples.point(asked.indices[followed], event.record_bytes[followed])
+    state.has_come(asked.samples, asked.indices[present], now)
     samples.move(asked.indices[tombstoned], SampleState.FAILED)
     lost = ~(present | tombstoned | followed)
     absent = asked.indices[lost]
@@ -73,6 +74,9 @@ def audited(state: State, event: Audited, now: float) -> None:
     if absent.size:
         _see_to(state, asked, absent, now)
         _tell_watchers(state, asked, absent)
+    rank = state.cursor(*asked.asker[:2])
+    if rank is not None and rank.job.fill is not None:  # it waits for all that it has asked
+        state.wake(rank)
     if asked.samples in state.audit_watchers and not any(
         other.samples == asked.samples for other in state.audits.values()
     ):

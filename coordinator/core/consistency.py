@@ -11,6 +11,7 @@ from superdl.coordinator.core.dispatching import wake_times_s
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.restoring import all_straight
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.saving import left_lying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +75,10 @@ def _executors(state: State) -> Iterator[str]:
     for executor in state.fleet.executors:
         theirs = [request for request in state.requests.values() if request.executor == executor.number]
         samples = sum(request.indices.size for request in theirs)
+        if executor.store and executor.store.saves != sum(request.from_cache for request in theirs):
+            yield f"{executor.store.saves} saves are counted at {executor.name}, which is wrong"
+        if not (executor.decodes or all(request.restore or request.from_cache for request in theirs)):
+            yield f"{executor.name} is to decode, which is for the store alone"
         if (len(theirs), samples) != (executor.in_flight, executor.samples_in_flight):
             yield (
                 f"{len(theirs)} requests and {samples} samples are in flight at {executor.name}, "
@@ -101,6 +106,8 @@ def stuck_work(state: State, now: float) -> Iterator[str]:
         waits = eligible.deferred and not state.settings.store
         if waits and free and not blocked and not eligible.has_cheaper(free[0]):
             yield f"{len(eligible.deferred)} ranks wait, and no executor is cheaper than {free[0].name}"
+    if state.ledger.spending is Spending.FREELY and left_lying(state, now):
+        yield "samples wait to be saved, and somebody has time for it"
 
 
 def _cursors(state: State) -> Iterator[str]:

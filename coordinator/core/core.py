@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.core import auditing, events, ranks, requesting, restoring, results
+from superdl.coordinator.core import auditing, events, filling, ranks, requesting, restoring, results
 from superdl.coordinator.core.consistency import problems, stuck_work
 from superdl.coordinator.core.diagnosis import history, needed_bytes
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
@@ -41,6 +41,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheResized: auditing.cache_resized,
     events.ExecutorResized: requesting.executor_resized,
     events.ExecutorsIneligible: requesting.executors_ineligible,
+    events.FillUp: filling.fill_up,
     events.JobClosed: ranks.job_closed,
     events.JobOpened: ranks.job_opened,
     events.PacksLost: restoring.packs_lost,
@@ -137,6 +138,10 @@ class Core:
     def store_trouble(self) -> str:
         """Why an executor does not read the store now, or not write to it; empty while all is well."""
         return restoring.trouble(self.state)
+
+    def filled(self, job: Job) -> filling.Filled:
+        """How far a job is that fills the cache or the store."""
+        return filling.filled(self.state, job)
 
     def lookahead_batches(self, job: Job) -> int:
         """How far a job looks ahead now: the farthest of its ranks."""

@@ -75,6 +75,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
         why = f", racing request {request.hedge_of}" if request.hedge_of is not None else ""
         account = f"on account of {request.job}{why}"
         from_where = "from the store, " if request.restore else ""
+        from_where = "into the store, " if request.from_cache else from_where
         told.append(
             (request.made_s, f"request {request.number} for {count} of its samples, {from_where}{account}")
         )

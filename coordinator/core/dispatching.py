@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.events import Warn
+from superdl.coordinator.core.filling import room_to_fill
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.requesting import race_stragglers, request
 from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.room import fits, next_use, next_use_s, relieve, room_for, urgent_room_for
 from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.saving import next_save_s, save_one
 from superdl.coordinator.core.timing import request_size
 from superdl.super_wire.record import SPENDING_CAP
 
@@ -56,7 +58,13 @@ def expire_tombstones(state: State, now: float) -> None:
 
 
 def dispatch(state: State, now: float) -> None:
-    """Make requests while executors have places and the cache has room."""
+    """Make requests while executors have places and the cache has room; last, what is to be saved."""
+    _produce(state, now)
+    while watch_spending(state, now) is Spending.FREELY and save_one(state, now):
+        pass
+
+
+def _produce(state: State, now: float) -> None:
     relieve(state, now)
     _release_due(state, now)
     state.stragglers.become_late(now, state.requests)
@@ -105,7 +113,9 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
         return
     count = min(way.indices.size, _request_samples(state, executor, cursor, way, now))
     room = count
-    if not fits(state, ahead.samples, count):
+    if job.fill is not None:
+        room = room_to_fill(state, job, ahead.samples, count)
+    elif not fits(state, ahead.samples, count):
         later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
         room = room_for(state, ahead.samples, count, later_than_s=later_than_s, now=now)
     if room:
@@ -179,7 +189,7 @@ def _request_retries(state: State, now: float) -> bool:
     while (
         not lacks_room
         and watch_spending(state, now) is not Spending.STOPPED
-        and state.fleet.places(now) > 0
+        and state.fleet.has_place(now)
         and (retry := state.retry_queue.take_due()) is not None
     ):
         wanted = _wanted(state, retry)
@@ -302,3 +312,4 @@ def _opportunities(state: State, now: float) -> Iterator[float | None]:
             yield eligible.defer_until_s
     if state.ledger.spending is not Spending.FREELY:
         yield state.ledger.freely_at_s(now, state.in_flight)
+    yield next_save_s(state)

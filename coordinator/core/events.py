@@ -39,6 +39,7 @@ __all__ = [
     "ExecutorResized",
     "ExecutorsIneligible",
     "FailureKind",
+    "FillUp",
     "JobClosed",
     "JobOpened",
     "PacksLost",
@@ -98,6 +99,18 @@ class JobClosed:
 
     job: str
     rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class FillUp:
+    """A job is not to read: its samples are to be in the cache, or in the store if ``to_store``, in the order
+    of its first epoch, up to ``size_bytes`` in all and at a cost of ``usd``. Said again as a sign of life.
+    """
+
+    job: str
+    size_bytes: float = math.inf
+    usd: float = math.inf
+    to_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +314,8 @@ class Prefetch:
     ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
     request in flight for the same samples, which this one races; ``executor`` is the number of the one that
     is to carry it out. ``restore``: bring the records from their places in the store, all of which are known.
-    ``save``: write a pack of what is decoded. ``pointers``: the cache may get pointers into it.
+    ``save``: write a pack of what is decoded, or with ``from_cache`` of what the cache holds of these.
+    ``pointers``: the cache may get pointers into it.
     """
 
     request_id: int
@@ -314,6 +328,7 @@ class Prefetch:
     restore: bool = False
     save: bool = False
     pointers: bool = False
+    from_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +391,7 @@ Event: TypeAlias = (
     | CacheResized
     | ExecutorResized
     | ExecutorsIneligible
+    | FillUp
     | JobClosed
     | JobOpened
     | PacksLost

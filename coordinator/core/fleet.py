@@ -4,7 +4,8 @@ The cheapest that has a place gets it. Where it has none, a request goes to the 
 what is wanted later than the slow requests of both take is kept for the cheaper, so that the dearer gets what
 the cheaper cannot do in time, and no more. Executors that refuse or fail are set aside for a while, and the
 next one takes their place. Not every executor can produce every dataset: all this is asked of the executors
-that are *eligible* for one. Where that is one alone, there is no choice, and nothing is set aside.
+that are *eligible* for one. Where that is one alone, there is no choice, and nothing is set aside. Beside
+them there may be executors for the store alone: they restore and save for those that do not see it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _UNKNOWN_LATE_S = 5.0
 class StoreAccess:
     """How an executor fares with the store: how long restores take it, and whether reading and writing works.
 
-    ``read_probe`` and ``write_probe`` are the requests that try it again, one at a time, after it has not.
+    ``read_probe`` and ``write_probe`` are the requests that try it again, one at a time, after it has not;
+    ``saves`` of what the cache holds are in flight.
     """
 
     latency: LatencyModel = field(default_factory=LatencyModel)
@@ -41,6 +43,7 @@ class StoreAccess:
     writing: CircuitBreaker = field(default_factory=CircuitBreaker)
     read_probe: int = 0
     write_probe: int = 0
+    saves: int = 0
 
 
 @dataclass(slots=True)
@@ -67,6 +70,8 @@ class ExecutorState:
     """When one of its records was chosen to be read back last."""
     store: StoreAccess | None = None
     """``None``: there is no store, or its functions do not see it."""
+    decodes: bool = True
+    """Else it is for the store alone."""
 
     def latency_of(self, *, restore: bool) -> LatencyModel:
         """How long it takes to restore, or to produce."""
@@ -83,6 +88,13 @@ class ExecutorState:
             places = min(places, int(self.most_in_flight) - self.in_flight)
         return places
 
+    def is_resting(self, now: float) -> bool:
+        """Whether one that is for the store alone was set aside; one request at a time tries it after that,
+        since it is asked for nothing else that could show that it works.
+        """
+        breaker = self.breaker
+        return not self.decodes and breaker.tripped and bool(now < breaker.open_until_s() or self.in_flight)
+
 
 class EligibleExecutors:
     """The executors that can produce a dataset, in order of preference, and the ranks that read such ones.
@@ -95,10 +107,18 @@ class EligibleExecutors:
     Args:
         executors: they, the cheapest first.
         restores: whether they are asked for records of the store, which takes them another time.
+        store_only: those that are for the store alone.
     """
 
-    def __init__(self, executors: Sequence[ExecutorState], *, restores: bool = False) -> None:
+    def __init__(
+        self,
+        executors: Sequence[ExecutorState],
+        *,
+        restores: bool = False,
+        store_only: Sequence[ExecutorState] = (),
+    ) -> None:
         self.executors = tuple(executors)
+        self.store_only = tuple(store_only)
         self._restores = restores
         self.ready: TimeQueue[CursorKey] = TimeQueue()
         self.deferred: dict[CursorKey, None] = {}
@@ -115,6 +135,10 @@ class EligibleExecutors:
         if self._alone:
             return self.executors[0].places(now)
         return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
+
+    def has_place(self, now: float) -> bool:
+        """Whether any of them takes one more request, if only for what lies in the store."""
+        return self.places(now) > 0 or any(each.places(now) > 0 for each in self.store_only)
 
     def places_of(self, executor: ExecutorState, now: float) -> int:
         """How many more requests an executor may be given. One that was set aside is tried with a single
@@ -177,7 +201,7 @@ class EligibleExecutors:
                 executor.latency.known,
                 executor.store and (executor.store.latency.known, executor.store.reading.tripped),
             )
-            for executor in self.executors
+            for executor in (*self.executors, *self.store_only)
         )
         changed = seen != self._seen
         self._seen = seen
@@ -190,7 +214,7 @@ class EligibleExecutors:
         models = [
             # As long as it has only restored, that is what it does.
             executor.latency if executor.latency.answers or not executor.store else executor.store.latency
-            for executor in self.executors
+            for executor in (*self.executors, *self.store_only)
         ]
         times_s = [model.quantile_s(samples, _SLOW) for model in models]
         known_s = [time_s for time_s in times_s if time_s is not None]
@@ -212,7 +236,7 @@ class EligibleExecutors:
 
     def wake_times_s(self, now: float) -> Iterator[float]:
         """When executors that take no more now may do so by the passing of time alone."""
-        for executor in self.executors:
+        for executor in (*self.executors, *self.store_only):
             if self.places_of(executor, now) > 0:
                 continue
             open_until_s = self._open_until_s(executor)
@@ -256,24 +280,32 @@ class Fleet:
     Args:
         names: what people call them, the cheapest first; at least one.
         see_store: the numbers of those whose functions see a store.
+        store_only: the numbers of those that are for it alone.
     """
 
-    def __init__(self, names: Sequence[str], see_store: Container[int] = ()) -> None:
+    def __init__(
+        self, names: Sequence[str], see_store: Container[int] = (), store_only: Container[int] = ()
+    ) -> None:
         self.executors = tuple(
-            ExecutorState(number, name, store=StoreAccess() if number in see_store else None)
+            ExecutorState(
+                number,
+                name,
+                store=StoreAccess() if number in see_store else None,
+                decodes=number not in store_only,
+            )
             for number, name in enumerate(names)
         )
         self._restorers: dict[tuple[int, ...], EligibleExecutors] = {}
-        self._groups: dict[frozenset[int], EligibleExecutors] = {
-            frozenset(): EligibleExecutors(self.executors)
-        }
+        self._groups: dict[frozenset[int], EligibleExecutors] = {}
+        self.eligible(frozenset())
 
     def eligible(self, ineligible: frozenset[int]) -> EligibleExecutors:
         """The executors but those of some numbers."""
         found = self._groups.get(ineligible)
         if found is None:
-            executors = [executor for executor in self.executors if executor.number not in ineligible]
-            found = self._groups[ineligible] = EligibleExecutors(executors)
+            able = [each for each in self.executors if each.decodes and each.number not in ineligible]
+            store_only = [each for each in self.executors if not each.decodes]
+            found = self._groups[ineligible] = EligibleExecutors(able, store_only=store_only)
         return found
 
     def restorers(self, executors: Sequence[ExecutorState]) -> EligibleExecutors:
@@ -302,6 +334,10 @@ class Fleet:
         """How many more requests may be made, for what most can be made for."""
         return max(eligible.places(now) for eligible in self._groups.values())
 
+    def has_place(self, now: float) -> bool:
+        """Whether any request may be made."""
+        return any(eligible.has_place(now) for eligible in self._groups.values())
+
     def idle(self, now: float) -> int:
         """How many functions have nothing to do, of those that may be asked."""
         return max(eligible.idle(now) for eligible in self._groups.values())
@@ -311,7 +347,9 @@ class Fleet:
         found = None
         for eligible in self._groups.values():
             deadline_s = eligible.ready.soonest_s()
-            if deadline_s is None or (found and deadline_s >= found[1]) or eligible.places(now) <= 0:
+            if deadline_s is None or (found and deadline_s >= found[1]):
+                continue
+            if not eligible.has_place(now):
                 continue
             found = eligible, deadline_s
         return found

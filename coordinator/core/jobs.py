@@ -8,6 +8,7 @@ looking ahead crosses epochs without a seam. What is done about a rank stands in
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,7 @@ from superdl.super_wire.counters import WorkCounters
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from superdl.coordinator.core.events import FillUp
     from superdl.coordinator.core.journal import BatchNote
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.queues import CursorKey
@@ -164,7 +166,9 @@ class Cursor:
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
 
     def deadline_s(self) -> float:
-        """When the job will want the first batch that is not known to be seen to."""
+        """When the job will want the first batch that is not known to be seen to; never, if nobody reads."""
+        if self.job.fill is not None:
+            return math.inf
         return self.last_read_s + (self.next_ahead - self.watermark) * self.interval_s
 
 
@@ -179,6 +183,10 @@ class Job:
     cursors: dict[int, Cursor] = field(default_factory=dict)
     counters: JobCounters = field(default_factory=JobCounters)
     stalls: JobStalls = field(default_factory=JobStalls)
+    fill: FillUp | None = None
+    """That nobody reads it, and how far it is to fill the cache or the store."""
+    is_full: str = ""
+    """Why it may fill no further."""
     lapsed: bool = False
     """Whether no rank of it has shown a sign of life lately."""
     straight: bool = False

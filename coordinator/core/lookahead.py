@@ -24,6 +24,7 @@ _SAFETY = 2.0
 _SPARE_BATCHES = 8
 _SPAN_BATCHES = 8
 _STRIDE_SHARE = 4
+_FILL_AUDITS = 8
 LEAST_BATCHES = 2
 """Beyond what the sampler has given out, so much is looked ahead at the least."""
 
@@ -36,6 +37,11 @@ def window_end(state: State, cursor: Cursor) -> int:
     stay away.
     """
     job = cursor.job
+    if job.fill is not None:  # nobody reads it: one epoch, as far as the cache has answered
+        state.want(cursor, 0)
+        asked = [audit.asker for audit in state.audits.values() if isinstance(audit.asker, CursorSpan)]
+        unanswered = sum(asker.job == job.name for asker in asked)
+        return cursor.lookahead if unanswered >= _FILL_AUDITS else job.plan.batches_per_epoch
     epoch, _ = job.epoch_and_position(cursor.lookahead)
     samples = state.set_of(job.samples_of(epoch))
     batch_bytes = samples.sample_bytes * job.plan.batch_size
@@ -91,7 +97,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
         end = window_end(state, cursor)
         room = end - cursor.lookahead
         given_out = cursor.lookahead < cursor.yielded + LEAST_BATCHES  # readers may wait for it
-        if room <= 0 or (room < _stride(cursor, end) and not given_out):
+        if room <= 0 or (room < _stride(cursor, end) and not given_out and job.fill is None):
             return None
         epoch, position = job.epoch_and_position(cursor.lookahead)
         # The first batches one by one, since the deadlines of a span are that of its first batch.
@@ -107,6 +113,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             cursor.counted = cursor.lookahead + stop - position
             if key.epoch == EVERY_EPOCH:
                 state.thrash.needed(key.dataset, indices.size, now)
+        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # else it comes to no pack
         start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
         absent = wanted_in_cache(job, samples, indices[states == SampleState.ABSENT])
         cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))

@@ -32,6 +32,7 @@ __all__ = [
     "RoomSearch",
     "Stragglers",
     "TimeQueue",
+    "UnsavedQueue",
 ]
 
 CursorKey: TypeAlias = tuple[str, int]
@@ -333,3 +334,47 @@ class Stragglers:
     def affordable(self, share: float) -> int:
         """How many more hedges keep within a share of all requests that have ended."""
         return max(0, int(share * self.landings) - self.hedges)
+
+
+class UnsavedQueue:
+    """Samples that have come into the cache and are to be written to the store, in their order of coming.
+
+    Each is here once at most, so that a store which takes nothing cannot make the queue grow. Whether one is
+    still in the cache, and still in no pack, is to be seen when it is taken.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[SetKey, deque[tuple[float, NDArray[np.int64]]]] = {}
+        self._is_here: dict[SetKey, NDArray[np.bool_]] = {}
+
+    def add(self, key: SetKey, size: int, indices: NDArray[np.int64], now: float) -> None:
+        """Samples of a set of that size have come."""
+        is_here = self._is_here.setdefault(key, np.zeros(size, dtype=np.bool_))
+        fresh = indices[~is_here[indices]]
+        if fresh.size:
+            is_here[fresh] = True
+            self._waiting.setdefault(key, deque()).append((now, fresh))
+
+    def first(self) -> tuple[SetKey, float] | None:
+        """The set whose first sample has waited longest, and since when."""
+        since = {key: waiting[0][0] for key, waiting in self._waiting.items()}
+        return min(since.items(), key=lambda entry: entry[1]) if since else None
+
+    def holds(self, key: SetKey, count: int) -> bool:
+        """Whether so many of a set are here."""
+        return sum(indices.size for _, indices in itertools.islice(self._waiting[key], count)) >= count
+
+    def take(self, key: SetKey, count: int) -> NDArray[np.int64]:
+        """The first of a set, up to so many, removed."""
+        waiting, taken = self._waiting[key], []
+        while waiting and count:
+            since_s, indices = waiting.popleft()
+            if indices.size > count:
+                waiting.appendleft((since_s, indices[count:]))
+            taken.append(indices[:count])
+            count -= taken[-1].size
+        found = np.concatenate(taken)
+        self._is_here[key][found] = False
+        if not waiting:
+            del self._waiting[key], self._is_here[key]
+        return found

@@ -19,7 +19,7 @@ import numpy as np
 
 from superdl.coordinator.core import restoring
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
-from superdl.coordinator.core.events import CACHED, Prefetch, Warn
+from superdl.coordinator.core.events import CACHED, FailureKind, Prefetch, Warn
 from superdl.coordinator.core.jobs import JobCounters
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Request
@@ -29,20 +29,31 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, RequestDone
+    from superdl.coordinator.core.events import (
+        ExecutorResized,
+        ExecutorsIneligible,
+        RequestDone,
+        RequestFailed,
+    )
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
 __all__ = [
+    "UNCOUNTED_FAILURES",
     "charge",
+    "charge_for_nothing",
     "executor_resized",
     "executors_ineligible",
     "landed",
     "race_stragglers",
     "request",
+    "send",
     "settle",
 ]
+
+UNCOUNTED_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
+"""Kinds of failures that say nothing of samples, since no function was asked."""
 
 _LATE_LEAST_S = 0.05
 _RESTORE_LATE_LEAST_S = 2.0
@@ -103,7 +114,7 @@ def request(
     made = Request(number, key, indices, job, counters, reserved, now, unsettled, executor.number)
     if executor.store is not None:
         restoring.mark(state, made, executor.store, now, restore=restore)
-    _send(state, made, now)
+    send(state, made, now)
 
 
 def race_stragglers(state: State, now: float) -> None:
@@ -135,11 +146,12 @@ def _race(state: State, number: int, now: float) -> bool:
         pointers=False,
     )
     late.rival = rival.number
-    _send(state, rival, now)
+    send(state, rival, now)
     return True
 
 
-def _send(state: State, made: Request, now: float) -> None:
+def send(state: State, made: Request, now: float) -> None:
+    """Have a request carried out, and watch it, unless it is a save, which nobody waits for."""
     made.counters.invocations += 1
     made.counters.requests_in_flight += 1
     state.requests[made.number] = made
@@ -156,7 +168,7 @@ def _send(state: State, made: Request, now: float) -> None:
     late_s = eligible.late_s(executor, made.indices.size, state.settings.hedge_quantile)
     if made.restore:
         late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
-    if made.rival is None:
+    if made.rival is None and not made.from_cache:
         state.stragglers.watch(made.number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
     state.actions.append(
         Prefetch(
@@ -170,6 +182,7 @@ def _send(state: State, made: Request, now: float) -> None:
             restore=made.restore,
             save=made.save,
             pointers=made.pointers,
+            from_cache=made.from_cache,
         )
     )
 
@@ -225,15 +238,16 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
     counters.gb_s += gb_s
     record_bytes = 0
     if answer is not None:
-        state.stalls.work_for(request.samples.dataset).add(answer, restore=request.restore)
         record_bytes = int(answer.record_bytes[answer.outcomes == CACHED].sum())
+        counters.store_requests += answer.store_requests
+        counters.store_bytes += answer.store_bytes
+    if answer is not None and not request.from_cache:  # else it was there, and counted, before
+        state.stalls.work_for(request.samples.dataset).add(answer, restore=request.restore)
         counters.fetch_s += answer.fetch_us / 1e6
         counters.decode_s += answer.decode_us / 1e6
         counters.push_s += answer.push_us / 1e6
         counters.source_bytes += answer.source_bytes
         counters.source_requests += answer.source_requests
-        counters.store_requests += answer.store_requests
-        counters.store_bytes += answer.store_bytes
         counters.record_bytes += record_bytes
     usd = state.ledger.invoked(
         request.samples.dataset,
@@ -250,6 +264,14 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
     executor.usd += usd
     executor.most_in_flight = math.inf
     return usd
+
+
+def charge_for_nothing(state: State, request: Request, event: RequestFailed, now: float) -> None:
+    """Account for a request that came to nothing, unless it was never run."""
+    if event.refused or (event.kind in UNCOUNTED_FAILURES and not event.gb_s):
+        request.counters.invocations -= 1
+    else:
+        charge(state, request, event.gb_s, now, answer=None)
 
 
 def settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:

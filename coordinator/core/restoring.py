@@ -7,6 +7,9 @@ there, so nothing of it is wanted in the cache but what a reader misses. Where a
 is decoded comes as a *pointer* into its new pack. A job that does not see the store finds none: they are
 dropped when it comes, and what it wants is restored.
 
+Where functions do not see the store, executors that do save what these have decoded
+(:mod:`superdl.coordinator.core.saving`).
+
 Each executor has the store's trouble for itself, since functions may be set otherwise: a circuit breaker for
 reading, another for writing. While one is open, nothing waits for it: samples are decoded, and no packs are
 written; then a single request tries it. Nothing here costs anything where there is no store.
@@ -36,10 +39,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.throttling import CircuitBreaker
 
 __all__ = [
+    "WRITING",
     "Way",
     "all_straight",
     "answered",
     "came_to_nothing",
+    "distrust",
+    "is_usable",
     "mark",
     "overtaken",
     "packs_lost",
@@ -56,7 +62,7 @@ __all__ = [
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
 _READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
-_WRITING = (
+WRITING = (
     "nothing can be written to the store by the executor {}: {}; what is decoded is not kept, until it can"
 )
 
@@ -135,7 +141,8 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
 
 def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those of ``indices`` that a job wants in the cache ahead of its readers."""
-    if not job.straight or samples.packs is None:
+    to_store = job.fill is not None and job.fill.to_store
+    if not (job.straight or to_store) or samples.packs is None:
         return indices
     return indices[~samples.stored(indices)]
 
@@ -167,16 +174,17 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
     """Those of the executors that can restore; an executor that was set aside cannot, while another works."""
     able = [
         executor
-        for executor in eligible.executors
+        for executor in (*eligible.executors, *eligible.store_only)
         if executor.store is not None
         and executor.concurrency.capacity
-        and _is_usable(state, executor.store.reading, executor.store.read_probe, now)
-        and not (executor.breaker.tripped and eligible.can_turn_elsewhere(executor))
+        and is_usable(state, executor.store.reading, executor.store.read_probe, now)
+        and not (executor.decodes and executor.breaker.tripped and eligible.can_turn_elsewhere(executor))
+        and not executor.is_resting(now)
     ]
     return state.fleet.restorers(able) if able else None
 
 
-def _is_usable(state: State, breaker: CircuitBreaker, probe: int, now: float) -> bool:
+def is_usable(state: State, breaker: CircuitBreaker, probe: int, now: float) -> bool:
     """Whether the store may be asked: after trouble and a pause, by a single request until it has worked."""
     return not breaker.tripped or (now >= breaker.open_until_s() and probe not in state.requests)
 
@@ -214,7 +222,7 @@ def mark(state: State, made: Request, access: StoreAccess, now: float, *, restor
         not restore
         and made.samples.epoch == EVERY_EPOCH
         and not samples.stored(made.indices).all()
-        and _is_usable(state, access.writing, access.write_probe, now)
+        and is_usable(state, access.writing, access.write_probe, now)
     )
     made.pointers = (
         made.save
@@ -238,7 +246,7 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
         return
     if request.save and event.store_trouble:
         refuse = access.writing.refused
-        _distrust(state, executor, access.writing, refuse, _WRITING, event.store_trouble, request, now)
+        distrust(state, executor, access.writing, refuse, WRITING, event.store_trouble, request, now)
     elif request.save and event.pack:
         access.writing.worked()
     if not request.restore:
@@ -248,7 +256,7 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
         refuse = access.reading.refused
-        _distrust(state, executor, access.reading, refuse, _READING, reason, request, now)
+        distrust(state, executor, access.reading, refuse, _READING, reason, request, now)
     elif (event.outcomes == CACHED).any():
         access.reading.worked()
 
@@ -260,7 +268,7 @@ def came_to_nothing(state: State, request: Request, executor: ExecutorState, rea
     _forget(state, state.set_of(request.samples), request.indices[request.unsettled])
     if executor.store is not None:
         reading = executor.store.reading
-        _distrust(state, executor, reading, reading.failed, _READING, reason, request, now)
+        distrust(state, executor, reading, reading.failed, _READING, reason, request, now)
 
 
 def overtaken(state: State, restore: Request, now: float) -> None:
@@ -268,10 +276,10 @@ def overtaken(state: State, restore: Request, now: float) -> None:
     executor = state.fleet.executors[restore.executor]
     if executor.store is not None:
         reading, reason = executor.store.reading, f"no answer within {now - restore.made_s:.1f} s"
-        _distrust(state, executor, reading, reading.failed, _READING, reason, restore, now)
+        distrust(state, executor, reading, reading.failed, _READING, reason, restore, now)
 
 
-def _distrust(
+def distrust(
     state: State,
     executor: ExecutorState,
     breaker: CircuitBreaker,
@@ -293,7 +301,7 @@ def trouble(state: State) -> str:
     told = []
     for executor in state.fleet.executors:
         for breaker, text in (
-            ((executor.store.reading, _READING), (executor.store.writing, _WRITING))
+            ((executor.store.reading, _READING), (executor.store.writing, WRITING))
             if (executor.store)
             else ()
         ):

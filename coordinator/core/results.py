@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core import restoring
+from superdl.coordinator.core import restoring, saving
 from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, FailureKind, ReadBack, Warn
 from superdl.coordinator.core.queues import Retry
-from superdl.coordinator.core.requesting import charge, landed, settle
+from superdl.coordinator.core.requesting import (
+    UNCOUNTED_FAILURES,
+    charge,
+    charge_for_nothing,
+    landed,
+    settle,
+)
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome
 
@@ -53,7 +59,6 @@ _WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
 _EXECUTOR_FAULTS = np.isin(
     OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR]
 )
-_UNCOUNTED_FAILURES = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 _ISOLATING_FAILURES = frozenset({FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED})
 _EVERY_S = 5.0
 _DOUBTED_EVERY_S = 0.5
@@ -63,12 +68,13 @@ _BYTES_MAX = 16 * 2**20
 def request_done(state: State, event: RequestDone, now: float) -> None:
     """A function answered; an answer to a request that is not in flight (a second one) changes nothing."""
     request = landed(state, event.request_id)
-    if request is None:
+    if request is None or saving.answered(state, request, event, now):
         return
     executor = state.fleet.executors[request.executor]
     if not _AT_ONCE[event.outcomes].any() and _WORKED[event.outcomes].any():
-        latency = executor.latency_of(restore=request.restore)
-        latency.observe(request.indices.size, now - request.made_s, event.duration_us / 1e6)
+        executor.latency_of(restore=request.restore).observe(
+            request.indices.size, now - request.made_s, event.duration_us / 1e6
+        )
         executor.concurrency.succeeded()
     if not event.cold_start:
         executor.concurrency.begun(now - request.made_s - event.duration_us / 1e6, executor.in_flight, now)
@@ -84,6 +90,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     samples, indices, open_ = state.set_of(request.samples), request.indices, request.unsettled
     cached, tombstoned = open_ & (event.outcomes == CACHED), open_ & (event.outcomes == _TOMBSTONE)
     _store(state, request, event, cached)
+    state.has_come(request.samples, indices[cached], now)
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[tombstoned], SampleState.FAILED)
     for offset in np.flatnonzero(tombstoned):
@@ -161,6 +168,7 @@ def _all_cached(state: State, request: Request, event: RequestDone, usd: float, 
     """What nearly every answer says, in fewer steps."""
     count = request.indices.size
     _store(state, request, event, np.ones(count, dtype=np.bool_))
+    state.has_come(request.samples, request.indices, now)
     choose_to_read_back(state, request, request.indices, event.record_bytes, now)
     _count(request, count)
     state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
@@ -175,23 +183,22 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     request = landed(state, event.request_id)
     if request is None:
         return
-    if event.refused or (event.kind in _UNCOUNTED_FAILURES and not event.gb_s):  # it was never run
-        request.counters.invocations -= 1
-    else:
-        charge(state, request, event.gb_s, now, answer=None)
+    charge_for_nothing(state, request, event, now)
     message = f"{event.kind.value}: {event.message}"
+    if saving.failed(state, request, message, now):
+        return
     executor = state.fleet.executors[request.executor]
     if event.kind is FailureKind.THROTTLED:
         executor.concurrency.throttled(executor.in_flight, now)
         state.stalls.work_for(request.samples.dataset).throttled += 1
     elif event.kind is FailureKind.LOST:
         executor.concurrency.lost(executor.in_flight, now)
-    if event.kind in _UNCOUNTED_FAILURES:
+    if event.kind in UNCOUNTED_FAILURES:
         executor.breaker.refused(message, request.made_s, now)
     else:
         executor.breaker.failed(message, request.made_s, now)
     request.end(now, message)
-    not_restored = request.restore and event.kind not in _UNCOUNTED_FAILURES
+    not_restored = request.restore and event.kind not in UNCOUNTED_FAILURES
     if not_restored:
         restoring.came_to_nothing(state, request, executor, message, now)
     if request.rival in state.requests:
@@ -208,7 +215,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
         _try_again(state, request, left[unsuspected], messages, now, counts=False, alone=False)
         _try_again(state, request, left[~unsuspected], messages, now, counts=True, alone=True)
         return
-    counts, alone = event.kind not in _UNCOUNTED_FAILURES, event.kind in _ISOLATING_FAILURES
+    counts, alone = event.kind not in UNCOUNTED_FAILURES, event.kind in _ISOLATING_FAILURES
     _try_again(state, request, left, messages, now, counts=counts, alone=alone)
 
 

@@ -102,7 +102,8 @@ def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
         if missing > 0:
             _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
     fitting = _fitting(state.free_bytes, size_bytes, count)
-    if fitting or state.requests or _missed_and_resident(state, now):
+    bring_room = any(not request.from_cache for request in state.requests.values())
+    if fitting or bring_room or _missed_and_resident(state, now):
         return fitting
     return max(1, _fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
 
@@ -169,7 +170,7 @@ def next_use_s(
     """
     soonest = np.full(indices.size, np.inf)
     for job in jobs:
-        if job.dataset == key.dataset:
+        if job.dataset == key.dataset and job.fill is None:
             batches = next_use(key, indices, job)
             never = batches >= NEVER_SOON
             if stored is not None and job.straight:

@@ -66,13 +66,14 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """What the core is told of an executor: what people call it, what its work costs, and whether its
-    functions see the store.
+    """What the core is told of an executor: what people call it, what its work costs, whether its functions
+    see the store, and whether they decode; else they restore and save, and do nothing else.
     """
 
     name: str = "local"
     prices: Prices = field(default_factory=Prices)
     sees_store: bool = True
+    decodes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class CoreSettings:
     second one, as long as those are no more than ``hedge_share`` of all requests. ``executors`` are those
     that there are, the cheapest first; ``max_usd_per_hour`` and ``max_usd`` bound what is spent at their
     prices; ``spent_usd`` was spent before, by earlier coordinators. ``store`` says that there is one,
-    ``whole_packs`` that reading a pack as a whole costs hardly more than a record of it, as in a bucket.
+    ``store_read_only`` that nothing is written to it, ``whole_packs`` that reading a pack as a whole costs
+    hardly more than a record of it, as in a bucket.
     """
 
     budget_bytes: int
@@ -108,14 +110,15 @@ class CoreSettings:
     max_usd: float = math.inf
     spent_usd: float = 0.0
     store: bool = False
+    store_read_only: bool = False
     whole_packs: bool = False
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} is from {low:g} to {high:g}; not {getattr(self, name)}")
-        if not self.executors:
-            raise ConfigError("executors are at least 1; not 0")
+        if not any(facts.decodes for facts in self.executors):
+            raise ConfigError("executors that decode are at least 1; not 0")
 
     def backoff_after_s(self, attempts: int) -> float:
         """Wait before the next attempt, after ``attempts`` that failed."""

@@ -24,6 +24,7 @@ from superdl.coordinator.core.queues import (
     RoomSearch,
     Stragglers,
     TimeQueue,
+    UnsavedQueue,
 )
 from superdl.coordinator.core.samples import EVERY_EPOCH, CacheMemory, SampleSet, SampleState, SetKey
 
@@ -77,6 +78,8 @@ class Request:
     """What is decoded goes to the store, too."""
     pointers: bool = False
     """The cache may get pointers to it there."""
+    from_cache: bool = False
+    """Nothing is decoded: what goes to the store is in the cache already, and stays what it is there."""
     ended_s: float | None = None
     ending: str = ""
 
@@ -118,6 +121,8 @@ class State:
     room_search: RoomSearch = field(default_factory=RoomSearch)
     leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
     """Ranks by the time at which their lease may end."""
+    unsaved: UnsavedQueue | None = None
+    """What is to go from the cache to the store, where there are functions that do not see it."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
@@ -156,7 +161,14 @@ class State:
         see_store = [
             number for number, facts in enumerate(settings.executors) if settings.store and facts.sees_store
         ]
-        self.fleet = Fleet([facts.name for facts in settings.executors], see_store)
+        store_only = [number for number, facts in enumerate(settings.executors) if not facts.decodes]
+        self.fleet = Fleet([facts.name for facts in settings.executors], see_store, store_only)
+        if (
+            not settings.store_read_only
+            and len(see_store) > 0
+            and any(facts.decodes and not facts.sees_store for facts in settings.executors)
+        ):
+            self.unsaved = UnsavedQueue()
         self.ledger = Ledger(
             [facts.prices for facts in settings.executors],
             max_usd=settings.max_usd,
@@ -197,6 +209,12 @@ class State:
                 memory=self.memory,
             )
         return samples
+
+    def has_come(self, key: SetKey, indices: NDArray[np.int64], now: float) -> None:
+        """Samples are resident that were not; those in no pack are to be saved, by who sees the store."""
+        if self.unsaved is not None and key.epoch == EVERY_EPOCH:
+            samples = self.set_of(key)
+            self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
 
     def states(self, key: SetKey, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The state of each of ``indices``, without making the sample set of that name."""

@@ -78,7 +78,8 @@ class Eligibility:
         audit: Callable[[bytes], Awaitable[NDArray[np.int64]]] | None = None,
         region_of: Callable[[str], str] = bucket_region,
     ) -> None:
-        self._executors = executors
+        self._all = executors
+        self._executors = [executor for executor in executors if executor.decodes]  # by the same numbers
         self._cache = cache
         self._audit = audit
         self._region_of = region_of
@@ -147,7 +148,7 @@ class Eligibility:
     @property
     def absences(self) -> list[str]:
         """Why executors are not there, by number; empty for those that are."""
-        return [executor.absence for executor in self._executors]
+        return [executor.absence for executor in self._all]
 
     async def check(self, dataset: ListedDataset, wait_s: float) -> None:
         """Try a listed dataset at all executors that are there, and wait, at most ``wait_s``.

@@ -1,8 +1,9 @@
 """Starts executors together, tells the core as they come and go, and starts those again that are missing.
 
 With one executor its failure to start is the coordinator's. With several, those that do not start are left
-out, told, and tried again; one that decodes otherwise than the records in the cache is left out, too. Which
-of those that run has which request is the core's.
+out, told, and tried again; one that decodes otherwise than the records in the cache is left out, too. One for
+the store alone does not decode, and is never what a start waits for. Which of those that run has which
+request is the core's.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ class ManagedExecutor:
 
     Args:
         make: makes the executor, again for each attempt to start it.
+        decodes: else it is for the store alone, whatever its functions decode images to.
     """
 
-    def __init__(self, make: Callable[[], Executor]) -> None:
+    def __init__(self, make: Callable[[], Executor], *, decodes: bool = True) -> None:
         self._make = make
+        self.decodes = decodes
         self._made = make()  # what is wrong with its settings is told at once
         self._is_closed = False
         self.name, self.remote, self.region = self._made.name, self._made.remote, self._made.region
@@ -109,13 +112,18 @@ class ExecutorManager:
 
     Args:
         makers: make them, the cheapest first; at least one.
+        store_only: makes those that are for the store alone.
 
     Raises:
         ConfigError: a setting of one is wrong.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], Executor]]) -> None:
-        self.executors = tuple(ManagedExecutor(make) for make in makers)
+    def __init__(
+        self, makers: Sequence[Callable[[], Executor]], store_only: Sequence[Callable[[], Executor]] = ()
+    ) -> None:
+        self.decoding = tuple(ManagedExecutor(make) for make in makers)
+        """Those that decode, by the same numbers as all."""
+        self.executors = (*self.decoding, *(ManagedExecutor(make, decodes=False) for make in store_only))
         self.fingerprint = ""
         """What the functions of all that are there decode images to."""
         self._told: dict[int, Scaling] = {}
@@ -133,12 +141,12 @@ class ExecutorManager:
         Raises:
             SuperError: none could be started; what the first said.
         """
-        starting = self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
+        self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
+        starting = self._starting[: len(self.decoding)]
         left = set(starting)
         while left and all(task.exception() for task in set(starting) - left):
             _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-        if left:
-            await asyncio.wait(left, timeout=_GRACE_S)
+        await asyncio.wait(self._starting, timeout=_GRACE_S)
         if all(task.done() and task.exception() for task in starting):
             raise self._none_left(*(task.exception() for task in starting))
 
@@ -161,7 +169,7 @@ class ExecutorManager:
                     await self._admit(executor, agree)
                     continue
                 except SuperError as error:
-                    failures.append(error)
+                    failures += [error] if executor.decodes else []
                     _log.warning("the executor %s is left out for now: %s", executor.name, error)
             if len(self.executors) > 1:
                 self._keeping.append(asyncio.create_task(self._keep(executor, agree, again)))
@@ -183,18 +191,19 @@ class ExecutorManager:
 
     def _none_left(self, *failures: BaseException | None) -> BaseException:
         """What to raise if no executor can be used."""
-        if len(self.executors) == 1 and failures[0] is not None:
+        if len(self.decoding) == 1 and failures[0] is not None:
             return failures[0]
-        reasons = "; ".join(f"{executor.name}: {executor.absence}" for executor in self.executors)
+        reasons = "; ".join(f"{executor.name}: {executor.absence}" for executor in self.decoding)
         return ExecutorError(f"none of the executors could be started: {reasons}")
 
     async def _admit(self, executor: ManagedExecutor, agree: Callable[[str], Awaitable[object]]) -> None:
-        try:
-            await agree(executor.fingerprint)
-        except SuperError as error:
-            await executor.close(str(error))
-            raise
-        self.fingerprint = self.fingerprint or executor.fingerprint
+        if executor.decodes:
+            try:
+                await agree(executor.fingerprint)
+            except SuperError as error:
+                await executor.close(str(error))
+                raise
+            self.fingerprint = self.fingerprint or executor.fingerprint
         executor.absence = ""
 
     async def _keep(

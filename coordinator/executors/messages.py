@@ -100,11 +100,13 @@ def request_for(
     store: str = "",
     places: RecordPlaces | None = None,
     pointers: bool = False,
+    saved_as: str = "",
 ) -> PrefetchRequest:
     """A request for samples of a dataset, by their places in its catalog.
 
-    With ``places``, all of them known, to restore them from ``store``; else to decode them, and to write a
-    pack to ``store``, if one is named, which ``pointers`` in the cache may lead to.
+    With ``places``, all of them known, to restore them from ``store``; with ``saved_as``, the fingerprint of
+    who has decoded them, to save them there from the cache; else to decode them, and to write a pack to
+    ``store``, if one is named, which ``pointers`` in the cache may lead to.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
     return PrefetchRequest(
@@ -125,6 +127,8 @@ def request_for(
         alias=catalog.alias,
         prefix=catalog.prefix,
         pointers=pointers and bool(store),
+        golden=saved_as,
+        from_cache=bool(saved_as),
     )
 
 

@@ -240,6 +240,10 @@ class Engine:
             await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
         keeper, places = self.keeper, None
+        if action.from_cache and not keeper.saves:
+            why = "it is full, or may not be written"
+            self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, why, refused=True))
+            return
         if action.restore:
             places = keeper.places.of(dataset.content, action.indices, with_gone=True)
         request = request_for(
@@ -252,6 +256,7 @@ class Engine:
             store=keeper.address if places or (action.save and keeper.saves) else "",
             places=places,
             pointers=action.pointers,
+            saved_as=keeper.fingerprint if action.from_cache else "",
         )
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,6 +22,7 @@ from superdl.coordinator.core import CoreSettings, ExecutorFacts
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
+from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.coordinator.server.engine import Engine
@@ -117,7 +119,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     by_stream = any(executor.answers_by_stream(settings) for executor in executors)
     outcomes = OutcomeReader(cache) if by_stream else None
     context = executor_context(settings, outcomes)
-    manager = ExecutorManager([partial(executor.of, settings, context) for executor in executors])
+    manager = ExecutorManager(
+        [partial(executor.of, settings, context) for executor in executors],
+        [partial(make, context) for make in settings.store_only],
+    )
     stack.push_async_callback(manager.close)
     datasets, keeper = await _with_store(settings, stack)
     info = await _warm_and_take_over(manager, cache)
@@ -190,10 +195,14 @@ def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
     """What the core is told of executors."""
     prices, store = load_prices(settings.prices), settings.store_choice.address
     classes = executor_classes(settings.executors)
-    return tuple(
+    facts = [
         ExecutorFacts(one.name, prices.of(one.name), sees_store=one.sees_store(settings, store))
         for one in classes
-    )
+    ]
+    for _ in settings.store_only:  # the hours of its machine are what they are without it
+        of_its_work = replace(prices.of(LocalExecutor.name), hour=0.0, coordinator_hour=0.0)
+        facts.append(ExecutorFacts(LocalExecutor.name, of_its_work, decodes=False))
+    return tuple(facts)
 
 
 async def _warm_and_take_over(manager: ExecutorManager, cache: Cache) -> CacheInfo:
@@ -235,6 +244,7 @@ def _core_settings(
         max_usd_per_hour=settings.max_usd_per_hour or math.inf,
         spent_usd=spent_usd,
         store=bool(settings.store_choice.address),
+        store_read_only=settings.store_read_only,
         whole_packs=is_bucket(settings.store_choice.address),
     )
 

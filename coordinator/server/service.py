@@ -6,13 +6,14 @@ trailing metadata.
 
 from __future__ import annotations
 
+import math
 import re
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from superdl.coordinator.core import BatchesAsked, DatasetFacts, JobClosed, JobOpened, Plan
+from superdl.coordinator.core import BatchesAsked, DatasetFacts, FillUp, JobClosed, JobOpened, Plan
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit
 from superdl.coordinator.server.statistics import (
     batch_status,
@@ -20,6 +21,7 @@ from superdl.coordinator.server.statistics import (
     coordinating,
     executor_prices,
     executor_stats,
+    filling,
     job_stats,
 )
 from superdl.super_wire import coordinator_pb2 as pb
@@ -188,7 +190,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
         opened = JobOpened(request.job, facts, plan, request.rank, *at, ineligible)
         keeper = self._engine.keeper
-        self._engine.post_all([opened, *(() if is_known else keeper.stored(dataset.content))])
+        more = [] if is_known else keeper.stored(dataset.content)
+        fills = [FillUp(request.job, size_bytes=0.0)] if request.fills else []
+        self._engine.post_all([opened, *more, *fills])
         store_id = keeper.store_id if places_fit(plan, dataset) else ""
         return pb.Job(
             job=request.job,
@@ -227,6 +231,19 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         asked = (request.job, request.rank, request.epoch, request.position, stop, yielded)
         self._engine.post(BatchesAsked(*asked, sees_store=sees_store))
         return page
+
+    @_typed_errors
+    async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:
+        """Have a job fill the cache or the store; how far it is."""
+        job, keeper = self._job(request.job), self._engine.keeper
+        if job.random or job.plan.replicas > 1:
+            raise ConfigError("a job that fills has one rank and a recipe that is not random")
+        if request.to_store and not keeper.saves:
+            why = keeper.told or "start it with --store"
+            raise ConfigError(f"the coordinator has no store to fill now: {why}")
+        bounds = request.max_bytes or math.inf, request.max_usd if request.max_usd > 0 else math.inf
+        self._engine.post(FillUp(request.job, *bounds, to_store=request.to_store))
+        return filling(self._core, job, self._datasets[job.dataset])
 
     @_typed_errors
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:

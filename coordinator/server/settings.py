@@ -6,9 +6,11 @@ argument. Sizes are written as ``4gb`` in all sources.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tomllib
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from superdl.coordinator.catalog.source import Allowed, parse_roots
 from superdl.coordinator.executors import ExecutorContext, executor_classes
 from superdl.coordinator.executors.aws_lambda import LambdaSettings
 from superdl.coordinator.executors.base import check_settings, setting
-from superdl.coordinator.executors.local import LocalSettings
+from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from superdl.coordinator.executors.ray_executor import RaySettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
 from superdl.coordinator.store import AUTO, StoreChoice, chosen_store
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.coordinator.executors import Executor
 
 __all__ = ["Settings", "add_arguments", "allowed_to_listings", "executor_context", "load_settings"]
 
@@ -42,6 +45,8 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 _ANY_S = 1e9
 _ANY_USD = 1e12
+_STORE_WORKERS = 2
+"""Processes for the store alone: they copy bytes, and hardly compute."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +121,15 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         """The store's address, or why there is none.
 
         Raises:
-            ConfigError: it is none, or the functions of no executor see it.
+            ConfigError: it is none, or no functions see it: those of no executor, and this machine runs none.
         """
         choice = chosen_store(self.store, os.environ)
-        classes = executor_classes(self.executors)
-        if not choice.address or any(executor.sees_store(self, choice.address) for executor in classes):
+        if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
             return choice
-        words = f"functions of {self.executor} do not see the directory {choice.address}"
+        words = (
+            f"functions of {self.executor} do not see the directory {choice.address}, and the coordinator's "
+            f"machine cannot run {self.function} for it"
+        )
         if self.store.lower() == AUTO:
             return StoreChoice("", words)
         raise ConfigError(
@@ -130,9 +137,30 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         )
 
     @property
+    def store_only(self) -> list[Callable[[ExecutorContext], Executor]]:
+        """Make the executors that restore and save for functions that do not see the store: one or none."""
+        address = self.store_choice.address
+        if not address or self._is_seen(address):
+            return []
+        few = replace(self, workers=min(self.workers, _STORE_WORKERS))
+        return [partial(LocalExecutor.of, few)]
+
+    def _is_seen(self, address: str) -> bool:
+        """Whether the functions of an executor see the store."""
+        return any(executor.sees_store(self, address) for executor in executor_classes(self.executors))
+
+    @property
     def executors(self) -> tuple[str, ...]:
         """How functions run: the executors in order of preference, the cheapest first; at least one."""
         return executor_names(self.executor)
+
+
+def _is_there(function: str) -> bool:
+    """Whether this machine has the module of ``module:attribute``."""
+    try:
+        return importlib.util.find_spec(function.partition(":")[0]) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,10 +26,19 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
     from superdl.coordinator.store.keeper import StoreKeeper
 
-__all__ = ["batch_status", "cache_stats", "coordinating", "executor_prices", "executor_stats", "job_stats"]
+__all__ = [
+    "batch_status",
+    "cache_stats",
+    "coordinating",
+    "executor_prices",
+    "executor_stats",
+    "filling",
+    "job_stats",
+]
 
 _DETAIL_BYTES = 64
 _TOLD_OCCURRENCES = 4
+_TOLD_FAILURES = 20
 
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
@@ -137,7 +146,21 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
     return [
         pb.ExecutorPrices(name=facts.name, **{unit: getattr(facts.prices, unit) for unit in units})
         for facts in core.state.settings.executors
+        if facts.decodes
     ]
+
+
+def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
+    """How far a job is that fills the cache or the store, and what of it has failed, the first few."""
+    told = core.filled(job)
+    answer = pb.Filling(there=told.there, failed=told.failed, size_bytes=told.size_bytes, ended=told.ended)
+    key, state = job.samples_of(0), core.state
+    failed = np.flatnonzero(state.states(key, np.arange(job.plan.size)) == SampleState.FAILED)
+    some = failed[:_TOLD_FAILURES]
+    for index, name in zip(some.tolist(), dataset.catalog.keys.take(some), strict=True):
+        why = state.failures.get((key, index), "it failed before; its tombstone in the cache says why")
+        answer.failures.add(key=name.decode(), state="failed", message=why)
+    return answer
 
 
 def batch_status(

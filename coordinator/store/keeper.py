@@ -86,7 +86,7 @@ class StoreKeeper:
         """What is wrong with the store now, for people; empty while all is well."""
         self._datasets = datasets
         self._read_only = read_only
-        self._fingerprint = ""
+        self.fingerprint = ""
         self._post: Callable[[Event], None] = lambda _: None
         self._threads = CallingThreads(_THREADS, "super-store")
         self._store: Store | None = None
@@ -130,12 +130,11 @@ class StoreKeeper:
         """
         if not self.address:
             return
-        opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
-        await asyncio.wait([opening], timeout=_OPENING_S)  # listing many packs takes longer, and goes on
-        self._opening = None if opening.done() else opening
-        if self._opening is not None:
-            self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
-            return
+        self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
+        await asyncio.wait([self._opening], timeout=_OPENING_S)  # listing many packs takes longer, and goes on
+        if not self._opening.done():
+            return self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
+        opening, self._opening = self._opening, None
         try:
             self._store = opening.result()
         except StoreError as error:
@@ -147,7 +146,7 @@ class StoreKeeper:
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
         """From now on events go to ``post``; packs of decoders with another fingerprint are of no use."""
-        self._fingerprint, self._post = fingerprint, post
+        self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
         """A dataset is about to be opened: see what the store has of it, and wait for that, bounded."""
@@ -189,14 +188,10 @@ class StoreKeeper:
         if not is_name or (lengths < HEADER_BYTES).any() or (offsets + lengths > size).any():
             self._in_trouble(f"a function says that it wrote the pack {name[:80]!r}, which cannot be")
             return 0, None
-        bucket, recipe = dataset.catalog.id_bucket, dataset.recipe.json
-        meta = PackMeta(collection, bucket, recipe, self._fingerprint, result.function_version)
-        pack = SegmentPack(name, size, meta)
+        made_of = dataset.catalog.id_bucket, dataset.recipe.json, self.fingerprint, result.function_version
+        pack = SegmentPack(name, size, PackMeta(collection, *made_of))
         self._pending[collection].append(segment_of(pack, dataset.ids(there, 0), offsets, lengths))
-        number = self.places.number(name)
-        numbers = np.full(there.size, number, dtype=np.uint32)
-        joined = Joined(there, numbers, offsets.astype(np.uint64), lengths.astype(np.uint32))
-        self.places.put(dataset.content, joined)
+        number = self.places.put_pack(dataset.content, name, there, offsets, lengths)
         self.room.wrote(name, size, there.size)
         if dataset.content in self._known:
             self._known[dataset.content].packs.add(name)
@@ -246,7 +241,7 @@ class StoreKeeper:
             return
 
         def looked() -> tuple[Joined, Any]:
-            found = look(store, collection, self._fingerprint, known)
+            found = look(store, collection, self.fingerprint, known)
             usable = zip(found.told.packs, found.usable.tolist(), strict=True)
             numbers = [self.places.number(pack.name) if good else 0 for pack, good in usable]
             return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32)), found

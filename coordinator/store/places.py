@@ -84,6 +84,19 @@ class Places:
             columns.offset[joined.indices] = joined.offsets
             columns.length[joined.indices] = joined.lengths
 
+    def put_pack(
+        self,
+        content: bytes,
+        pack: str,
+        indices: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> int:
+        """Note where records lie in a pack that was just written; its number."""
+        numbers = np.full(indices.size, number := self.number(pack), dtype=np.uint32)
+        self.put(content, Joined(indices, numbers, offsets.astype(np.uint64), lengths.astype(np.uint32)))
+        return number
+
     def forget(self, content: bytes, indices: NDArray[np.int64]) -> None:
         """No good record was found there."""
         columns = self._columns.get(content)

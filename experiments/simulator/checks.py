@@ -127,6 +127,9 @@ class Checks:
         told, attempts = self._rows(request.samples)
         unsettled = self._unsettled.pop(request.request_id)
         self._store.answered(request, event, unsettled)
+        if request.from_cache:
+            del self._made_s[request.request_id]
+            return
         for number, other in self.in_flight.items():
             if self._unsettled[number] is unsettled and isinstance(event, RequestDone):
                 self._store.overtaken(other)
@@ -165,7 +168,8 @@ class Checks:
         world, key = self._world, action.samples
         self._requests += 1
         self.require(
-            any(job.dataset == key.dataset for job in world.core.jobs), "a request that no open job wants"
+            action.from_cache or any(job.dataset == key.dataset for job in world.core.jobs),
+            "a request that no open job wants",
         )
         self.require(
             np.unique(action.indices).size == action.indices.size > 0, "a request names a sample twice"
@@ -178,7 +182,10 @@ class Checks:
         self.require(action.executor not in unfit, "an executor was asked for what it cannot produce")
         self._money.requested(action)
         self.require(not (wrong := "; ".join(self._store.problems(action))), wrong)
-        if action.hedge_of is not None:
+        if action.from_cache:
+            self._saved(action)
+            self._unsettled[action.request_id] = np.zeros(action.indices.size, dtype=np.bool_)
+        elif action.hedge_of is not None:
             self._hedged(action, self.in_flight.get(action.hedge_of))
             self._unsettled[action.request_id] = self._unsettled[action.hedge_of]
         else:
@@ -186,6 +193,20 @@ class Checks:
             self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
         self.in_flight[action.request_id] = action
         self._made_s[action.request_id] = world.now_s
+
+    def _saved(self, action: Prefetch) -> None:
+        """Of samples that are in the cache, once at a time, and by few functions, so that readers wait for
+        none.
+        """
+        told, _ = self._rows(action.samples)
+        self.require(told[action.indices].all(), "a sample is saved that is not cached")
+        saves = [other for other in self.in_flight.values() if other.from_cache]
+        for other in saves:
+            twice = other.samples == action.samples and np.intersect1d(other.indices, action.indices).size
+            self.require(not twice, "a sample is saved twice at once")
+        there_now = sum(other.executor == action.executor for other in saves)
+        half = max(1, self._world.model.fleet[action.executor].capacity // 2)
+        self.require(there_now < half, "saves take the functions that readers wait for")
 
     def _asked_anew(self, action: Prefetch) -> None:
         """Of samples that are not there, nor in flight, nor given up."""

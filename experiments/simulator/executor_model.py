@@ -41,7 +41,9 @@ _CACHED, _TOMBSTONE, _CACHE_ERROR, _CACHE_FULL, _EXPIRED = map(
 )
 _DECODED = (_CACHED, _CACHE_ERROR, _CACHE_FULL)
 _POINTER_BYTES, _WORTH_A_POINTER = 126, 4096
-_NOT_STORED, _STORE_ERROR = map(OUTCOME_ORDER.index, (Outcome.NOT_STORED, Outcome.STORE_ERROR))
+_NOT_STORED, _STORE_ERROR, _NOT_CACHED = map(
+    OUTCOME_ORDER.index, (Outcome.NOT_STORED, Outcome.STORE_ERROR, Outcome.NOT_CACHED)
+)
 
 
 @dataclass
@@ -170,7 +172,8 @@ class ExecutorModel:
 
     def _duration_s(self, request: Prefetch) -> float:
         functions, rng = self._functions, self._world.rng
-        duration_s = functions.typical_s(request.indices.size, restore=request.restore)
+        stored = request.restore or request.from_cache
+        duration_s = functions.typical_s(request.indices.size, restore=stored)
         if functions.spread:
             duration_s *= rng.lognormvariate(-(functions.spread**2) / 2, functions.spread)
         if functions.stragglers and rng.random() < functions.stragglers:
@@ -207,11 +210,12 @@ class ExecutorModel:
         world, functions, request = self._world, self._functions, taken.request
         data = world.model.datasets[request.samples.dataset]
         count = request.indices.size
-        outcomes = (
-            np.full(count, _EXPIRED, dtype=np.uint8) if expired else self._push(request, request.indices)
-        )
+        if expired:
+            outcomes = np.full(count, _EXPIRED, dtype=np.uint8)
+        else:
+            outcomes = self._look(request) if request.from_cache else self._push(request, request.indices)
         begun = 0 if expired else count
-        fetched = 0 if request.restore else begun
+        fetched = 0 if request.restore or request.from_cache else begun
         pointed = self._pointed(request, request.indices)
         told = self._keep(request, outcomes, pointed)
         answer = RequestDone(
@@ -232,6 +236,15 @@ class ExecutorModel:
         world.after(_ANSWER_S, partial(world.answer, answer, taken.life))
         if world.model.faults.twice and world.rng.random() < world.model.faults.twice:
             world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
+
+    def _look(self, request: Prefetch) -> NDArray[np.uint8]:
+        """What a save finds in the cache of its samples."""
+        cache, found = self._world.cache, np.full(request.indices.size, _CACHE_ERROR, dtype=np.uint8)
+        if cache.up:
+            there = cache.look(request.samples, request.indices, self._world.now_s) > 0
+            good = there & ~cache.spoilt(request.samples, request.indices)
+            found[:] = np.where(good, _CACHED, _NOT_CACHED)
+        return found
 
     def _pointed(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For which of the samples the cache gets a pointer into a new pack, if it gets anything."""
@@ -283,6 +296,8 @@ class ExecutorModel:
 
     def _push_some(self, request: Prefetch) -> None:
         """A function that does not live to tell of it has written a part."""
+        if request.from_cache:  # of a pack nothing is to be seen
+            return
         some = request.indices[: self._world.rng.randrange(request.indices.size + 1)]
         written = some[self._push(request, some) == _CACHED]
         self._world.store.write(request.samples.dataset, written[self._pointed(request, written)])

@@ -59,6 +59,7 @@ class StoreCheck:
         facts = world.model.settings.executors if world.model.settings.store else ()
         see = {number for number, each in enumerate(facts) if each.sees_store}
         self._see = frozenset(see)
+        self._store_only = {number for number, each in enumerate(facts) if not each.decodes}
         self._can_read, self._can_write = set(see), set(see)
         """Of the executors that see the store those that gave no reason for doubt since they last worked."""
         self._spoilers: set[int] = set()
@@ -86,6 +87,9 @@ class StoreCheck:
     ) -> None:
         """A request was answered for the first time; ``unsettled`` before that."""
         packs, executor = self._places[request.samples.dataset], request.executor
+        if request.from_cache and not (isinstance(event, RequestDone) and event.pack):
+            self._can_write.discard(executor)
+            return
         if not isinstance(event, RequestDone):
             self._can_read.discard(executor)
             if request.restore and event.kind not in _NEVER_RUN:
@@ -96,12 +100,7 @@ class StoreCheck:
             # What is stored, and whose pointer did not come, has to be restored.
             not_pointed = request.indices[event.stored & (event.outcomes != _CACHED)]
             self._missed[request.samples.dataset][not_pointed] = True
-        if request.samples.epoch == EVERY_EPOCH:
-            cached = event.outcomes == _CACHED
-            pointers = np.zeros_like(cached) if event.pointers is None else event.pointers
-            pointed = self._pointed[request.samples.dataset]
-            pointed[request.indices[cached & ~pointers]] = False
-            pointed[request.indices[cached & pointers & unsettled]] = True
+        self._note_pointers(request, event, unsettled)
         worked = np.isin(event.outcomes, (_CACHED, _TOMBSTONE)).any()
         if request.restore:
             packs[request.indices[event.outcomes == _NOT_STORED]] = 0
@@ -113,6 +112,15 @@ class StoreCheck:
             self._can_write.discard(executor)
         elif event.pack:
             self._can_write.add(executor)
+
+    def _note_pointers(self, request: Prefetch, event: RequestDone, unsettled: NDArray[np.bool_]) -> None:
+        if request.samples.epoch != EVERY_EPOCH:
+            return
+        cached = event.outcomes == _CACHED
+        pointers = np.zeros_like(cached) if event.pointers is None else event.pointers
+        pointed = self._pointed[request.samples.dataset]
+        pointed[request.indices[cached & ~pointers]] = False
+        pointed[request.indices[cached & pointers & unsettled]] = True
 
     def audited(self, audit: Audit, event: Audited) -> None:
         """The cache has told what it holds."""
@@ -142,6 +150,10 @@ class StoreCheck:
         deterministic = action.samples.epoch == EVERY_EPOCH
         if (action.restore or action.save) and (action.executor not in self._see or not deterministic):
             told.append("a request has to do with a store that is not there for it")
+        if action.executor in self._store_only and not (action.restore or action.from_cache):
+            told.append("an executor for the store alone is to decode")
+        if action.from_cache:
+            return [*told, *(["a sample is saved that lies in the store"] if known.any() else [])]
         if action.restore and not known.all():
             told.append("a sample is restored whose place nobody knows")
         awaited = self._missed[dataset][action.indices].all() or not self._only_straight(dataset)

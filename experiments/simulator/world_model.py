@@ -205,6 +205,7 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
         seed=spec.seed,
         settings=_settings(spec),
         functions=dataclasses.replace(_functions(spec.functions), restore_s=spec.store.restore_s),
+        others=_store_only(spec),
         datasets={data.name: data for data in datasets},
         jobs=tuple(script for job in spec.jobs for script in _scripts(spec, job)),
         faults=Faults(crash=spec.functions.failures, throttle=spec.functions.throttles),
@@ -239,11 +240,21 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
         budget_bytes=max(1, int(spec.cache.budget_gb * _GB)),
         lookahead_batches=spec.coordinator.lookahead_batches,
         request_samples=spec.coordinator.request_samples,
-        executors=(ExecutorFacts(spec.functions.kind, prices),),
+        executors=(
+            ExecutorFacts(spec.functions.kind, prices, sees_store=not _store_only(spec)),
+            *(ExecutorFacts(decodes=False) for _ in _store_only(spec)),
+        ),
         store=spec.store.kind != "none",
         whole_packs=spec.store.kind == "s3",
         max_usd_per_hour=math.inf if per_hour is None else per_hour,
     )
+
+
+def _store_only(spec: SimulationSpec) -> tuple[FunctionsModel, ...]:
+    """What restores and saves in a directory that functions on Lambda do not see: a local process."""
+    if (spec.store.kind, spec.functions.kind) != ("directory", "lambda"):
+        return ()
+    return (FunctionsModel(1, restore_s=spec.store.restore_s, memory_gb=0.0),)
 
 
 def _functions(spec: FunctionsSpec) -> FunctionsModel:

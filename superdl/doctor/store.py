@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
-from superdl.super_wire.errors import RecordError, StoreError, StoreGoneError
+from superdl.super_wire.errors import ConfigError, RecordError, StoreError, StoreGoneError
 from superdl.super_wire.sizes import counted
 from superdl.super_wire.store import check_record, is_bucket
 
@@ -40,10 +40,10 @@ def check_store(case: Case) -> Finding:
     if not choice.address:
         why = f"the embedded default keeps none, and decodes in each run: {choice.reason}"
         return doubtful(why, "name a directory on a disk with room: SUPER_STORE")
-    executors = executor_classes(case.settings.executors)
-    if not any(executor.sees_store(case.settings, choice.address) for executor in executors):
-        why = f"functions of {case.settings.executor} do not see {choice.address}"
-        return bad(why, "name what they reach: SUPER_STORE=s3://bucket/prefix")
+    try:
+        replace(case.settings, store=choice.address)
+    except ConfigError as error:
+        return bad(str(error), "name what they reach: SUPER_STORE=s3://bucket/prefix")
     return _of_this_machine(choice.address)
 
 

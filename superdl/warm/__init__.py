@@ -1,7 +1,7 @@
-"""Fills a coordinator's cache ahead of the jobs that will read it: what ``superdl warm`` does.
+"""Fills a coordinator's cache or store ahead of the jobs that will read it: what ``superdl warm`` does.
 
-``estimate`` says before what it will cost, ``filling`` drives an ordinary job that reads nothing but records'
-headers (``headers``), ``allowance`` bounds it by room and money, ``report`` tells how far it is.
+``estimate`` says before what it will cost, ``filling`` has the coordinator do it, ``report`` tells how far it
+is.
 """
 
 from __future__ import annotations

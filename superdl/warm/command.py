@@ -1,7 +1,7 @@
-"""``superdl warm SOURCE``: fill a coordinator's cache ahead of the jobs. The work is
+"""``superdl warm SOURCE``: fill a coordinator's cache or store ahead of the jobs. The work is
 :mod:`superdl.warm`'s.
 
-Exit codes beside the command's own: 0 all samples that fit are in the cache, 1 some failed or it ended early.
+Exit codes beside the command's own: 0 all samples that fit are there, 1 some failed or it ended early.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.options import above_zero, add_recipe_options, agreed, recipe_of
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
     import argparse
@@ -39,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shuffle", action="store_true", help="in the order of a job that shuffles, what it reads first"
     )
     parser.add_argument("--seed", type=int, default=0, help="of that job's shuffle")
+    parser.add_argument(
+        "--to", choices=("cache", "store"), help="what to fill (the store where the coordinator has one)"
+    )
+    parser.add_argument("--max-bytes", metavar="SIZE", help="stop at so much in all, such as 100gb")
     parser.add_argument(
         "--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about so much"
     )
@@ -68,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     recipe = _recipe(arguments)
     limits = Limits(
+        max_bytes=parse_bytes(arguments.max_bytes, "--max-bytes") if arguments.max_bytes else 0,
         max_usd=above_zero("--max-usd", arguments.max_usd),
         patience_s=above_zero("--patience", arguments.patience),
         timeout_s=above_zero("--timeout", arguments.timeout),
@@ -84,19 +90,25 @@ def run(arguments: argparse.Namespace) -> int:
     standing = standing_of(
         address, dataset, run=os.urandom(16).hex(), listed=lambda count: console.print(f"{count:,} listed")
     )
-    estimate = estimate_of(standing, recipe, dataset.source)
+    target = arguments.to or ("store" if standing.store else "cache")
+    if target == "store" and not standing.store:
+        raise ConfigError(
+            f"the coordinator at {address} has no store: start it with --store, or warm --to cache"
+        )
+    estimate = estimate_of(standing, recipe, dataset.source, to_store=target == "store")
     print_estimate(estimate, console)
     if arguments.estimate:
         _print_json(arguments, {"estimate": estimate.to_mapping()})
         return 0
     otherwise = "--yes begins without asking, --estimate only tells"
-    if not agreed("fill the cache?", yes=arguments.yes, otherwise=otherwise):
+    if not agreed(f"fill the {target}?", yes=arguments.yes, otherwise=otherwise):
         console.print("nothing was done")
         return 0
     progress = WarmProgress(console, estimate.samples)
     try:
         report = fill(
             dataset,
+            standing,
             estimate,
             coordinator=address,
             limits=limits,

@@ -21,7 +21,6 @@ from superdl.super_wire.errors import ProtocolMismatchError, SourceError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.warm.allowance import Means, batch_size_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,23 +36,24 @@ _GUESSED_BYTES = 2**20
 _ASPECT = 4 / 3
 _MIB_PER_GIB = 1024
 _MS = 1e-3
-_LOOKAHEAD_LEAST = 4  # two batches beyond those given out are looked at in any case
 _POLL_S = 10.0
 _SILENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a coordinator says before a job is opened: of the dataset, its cache, its executors.
+    """What a coordinator says before a job is opened: of the dataset, its cache and its store, its executors.
 
-    ``lookahead_batches`` is how far it looks ahead of a rank at most.
+    ``store`` is the store's address, empty without one; ``store_free_bytes`` may still be written to it.
     """
 
     samples: int
     budget_bytes: int
     free_bytes: int
     prices: dict[str, Prices]
-    lookahead_batches: int
+    store: str = ""
+    store_free_bytes: float = math.inf
+    dataset_id: bytes = b""
 
 
 def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callable[[int], None]) -> Standing:
@@ -104,12 +104,15 @@ def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callab
             _LOG.warning("%s", warning)
         told = client.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
     units = [field.name for field in pb.ExecutorPrices.DESCRIPTOR.fields if field.name != "name"]
+    cache = told.cache
     return Standing(
         samples=facts.size,
-        budget_bytes=told.cache.budget_bytes,
-        free_bytes=told.cache.free_bytes,
+        budget_bytes=cache.budget_bytes,
+        free_bytes=cache.free_bytes,
         prices={one.name: Prices(**{unit: getattr(one, unit) for unit in units}) for one in told.prices},
-        lookahead_batches=max(_LOOKAHEAD_LEAST, told.coordinating.lookahead_batches),
+        store=cache.store,
+        store_free_bytes=(cache.store_room_bytes or math.inf) - cache.store_used_bytes,
+        dataset_id=facts.dataset_id,
     )
 
 
@@ -117,9 +120,10 @@ def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callab
 class Estimate:
     """What is to be expected.
 
-    ``fits`` of the samples have room beside what the cache holds (some of which may be this source's);
-    invocations, GETs, ``gb_s`` and US dollars, by executor, are those of producing all of them. The size of a
-    record is guessed where the recipe does not say it.
+    ``fits`` of the samples have room beside what the cache holds, or the store if it goes ``to_store`` (some
+    of which may be this source's); ``cache_bytes`` is the memory that they take, or the disk. Invocations,
+    GETs, ``gb_s`` and US dollars, by executor, are those of producing all of them. The size of a record is
+    guessed where the recipe does not say it.
     """
 
     samples: int
@@ -133,17 +137,7 @@ class Estimate:
     gets: int
     gb_s: dict[str, float]
     usd: dict[str, float]
-    lookahead_batches: int
-    sample_work_usd: float
-    """Of a sample, by the executor that is preferred, without its share of an invocation."""
-    invocation_usd: float
-    """Of an invocation by it, whatever it produces."""
-    request_samples: int
-    """Samples for an invocation, at most."""
-
-    def sample_usd(self, batch_size: int) -> float:
-        """US dollars for a sample in batches of this size: a function is seldom given more than a batch."""
-        return self.sample_work_usd + self.invocation_usd / max(1, min(batch_size, self.request_samples))
+    to_store: bool = False
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -165,15 +159,19 @@ def record_bytes_of(recipe: Recipe) -> tuple[int, bool]:
 
 
 def estimate_of(
-    standing: Standing, recipe: Recipe, source: str, rates: Scenario = PRESETS["imagenet"]
+    standing: Standing,
+    recipe: Recipe,
+    source: str,
+    rates: Scenario = PRESETS["imagenet"],
+    *,
+    to_store: bool = False,
 ) -> Estimate:
-    """What to expect of filling the cache with as much of the source as fits."""
+    """What to expect of filling the cache, or the store, with as much of the source as fits."""
     record_bytes, guessed = record_bytes_of(recipe)
-    each, prices = memory_of(record_bytes), standing.prices
-    fits = max(0, min(standing.samples, standing.free_bytes // each))
-    means, lookahead = Means(standing.free_bytes, each), standing.lookahead_batches
-    size = batch_size_for(standing.samples, means, lookahead=lookahead, sure=not guessed)
-    invocations = math.ceil(fits / max(1, min(size, rates.request_samples)))
+    each = record_bytes if to_store else memory_of(record_bytes)
+    free_bytes, prices = standing.store_free_bytes if to_store else standing.free_bytes, standing.prices
+    fits = max(0, int(min(standing.samples, free_bytes // each)))
+    invocations = math.ceil(fits / rates.request_samples)
     gb, get = rates.function_mb / _MIB_PER_GIB, 0 if source.startswith("file:") else 1
     sample_gb_s, sample_usd, invocation_usd = {}, {}, {}
     for name, of in prices.items():
@@ -183,7 +181,6 @@ def estimate_of(
         moved_usd = rates.source_bytes / 2**30 * of.source_gb + record_bytes / 2**30 * of.record_gb
         sample_usd[name] = sample_gb_s[name] * of.gb_s + get * of.source_request + moved_usd
         invocation_usd[name] = of.invocation + gb * rates.request_s * of.gb_s
-    first = next(iter(prices), "")
     return Estimate(
         samples=standing.samples,
         fits=fits,
@@ -196,8 +193,5 @@ def estimate_of(
         gets=get * fits,
         gb_s={name: fits * sample_gb_s[name] + invocations * gb * rates.request_s for name in prices},
         usd={name: fits * sample_usd[name] + invocations * invocation_usd[name] for name in prices},
-        lookahead_batches=lookahead,
-        sample_work_usd=sample_usd.get(first, 0.0),
-        invocation_usd=invocation_usd.get(first, 0.0),
-        request_samples=rates.request_samples,
+        to_store=to_store,
     )

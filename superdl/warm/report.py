@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import logging
 import math
 import time
 from dataclasses import asdict, dataclass, field
@@ -11,22 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, TextColumn
 
-from superdl.super_wire.errors import CacheError, CoordinatorError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from superdl.sampler import SuperSampler
+    from superdl.super_wire.coordinator_pb2 import CacheStats, JobStats
     from superdl.warm.estimate import Estimate
 
 __all__ = ["Counted", "Ended", "Limits", "WarmProgress", "WarmReport", "print_estimate", "print_report"]
 
-_LOG = logging.getLogger(__name__)
-
 _LINE_EVERY_S = 10.0
 _MIB = 2**20
-_COUNTED = ("samples_produced", "usd", "gb_s", "invocations", "source_requests", "dropped_samples")
-_GROWING = ("samples_produced", "invocations", "source_requests", "dropped_samples")
+_COUNTED = ("samples_produced", "usd", "gb_s", "invocations", "source_requests")
 
 
 class Ended(enum.StrEnum):
@@ -34,6 +28,7 @@ class Ended(enum.StrEnum):
 
     ALL = "all"
     FULL = "full"
+    MAX_BYTES = "max_bytes"
     MAX_USD = "max_usd"
     SPENDING_CAP = "spending_cap"
     STALLED = "stalled"
@@ -44,6 +39,7 @@ class Ended(enum.StrEnum):
 _WORDS = {
     Ended.ALL: "all samples were gone through",
     Ended.FULL: "the cache is full: more would drop what is in it",
+    Ended.MAX_BYTES: "stopped at --max-bytes",
     Ended.MAX_USD: "stopped at --max-usd",
     Ended.SPENDING_CAP: "the coordinator's own cap on spending is reached",
     Ended.STALLED: "given up",
@@ -54,8 +50,9 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds it: US dollars, seconds in which a batch gets no further, seconds in all."""
+    """What bounds it: bytes in all (0: nothing), US dollars, seconds in which it gets no further, seconds."""
 
+    max_bytes: int = 0
     max_usd: float = math.inf
     patience_s: float = 120.0
     timeout_s: float = math.inf
@@ -63,13 +60,15 @@ class Limits:
 
 @dataclass(slots=True)
 class WarmReport:
-    """What was done. ``warm`` samples are in the cache, of which ``produced`` were made for this job.
+    """What was done. ``warm`` samples are in the cache, or in the store if it went ``to_store``; ``produced``
+    were made for this job.
 
-    ``record_bytes`` are those of all that are warm; ``dropped`` are anybody's samples that the cache gave up
-    meanwhile. ``failures`` have key and reason of the first that failed.
+    ``record_bytes`` is what all that are warm take there; ``dropped`` are anybody's samples that the cache
+    gave up meanwhile. ``failures`` have key and reason of the first that failed.
     """
 
     samples: int
+    to_store: bool = False
     ended: Ended = Ended.ALL
     warm: int = 0
     failed: int = 0
@@ -93,7 +92,7 @@ class WarmReport:
     @property
     def done(self) -> bool:
         """Whether all that was to be warmed and fits is warm."""
-        return not self.failed and self.ended in {Ended.ALL, Ended.FULL}
+        return not self.failed and self.ended in {Ended.ALL, Ended.FULL, Ended.MAX_BYTES}
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -101,57 +100,28 @@ class WarmReport:
 
 
 class Counted:
-    """What the coordinator has counted for the job: counters begin at 0 again where it lost its memory.
+    """What the coordinator has counted for the job: it begins at 0 again where that lost its memory."""
 
-    Attributes:
-        known: whether the last look was answered.
-        free_bytes: of the cache's budget, at the last look.
-        budget_bytes: the budget.
-        in_flight: samples that functions work on, for all jobs.
-        working: requests that functions work on, for this one.
-    """
-
-    def __init__(self, sampler: SuperSampler) -> None:
-        self._sampler = sampler
+    def __init__(self) -> None:
         self._latest = self._before = dict.fromkeys(_COUNTED, 0.0)
         self._dropped_at_first: float | None = None
-        self._looked_s = -math.inf
-        self.known = False
-        self.free_bytes = self.budget_bytes = self.in_flight = self.working = 0
 
-    def age_s(self) -> float:
-        """Seconds since the last look."""
-        return time.monotonic() - self._looked_s
-
-    def look(self, report: WarmReport) -> bool:
-        """Ask, and write the sums into the report; a coordinator that does not answer is no news.
-
-        Whether the coordinator has lost its memory since the look before.
-        """
-        try:
-            stats = self._sampler.job_stats()
-        except (CacheError, CoordinatorError) as error:  # something may be restarting; waiting is bounded
-            _LOG.debug("no statistics: %s", error)
-            self.known, self.free_bytes = False, 0
-            return False
-        finally:
-            self._looked_s = time.monotonic()
-        self.known, self.free_bytes, self.budget_bytes = True, stats.free_bytes, stats.budget_bytes
-        self.in_flight, self.working = stats.in_flight_samples, stats.requests_in_flight
-        now = {name: float(getattr(stats, name)) for name in _COUNTED}
-        if self._dropped_at_first is None:
-            self._dropped_at_first = now["dropped_samples"]
-        # A share of the costs may get less while others read; what only grows tells of a new process.
-        forgot = any(now[name] < self._latest[name] for name in _GROWING)
-        if forgot:
-            self._before = {name: self._before[name] + self._latest[name] for name in _COUNTED}
-        self._latest = now
-        sums = {name: self._before[name] + now[name] for name in _COUNTED}
+    def look(self, job: JobStats, cache: CacheStats, report: WarmReport) -> None:
+        """Write the sums into the report."""
+        self._latest = {name: float(getattr(job, name)) for name in _COUNTED}
+        sums = {name: self._before[name] + self._latest[name] for name in _COUNTED}
         report.usd, report.gb_s = sums["usd"], sums["gb_s"]
         report.produced, report.invocations = int(sums["samples_produced"]), int(sums["invocations"])
         report.source_requests = int(sums["source_requests"])
-        report.dropped = max(0, int(sums["dropped_samples"] - self._dropped_at_first))
-        return forgot
+        if self._dropped_at_first is None:
+            self._dropped_at_first = cache.dropped_samples
+        report.dropped = max(0, int(cache.dropped_samples - self._dropped_at_first))
+
+    def forget(self) -> None:
+        """The job was opened, or opened again."""
+        self._before = {name: self._before[name] + self._latest[name] for name in _COUNTED}
+        self._latest = dict.fromkeys(_COUNTED, 0.0)
+        self._dropped_at_first = None
 
 
 def print_estimate(estimate: Estimate, console: Console) -> None:
@@ -161,7 +131,8 @@ def print_estimate(estimate: Estimate, console: Console) -> None:
     fits = _size(estimate.cache_bytes)
     if estimate.fits < estimate.samples:
         fits = f"{estimate.fits:,} of {estimate.samples:,} samples fit, beside what of them is there already"
-    console.print(f"cache: {fits}; {_size(estimate.free_bytes)} of {_size(estimate.budget_bytes)} are free")
+    room = f"{_size(estimate.free_bytes)} of {_size(estimate.budget_bytes)} are free"
+    console.print(f"store: {fits}" if estimate.to_store else f"cache: {fits}; {room}")
     console.print(
         f"work, if none of them is there: {estimate.invocations:,} invocations, {estimate.gets:,} GETs"
     )
@@ -177,7 +148,7 @@ def print_report(report: WarmReport, console: Console) -> None:
     rate = report.warm / report.seconds if report.seconds else 0.0
     console.print(f"{_WORDS[report.ended]}{': ' + report.why if report.why else ''}")
     console.print(
-        f"{report.warm:,} of {report.samples:,} samples were seen in the cache "
+        f"{report.warm:,} of {report.samples:,} samples are in the {'store' if report.to_store else 'cache'} "
         f"({_size(report.record_bytes)}): {report.hits:,} were there, {report.produced:,} were made; "
         f"{report.failed:,} failed"
     )

@@ -319,7 +319,7 @@ import glob, json, os, signal, sys, threading
 from tests.lambda_prefetch.prefetching import Context
 from superdl.lambda_prefetch.handler import handler
 
-WATCHED = ("/super_wire/store/", "/lambda_prefetch/store.py")
+WATCHED = ("/super_wire/store/", "/lambda_prefetch/store.py", "/lambda_prefetch/saving.py")
 event, every, packs = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 handler({"super_warm": 1, "cache": ""}, Context())
 last = 0
@@ -355,7 +355,12 @@ def test_a_function_that_is_killed_at_any_step_leaves_no_part_of_a_pack(
 ):
     """A process is killed before a line of the store's code that it runs, the next before a later one, ..."""
     request = replace(saving(root, valkey, directory_store, GOOD[1:3]), pointers=pointers)
-    folder = Path(directory_store.address)
+    killed_at_each_step(request, directory_store, every)
+
+
+def killed_at_each_step(request, store, every):
+    """A function that is to write a pack is killed at every so many lines; it leaves none, or a whole one."""
+    folder = Path(store.address)
     tried = program(_KILLED, request.to_json(), str(every), str(folder / "packs"))
     killed, done = tried[:-1], tried[-1]
     assert done["ended"] == 0
@@ -367,6 +372,6 @@ def test_a_function_that_is_killed_at_any_step_leaves_no_part_of_a_pack(
     first_whole = before.index(1) if 1 in before else len(before)
     assert first_whole > len(killed) // 2
     assert len(files_of(folder / "tmp")) > len(killed) // 4  # killed in the midst of writing; swept one day
-    assert len(directory_store.packs()) == done["packs"]
-    for name in directory_store.packs():
-        assert len(assert_whole(directory_store, name).entries) == 2
+    assert len(store.packs()) == done["packs"]
+    for name in store.packs():
+        assert len(assert_whole(store, name).entries) == len(request.keys)

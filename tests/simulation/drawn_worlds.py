@@ -59,7 +59,8 @@ def draw_world(seed: int, *, small: bool = False) -> WorldModel:
     )
     # Drawn beside all else, so that the other runs stay what they were.
     model = _mixed(random.Random(f"mix-{seed}"), model, small=small)
-    return _with_store(random.Random(f"store-{seed}"), model)
+    model = _with_store(random.Random(f"store-{seed}"), model)
+    return _with_blind_functions(random.Random(f"blind-{seed}"), model)
 
 
 def _mixed(rng: random.Random, model: WorldModel, *, small: bool) -> WorldModel:
@@ -129,6 +130,26 @@ def _with_store(rng: random.Random, model: WorldModel) -> WorldModel:
         jobs=tuple(replace(job, straight=rng.random() < straight) for job in model.jobs),
         faults=faults if rng.random() < 0.7 else model.faults,
         stored=rng.choice((0.0, 0.5, 1.0)),
+    )
+
+
+def _with_blind_functions(rng: random.Random, model: WorldModel) -> WorldModel:
+    """In every third run with a store nobody sees it but an executor for it alone, which may be gone too."""
+    if not model.settings.store or rng.random() < 0.65:
+        return model
+    gone_s = rng.uniform(0.0, 3.0)
+    spans = ((gone_s, gone_s + rng.choice((0.5, 5.0, 60.0))),) if rng.random() < 0.2 else ()
+    store_only = FunctionsModel(
+        capacity=rng.choice((1, 2, 4)),
+        overhead_s=0.004,
+        restore_s=rng.choice((0.0001, 0.01)),
+        gone_s=spans,
+    )
+    blind = [replace(each, sees_store=False) for each in model.settings.executors]
+    return replace(
+        model,
+        settings=replace(model.settings, executors=(*blind, ExecutorFacts("store", decodes=False))),
+        others=(*model.others, store_only),
     )
 
 

@@ -26,6 +26,7 @@ from superdl.coordinator.core import (
     restoring,
     results,
     room,
+    saving,
 )
 from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.plan import Span
@@ -37,6 +38,7 @@ from superdl.experiments.simulator.trainer_model import TrainerModel
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from tests.simulation.drawn_worlds import draw_world
+from tests.simulation.test_world import blind_functions
 
 SEEDS = range(30)
 BUGS = []
@@ -246,6 +248,42 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
         monkeypatch.setattr(EligibleExecutors, "deferral_ends_in_s", lambda *what, **how: np.inf)
     with pytest.raises(InvariantError, match="ranks wait|has waited|for ever|starves"):
         World(cheap_and_dear()).run()
+
+
+def saves_what_has_gone(request, state, executor, key, indices, now):
+    gone = state.sets[key].having(SampleState.ABSENT)
+    request(state, executor, key, gone[:1] if gone.size else indices, now)
+
+
+def saves_with_all_functions(_, state, key, now):
+    idle = [each for each in state.fleet.executors if each.store is not None and each.idle(now) > 0]
+    return idle[0] if idle else None
+
+
+def forgets_that_it_has_saved(note_places, state, request, executor, event, now):
+    note_places(state, request, executor, replace(event, pack=0), now)
+    state.has_come(request.samples, request.indices, now)
+
+
+def never_saves(save_one, state, now):
+    return False
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "pattern"),
+    [
+        (saving, "_request", saves_what_has_gone, "saved that is not cached"),
+        (saving, "_saver", saves_with_all_functions, "functions that readers wait for"),
+        (saving, "note_places", forgets_that_it_has_saved, "saved that lies in the store"),
+        (dispatching, "save_one", never_saves, "wait to be saved, and somebody has time"),
+    ],
+)
+def test_a_core_that_saves_badly_is_caught(monkeypatch, owner, name, broken, pattern):
+    World(blind_functions(0.0, 0.0)).run()
+    whole = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *what: broken(whole, *what))
+    with pytest.raises(InvariantError, match=pattern):
+        World(blind_functions(0.0, 0.0)).run()
 
 
 def in_a_bucket() -> WorldModel:

@@ -13,11 +13,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from superdl.coordinator.core import ExecutorFacts, footprint
+from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, footprint
 from superdl.experiments.simulator.world import World
-from superdl.experiments.simulator.world_model import Faults, FunctionsModel
+from superdl.experiments.simulator.world_model import (
+    DatasetModel,
+    Faults,
+    FunctionsModel,
+    JobScript,
+    WorldModel,
+)
 from tests.simulation.drawn_worlds import draw_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +92,31 @@ def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_th
     assert 0 < decoded <= sum(data.size for data in datasets.values())
     again = World(replace(plain, others=(), unfit={}, left_over=0.0, stored=1.0)).run()
     assert not any(executor.usage.samples_produced for executor in again.executors)
+
+
+def blind_functions(left_over: float, stored: float, **settings) -> WorldModel:
+    """Two epochs with functions that do not see the store, and a process that saves what they decode."""
+    plan = Plan(size=1000, batch_size=10, seed=3)
+    job = JobScript("job", b"a", plan, 0.0, 0.02, 2, 8, [(epoch, 0, 100) for epoch in range(2)])
+    data = {b"a": DatasetModel(b"a", random=False, record_bytes=np.full(1000, 1000))}
+    executors = (ExecutorFacts("lambda", sees_store=False), ExecutorFacts(decodes=False))
+    functions = FunctionsModel(8, overhead_s=0.02, decode_s=0.01)
+    others = (FunctionsModel(2, overhead_s=0.01, restore_s=0.0005),)
+    core = CoreSettings(10**9, hedge_share=0.0, executors=executors, store=True, **settings)
+    return WorldModel(1, core, functions, data, (job,), others=others, left_over=left_over, stored=stored)
+
+
+@pytest.mark.parametrize("left_over", [0.0, 0.5], ids="left-over-{}".format)
+def test_what_functions_decode_that_do_not_see_the_store_lies_in_it_in_the_end(left_over):
+    """What an earlier coordinator has left in the cache too, once somebody asks for it."""
+    world = World(blind_functions(left_over, stored=0.0)).run()
+    assert world.store.scanned(b"a").indices.size == 1000
+    assert world.executors[0].usage.samples_produced == pytest.approx(1000 * (1 - left_over), abs=60)
+    again = World(blind_functions(0.0, stored=1.0)).run()
+    assert again.executors[0].usage.invocations == 0
+    assert again.executors[1].usage.samples_restored == 1000
+    read_only = World(blind_functions(0.0, 0.0, store_read_only=True)).run()
+    assert read_only.store.scanned(b"a").indices.size == 0
 
 
 def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():

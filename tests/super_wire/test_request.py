@@ -104,7 +104,7 @@ def test_golden_json():
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
         '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
         '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[],'
-        '"alias":"","prefix":"","pointers":false}'
+        '"alias":"","prefix":"","pointers":false,"from_cache":false}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
         '{"super_result": 3, "request_id": "r", "function_version": "1", "cold_start": true, '

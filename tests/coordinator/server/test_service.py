@@ -7,9 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.errors import (
-    UnknownJobError,
-)
+from superdl.super_wire.errors import ConfigError, UnknownJobError
 from superdl.super_wire.ids import batch_id
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import PROTOCOL_VERSION
@@ -178,5 +176,32 @@ def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(run, valkey,
             await coordinator.page()
         await coordinator.open(dataset)
         assert (await coordinator.page()).batches
+
+    run(work)
+
+
+def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_far_it_is(run, source):
+    async def work(coordinator):
+        async def fill(job="fill", **bounds):
+            return await coordinator.call("FillUp", pb.FillUpRequest(job=job, **bounds))
+
+        dataset = await coordinator.register(source)
+        await coordinator.open(dataset, "fill", fills=True)
+        assert coordinator.executor.requests == []
+        coordinator.executor.outcomes = {"cat/1.jpg": Outcome.TOMBSTONE}
+        await fill()
+        core = coordinator.engine.core
+        await coordinator.until(lambda: core.filled(core.job("fill")).ended == "all")
+        told = await fill()
+        assert (told.there, told.failed, told.ended) == (9, 1, "all")
+        assert told.size_bytes >= 9 * RECORD_BYTES
+        assert [(one.key, one.message) for one in told.failures] == [("cat/1.jpg", "cat/1.jpg is no image")]
+        with pytest.raises(ConfigError, match="no store to fill now: start it with --store"):
+            await fill(to_store=True)
+        with pytest.raises(UnknownJobError):
+            await fill("nobody")
+        await coordinator.open(dataset, "ranks", replicas=2)
+        with pytest.raises(ConfigError, match="one rank and a recipe that is not random"):
+            await fill("ranks")
 
     run(work)

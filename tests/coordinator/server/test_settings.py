@@ -97,11 +97,27 @@ def test_a_store_is_one_that_some_functions_see(tmp_path, monkeypatch):
     told = {"SUPER_STORE": real, "SUPER_STORE_READ_ONLY": "1"}
     assert told.items() <= executor_context(mixed).environment.items()
     assert Settings(store="s3://bucket/store", executor="ray").store_choice.address == "s3://bucket/store"
-    with pytest.raises(ConfigError, match=f"functions of lambda do not see the directory {real}: .*s3://"):
-        Settings(store=directory, executor="lambda")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert Settings(store="auto").store_choice.address.startswith(str(tmp_path.resolve()))
-    assert "functions of ray do not see" in Settings(store="auto", executor="ray").store_choice.reason
+
+
+@pytest.mark.parametrize("executor", ["lambda", "ray", "lambda,ray"])
+def test_where_no_functions_see_the_store_this_machine_has_some_for_it_alone(tmp_path, executor):
+    directory, real = str(tmp_path / "store"), str(tmp_path.resolve() / "store")
+    settings = Settings(store=directory, executor=executor, workers=8)
+    assert settings.store_choice.address == real
+    (make,) = settings.store_only
+    made = make(executor_context(settings))
+    assert (made.name, made.scaling.capacity) == ("local", 2)
+    for changes in ({"executor": f"{executor},local"}, {"store": "s3://bucket/store"}, {"store": "none"}):
+        assert dataclasses.replace(settings, **changes).store_only == []
+    nowhere = {"executor": executor, "function": "no_such_module:handler"}
+    words = (
+        f"functions of {executor} do not see the directory {real}, and .* cannot run no_such_module:handler"
+    )
+    with pytest.raises(ConfigError, match=f"{words} for it: name a store that they reach, as s3://"):
+        Settings(store=directory, **nowhere)
+    assert "do not see the directory" in Settings(store="auto", **nowhere).store_choice.reason
 
 
 @pytest.mark.parametrize("text", ["", "local,", "local,local", "local,lambada"])

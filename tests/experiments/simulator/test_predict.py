@@ -72,7 +72,9 @@ def test_with_a_store_a_small_cache_decodes_once_and_the_next_run_nothing(kind):
     small = replace(SPEC, cache=CacheSpec(budget_gb=0.004), prices=replace(SPEC.prices, store_put=5e-6))
     assert predict(small).samples_produced > 4000
     first = predict(replace(small, store=StoreSpec(kind=kind, restore_s=0.001)), checked=True)
-    assert 2000 <= first.samples_produced < 2100, "but for what races a slow restore"
+    # Of a directory beside Lambda, what the small cache drops before it was saved is decoded again.
+    most = 2400 if kind == "directory" else 2100
+    assert 2000 <= first.samples_produced < most, "but for what races a slow restore"
     after = predict(replace(small, store=StoreSpec(kind=kind, restore_s=0.001, left_over=1.0)))
     assert after.samples_produced < 100
     if kind == "s3":

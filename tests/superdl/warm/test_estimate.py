@@ -19,7 +19,6 @@ def standing(**changes):
         "budget_bytes": 2**34,
         "free_bytes": 2**34,
         "prices": {"lambda": PRICES.of("lambda")},
-        "lookahead_batches": 64,
     }
     return Standing(**{**facts, **changes})
 
@@ -36,7 +35,14 @@ def test_what_fits_is_counted_as_the_coordinator_counts():
     assert estimate.cache_bytes <= 2**34 < estimate.cache_bytes + memory_of(150_592)
     assert estimate_of(standing(free_bytes=-5), CROP, "s3://bucket").fits == 0
     small = estimate_of(standing(samples=10), CROP, "s3://bucket")
-    assert (small.fits, small.invocations, small.gets) == (10, 10, 10)
+    assert (small.fits, small.invocations, small.gets) == (10, 1, 10)
+
+
+def test_a_store_takes_records_as_they_are():
+    plenty = estimate_of(standing(), CROP, "s3://bucket", to_store=True)
+    assert (plenty.fits, plenty.cache_bytes) == (1_281_167, 1_281_167 * 150_592)
+    assert estimate_of(standing(store_free_bytes=1e9), CROP, "s3://bucket", to_store=True).fits == 6640
+    assert estimate_of(standing(store_free_bytes=-1.0), CROP, "s3://bucket", to_store=True).fits == 0
 
 
 def test_money_is_invocations_work_and_gets():
@@ -46,15 +52,12 @@ def test_money_is_invocations_work_and_gets():
     assert estimate.usd["lambda"] == pytest.approx(expected)
     # 1.91 ms at half a core's speed, 50 ms for each request, of 1,769 MB
     assert estimate.gb_s["lambda"] == pytest.approx((6400 * 0.00382 + 100 * 0.05) * 1769 / 1024)
-    assert estimate.sample_usd(64) == pytest.approx(expected / 6400)
 
 
-def test_files_cost_no_gets_and_invocations_are_those_of_the_batches_that_are_taken():
+def test_files_cost_no_gets():
     prices = {"local": Prices(invocation=0.001, source_request=1.0), "lambda": Prices(gb_s=1.0)}
     estimate = estimate_of(standing(prices=prices, samples=320), CROP, "file:///data")
-    assert (estimate.gets, estimate.invocations) == (0, 16)
-    assert estimate.gb_s["local"] == pytest.approx((320 * 0.00191 + 16 * 0.05) * 1769 / 1024)
+    assert (estimate.gets, estimate.invocations) == (0, 5)
+    assert estimate.gb_s["local"] == pytest.approx((320 * 0.00191 + 5 * 0.05) * 1769 / 1024)
     assert estimate.usd["lambda"] == pytest.approx(estimate.gb_s["lambda"])
-    assert estimate.usd["local"] == pytest.approx(0.016)
-    assert estimate.sample_usd(1) == pytest.approx(0.001)
-    assert estimate.sample_usd(20) == estimate.usd["local"] / 320
+    assert estimate.usd["local"] == pytest.approx(0.005)

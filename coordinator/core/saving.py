@@ -1,0 +1,178 @@
+"""What functions have decoded that do not see the store goes there from the cache, by those that do.
+
+A *save* has samples written to a pack that are in the cache, in the order in which they came. It comes last:
+an executor gets one when it has a function idle, with half of them at most, and no save is large. Nobody
+waits for one, and it takes no room; so it is not raced, and what it does not bring is tried again later, at
+the end of the queue. Where the store takes nothing, the circuit breaker for writing there leaves it alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.core.events import OUTCOME_ORDER
+from superdl.coordinator.core.jobs import JobCounters
+from superdl.coordinator.core.requesting import charge, send
+from superdl.coordinator.core.restoring import WRITING, distrust, is_usable
+from superdl.coordinator.core.restoring import answered as note_places
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.state import Request
+from superdl.super_wire.request import Outcome
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core.events import RequestDone
+    from superdl.coordinator.core.fleet import ExecutorState, StoreAccess
+    from superdl.coordinator.core.samples import SampleSet, SetKey
+    from superdl.coordinator.core.state import State
+
+__all__ = ["answered", "failed", "left_lying", "next_save_s", "save_one"]
+
+_NOT_CACHED = OUTCOME_ORDER.index(Outcome.NOT_CACHED)
+_WAIT_S = 1.0
+"""So long a sample waits for others at most, so that packs are few."""
+
+_PACK_BYTES = 32 * 2**20
+
+
+def save_one(state: State, now: float) -> bool:
+    """Have a pack saved of what has waited longest; ``False`` if that is nothing, or nobody has time."""
+    key = _due(state, now)
+    executor = None if key is None else _saver(state, key, now)
+    if state.unsaved is None or key is None or executor is None:
+        return False
+    taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
+    if samples is not None:  # else all of it has gone
+        still = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
+        for other in state.requests.values():  # it was dropped meanwhile, and has come again
+            if other.from_cache and other.samples == key:
+                still = still[~np.isin(still, other.indices)]
+        if still.size:
+            _request(state, executor, key, still, now)
+    return True
+
+
+def left_lying(state: State, now: float) -> bool:
+    """Whether something waits that could be saved now."""
+    key = _due(state, now)
+    return key is not None and _saver(state, key, now) is not None
+
+
+def _due(state: State, now: float) -> SetKey | None:
+    """The set of which a pack may be written now."""
+    first = state.unsaved.first() if state.unsaved is not None else None
+    if state.unsaved is None or first is None:
+        return None
+    key, since_s = first
+    full = state.unsaved.holds(key, _pack_samples(state, key))
+    return key if full or now >= since_s + _WAIT_S else None
+
+
+def _pack_samples(state: State, key: SetKey) -> int:
+    """How many samples of a set one save has written."""
+    samples = state.sets.get(key)
+    fitting = _PACK_BYTES / samples.sample_bytes if samples is not None else math.inf
+    return max(1, int(min(state.settings.request_samples, fitting)))
+
+
+def _saver(state: State, key: SetKey, now: float) -> ExecutorState | None:
+    """Who is to save something of a set; ``None``: nobody has time, or could."""
+    ineligible = state.ineligible.get(key.dataset, frozenset())
+    for executor in state.fleet.executors:
+        access = executor.store
+        if access is None or executor.number in ineligible:
+            continue
+        if executor.idle(now) <= 0 or executor.places(now) <= 0:
+            continue
+        half = max(1, executor.concurrency.capacity // 2)
+        if access.saves < half and is_usable(state, access.writing, access.write_probe, now):
+            return executor
+    return None
+
+
+def next_save_s(state: State) -> float | None:
+    """When something may be saved by the passing of time alone; ``None`` where nothing waits."""
+    first = state.unsaved.first() if state.unsaved is not None else None
+    if first is None:
+        return None
+    seeing = [executor.store for executor in state.fleet.executors if executor.store is not None]
+    return max(first[1] + _WAIT_S, min(access.writing.open_until_s() for access in seeing))
+
+
+def _request(
+    state: State, executor: ExecutorState, key: SetKey, indices: NDArray[np.int64], now: float
+) -> None:
+    """Ask for a save; it goes on the account of a job that reads the samples, if there is one."""
+    job = next((job for job in state.jobs.values() if job.dataset == key.dataset), None)
+    made = Request(
+        next(state.numbers),
+        key,
+        indices,
+        job.name if job is not None else "",
+        job.counters if job is not None else JobCounters(),
+        0,
+        now,
+        np.zeros(indices.size, dtype=np.bool_),
+        executor.number,
+        save=True,
+        from_cache=True,
+    )
+    access = _access(executor)
+    access.saves += 1
+    if access.writing.tripped:
+        access.write_probe = made.number
+    send(state, made, now)
+
+
+def answered(state: State, request: Request, event: RequestDone, now: float) -> bool:
+    """A pack was written, or not: what the cache had no longer is forgotten, the rest is tried again;
+    ``False`` if the request was no save.
+    """
+    if not request.from_cache:
+        return False
+    executor = state.fleet.executors[request.executor]
+    charge(state, request, event.gb_s, now, answer=event)
+    stored = np.zeros(request.indices.size, dtype=np.bool_)
+    if event.pack and event.stored is not None:
+        stored = event.stored
+    left = ~stored & (event.outcomes != _NOT_CACHED)
+    _access(executor).saves -= 1
+    note_places(state, request, executor, event, now)
+    if left.any() and not event.store_trouble:
+        _give_up(state, request, executor, next(iter(event.messages.values()), "no pack was written"), now)
+    _put_back(state, request, left, now)
+    request.end(now, f"{int(np.count_nonzero(stored))} saved")
+    return True
+
+
+def failed(state: State, request: Request, reason: str, now: float) -> bool:
+    """No answer came to a request, which is tried again if it was a save; ``False`` if it was none."""
+    if not request.from_cache:
+        return False
+    executor = state.fleet.executors[request.executor]
+    _access(executor).saves -= 1
+    request.end(now, reason)
+    _give_up(state, request, executor, reason, now)
+    _put_back(state, request, np.ones(request.indices.size, dtype=np.bool_), now)
+    return True
+
+
+def _give_up(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:
+    writing = _access(executor).writing
+    distrust(state, executor, writing, writing.failed, WRITING, reason, request, now)
+
+
+def _put_back(state: State, request: Request, left: NDArray[np.bool_], now: float) -> None:
+    samples: SampleSet | None = state.sets.get(request.samples)
+    if samples is not None:
+        state.has_come(request.samples, samples.among(request.indices[left], SampleState.RESIDENT), now)
+
+
+def _access(executor: ExecutorState) -> StoreAccess:
+    if executor.store is None:
+        raise RuntimeError(f"the executor {executor.name} was asked to save, and does not see the store")
+    return executor.store

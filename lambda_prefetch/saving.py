@@ -1,0 +1,130 @@
+"""Saves records: out of the cache, into a pack of the store. Nothing is fetched or decoded.
+
+The mirror of :mod:`superdl.lambda_prefetch.restoring`, for records of functions that do not see the store.
+They are read a few at a time, long ones in slices, so that memory stays bounded. Each record's header, id and
+hash are checked. What the cache has no good data of by now is told, and left out.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from superdl.lambda_prefetch.caches import keep_cache, take_cache
+from superdl.lambda_prefetch.results import ResultColumns
+from superdl.lambda_prefetch.store import Pace, PackSaver
+from superdl.super_wire.cache import Command, ErrorReply, exchange
+from superdl.super_wire.errors import CacheError, RecordError
+from superdl.super_wire.keys import cache_key
+from superdl.super_wire.record import HEADER_BYTES, parse_header
+from superdl.super_wire.request import Outcome
+from superdl.super_wire.store import check_record
+
+if TYPE_CHECKING:
+    from superdl.lambda_prefetch.settings import FunctionSettings
+    from superdl.super_wire.cache import NodeConnections
+    from superdl.super_wire.request import PrefetchRequest
+    from superdl.super_wire.store import PackMeta
+
+__all__ = ["save"]
+
+_SLICE_BYTES = 8 * 2**20  # half of what a connection takes as one answer
+_PIECE_BYTES = 4 * 2**20
+_FIRST_RECORDS, _MOST_RECORDS = 4, 64
+_TIMEOUT_S = 15.0
+
+
+class _Unhurried(Pace):
+    """Nobody waits for a save, however slow the disk is."""
+
+    def check(self, waited_s: float, passed_s: float) -> None:
+        """Never raise."""
+
+
+def save(
+    request: PrefetchRequest, settings: FunctionSettings, meta: PackMeta | None, *, expires_at: float
+) -> ResultColumns:
+    """Write a pack of the records of a request that are in the cache; the outcome of each sample.
+
+    ``meta`` is what they have in common; ``None`` if this function is to write nothing. ``expires_at`` is
+    Unix time in seconds: what was not read by then is not read.
+    """
+    columns = ResultColumns(request)
+    if meta is None:
+        columns.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
+        return columns
+    nodes = take_cache(request.cache, settings)
+    with PackSaver(request, meta, settings, columns, expires_at=expires_at, pace=_Unhurried()) as saver:
+        at, count = 0, _FIRST_RECORDS
+        while at < len(request.ids) and not columns.store_trouble and time.time() < expires_at:
+            indices = range(at, min(at + count, len(request.ids)))
+            longest = _save_some(indices, request, nodes, columns, saver)
+            at, count = indices.stop, max(1, min(_MOST_RECORDS, _PIECE_BYTES // max(longest, 1)))
+    if nodes.all_broken:
+        nodes.close()
+    else:
+        keep_cache(request.cache, nodes)
+    return columns
+
+
+def _save_some(
+    indices: range,
+    request: PrefetchRequest,
+    nodes: NodeConnections,
+    columns: ResultColumns,
+    saver: PackSaver,
+) -> int:
+    """Read some records, and write those that are good; the length of the longest."""
+    ids = [bytes.fromhex(request.ids[index]) for index in indices]
+    begun_ns, longest = time.perf_counter_ns(), 0
+    answers = exchange(nodes, [_slice(sample_id, 0) for sample_id in ids], timeout_s=_TIMEOUT_S)
+    for index, sample_id, answer in zip(indices, ids, answers, strict=True):
+        try:
+            record = _whole(answer, sample_id, nodes)
+            check_record(record, sample_id)
+        except CacheError as error:
+            _fail(index, Outcome.CACHE_ERROR, f"the cache did not tell it: {error}", columns)
+        except RecordError as error:
+            _fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}", columns)
+        else:
+            longest = max(longest, len(record))
+            columns.outcomes[index], columns.record_bytes[index] = Outcome.CACHED, len(record)
+            saver.add(index, record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:])
+    columns.push_us[indices.start] = (time.perf_counter_ns() - begun_ns) // 1000
+    return longest
+
+
+def _slice(sample_id: bytes, start: int) -> Command:
+    """Asks for a part of a record; of one that is not there the cache answers an empty one."""
+    key = cache_key(sample_id)
+    return Command.of(key, b"GETRANGE", key, b"%d" % start, b"%d" % (start + _SLICE_BYTES - 1))
+
+
+def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
+    """A record as long as its header says, as far as the cache has it; ``answer`` is its first slice.
+
+    Raises:
+        CacheError: the cache did not answer, or refused.
+        RecordError: it is no record of that sample.
+    """
+    record = _bytes(answer)
+    parts, size = [record], len(record)
+    wanted = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
+    while len(parts[-1]) == _SLICE_BYTES and size < wanted:
+        (answer,) = exchange(nodes, [_slice(sample_id, size)], timeout_s=_TIMEOUT_S)
+        parts.append(_bytes(answer))
+        size += len(parts[-1])
+    return b"".join(parts)
+
+
+def _bytes(answer: object) -> bytes:
+    if isinstance(answer, CacheError):
+        raise answer
+    if isinstance(answer, ErrorReply) and not answer.text.startswith("WRONGTYPE"):
+        raise CacheError(answer.text)
+    return answer if isinstance(answer, bytes) else b""
+
+
+def _fail(index: int, outcome: Outcome, why: str, columns: ResultColumns) -> None:
+    columns.outcomes[index] = outcome
+    columns.explain(index, why)
