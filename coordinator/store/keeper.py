@@ -129,9 +129,9 @@ class StoreKeeper:
             StoreError: it was named, and is no store, one of another version, or not this user's to read.
         """
         if not self.address:
-            return
+            return None
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
-        await asyncio.wait([self._opening], timeout=_OPENING_S)  # listing many packs takes longer, and goes on
+        await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing goes on
         if not self._opening.done():
             return self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from superdl.super_wire.errors import BadSampleError, ConfigError, SourceNotFoundError
+from superdl.super_wire.ids import checked_naming
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,8 +35,9 @@ _SIZED = 64  # objects whose size is asked for, where the listing does not tell 
 class Samples:
     """The samples of a source in key order; it pickles, and each process that reads has its own connections.
 
-    ``bucket`` and ``keys`` are those of sample ids: ``s3://name`` with full object keys, or ``file://`` and
-    the directory's absolute real path with paths below it. ``labels`` are places in ``classes``.
+    ``bucket`` is ``s3://name`` with full object keys, or ``file://`` and the directory's absolute real path
+    with paths below it. ``id_bucket`` and keys without ``prefix`` are those of sample ids. ``labels`` are
+    places in ``classes``.
     ``fingerprint`` is of all that the listing told, sizes and modification times of files with it.
     """
 
@@ -44,6 +46,8 @@ class Samples:
     labels: list[int]
     classes: tuple[str, ...]
     fingerprint: bytes
+    id_bucket: str = ""
+    prefix: str = ""
     _client: tuple[int, Any] = (0, None)  # this process's, by its id: a fork makes its own
 
     def __len__(self) -> int:
@@ -109,14 +113,15 @@ def list_samples(source: Source, kind: str) -> Samples:
     key_list = source.key_list
     if key_list is not None and "://" not in key_list:
         key_list = str(Path(key_list).expanduser())
-    catalog = list_source(source.url, key_list)
+    catalog = list_source(source.url, key_list, naming=checked_naming(source.alias, source.versions))
     if not catalog.classes:
         raise ConfigError(
             f"the labels in {source.key_list} are numbers, and loader.kind {kind} takes class names alone; "
             "set loader.kind=super"
         )
     keys = [key.decode() for key in catalog.keys]
-    return Samples(catalog.bucket, keys, catalog.labels.tolist(), catalog.classes, catalog.fingerprint)
+    labels, named = catalog.labels.tolist(), (catalog.id_bucket, catalog.prefix)
+    return Samples(catalog.bucket, keys, labels, catalog.classes, catalog.fingerprint, *named)
 
 
 class ImageMaker:
@@ -124,7 +129,7 @@ class ImageMaker:
 
     Args:
         recipe: what to do.
-        bucket: of the samples, which names them for random steps.
+        samples: what it will make, as sample ids have them: that names them for random steps.
 
     Raises:
         RecipeError: ``recipe.steps`` are none.
@@ -132,11 +137,11 @@ class ImageMaker:
 
     """
 
-    def __init__(self, recipe: RecipeSpec, bucket: str) -> None:
+    def __init__(self, recipe: RecipeSpec, samples: Samples) -> None:
         from superdl.lambda_prefetch.settings import FunctionSettings
 
         self._recipe = recipe
-        self._bucket = bucket
+        self._bucket, self._id_bucket, self._prefix = samples.bucket, samples.id_bucket, samples.prefix
         self._modules: frozenset[str] = frozenset()
         self._epoch = -1
         self._program: Any = None
@@ -190,7 +195,8 @@ class ImageMaker:
 
             self._program = Program(
                 Recipe(self._recipe.steps or (), augment_seed=self._recipe.augment_seed),
-                bucket=self._bucket,
+                bucket=self._id_bucket,
+                prefix=self._prefix,
                 epoch=epoch,
                 limit_pixels=Limits().image_pixels,
                 step_modules=self._modules,

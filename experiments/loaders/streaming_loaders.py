@@ -118,7 +118,7 @@ def open_mds(request: LoaderRequest) -> Loader:
     need_package("streaming", _MDS, _MDS_NOTE)
     images = _images_class(_MDS)
     samples = list_samples(request.source, _MDS)
-    make = ImageMaker(request.recipe, samples.bucket)
+    make = ImageMaker(request.recipe, samples)
     converted = convert_once(samples, _MDS, _write_mds, request)
     arguments: dict[str, Any] = {"shuffle": request.training, "batch_size": request.loader.batch_size}
     if request.training:
@@ -173,7 +173,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
     from litdata import StreamingDataLoader
 
     samples = list_samples(request.source, _LITDATA)
-    make = ImageMaker(request.recipe, samples.bucket)
+    make = ImageMaker(request.recipe, samples)
     converted = convert_once(samples, _LITDATA, _write_litdata, request)
     arguments: dict[str, Any] = {
         "shuffle": request.training,

@@ -249,7 +249,7 @@ def open_torch(request: LoaderRequest) -> Loader:
     """
     samples = list_samples(request.source, "torch")
     in_bucket = samples.bucket.startswith("s3://")
-    dataset = SourceImages(samples, ImageMaker(request.recipe, samples.bucket))
+    dataset = SourceImages(samples, ImageMaker(request.recipe, samples))
     sampler = epoch_sampler(dataset, request)
     return DecodingLoader(
         data_loader(

@@ -81,7 +81,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
     import webdataset
 
     samples = list_samples(request.source, _KIND)
-    make = ImageMaker(request.recipe, samples.bucket)
+    make = ImageMaker(request.recipe, samples)
     converted = convert_once(samples, _KIND, _write, request)
     shards = sorted(str(path) for path in converted.directory.glob("*.tar"))
     batch = request.loader.batch_size

@@ -187,8 +187,7 @@ def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, 
         keeper, at = one.keeper, np.array([0, 1])
         first = write_pack(one.path, dataset, [0, 1])
         await keeper.opened(dataset)
-        while len(keeper._tasks):  # noqa: ASYNC110  # tasks end without a sign
-            await asyncio.sleep(0.001)
+        await asyncio.gather(*keeper._tasks._running)  # it writes the index
         shutil.rmtree(one.path)
         keeper.heard(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
         for _ in range(3):  # it looks, makes it, and finds nothing wrong

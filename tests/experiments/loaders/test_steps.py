@@ -31,11 +31,11 @@ def directory(tmp_path_factory):
     return write_images(tmp_path_factory.mktemp("steps") / "train", COUNT)
 
 
-def functions_give(directory, epoch):
+def functions_give(directory, epoch, bucket=None):
     """Key by label and pixels, as a function makes them."""
     program = Program(
         Recipe(STEPS, augment_seed=5),
-        bucket=f"file://{directory.resolve()}",
+        bucket=bucket or f"file://{directory.resolve()}",
         epoch=epoch,
         limit_pixels=Limits().image_pixels,
         step_modules=frozenset(),
@@ -56,6 +56,15 @@ def test_random_steps_give_what_functions_give_in_each_epoch(kind, workers, dire
     assert not expected[0].keys() & expected[1].keys()
     for known in expected:
         assert counted(keys_of(loader, known)) == counted([list(known.values())])
+    loader.close()
+
+
+def test_a_name_decides_random_steps_as_in_functions(directory, tmp_path):
+    source = Source(f"file://{directory}", alias="pets")
+    known = functions_give(directory, 0, "alias://pets")
+    assert not known.keys() & functions_give(directory, 0).keys()
+    loader = opened("torch", source, tmp_path, recipe=RECIPE)
+    assert counted(keys_of(loader, known)) == counted([list(known.values())])
     loader.close()
 
 

@@ -56,9 +56,8 @@ def test_what_is_no_store_and_what_is_none_yet(tmp_path, capsys, monkeypatch):
     assert str(tmp_path / "cache" / "superdl" / "store") in found["reason"]
     assert not (tmp_path / "cache").exists()
     assert look(capsys, "--store", "none")[1]["verdict"] == "skip"
-    code, found = look(capsys, "--executor", "lambda")
-    assert (code, found["verdict"]) == (1, "fail")
-    assert "s3://" in found["remedy"]
+    code, found = look(capsys, "--executor", "lambda")  # local processes look after it
+    assert (code, found["verdict"]) == (0, "ok")
     no_room = StoreChoice("", "/home has only 1.2 GiB free")
     monkeypatch.setattr("superdl.coordinator.store.chosen_store", lambda *_: no_room)
     code, found = look(capsys)
