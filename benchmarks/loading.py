@@ -116,6 +116,10 @@ class Contender:
         """How many samples functions have decoded until now; 0 for a loader that decodes by itself."""
         return 0 if self._sampler is None else int(self._sampler.job_stats().samples_produced)
 
+    def store_requests(self) -> int:
+        """How many requests functions have sent until now to a store in a bucket."""
+        return 0 if self._sampler is None else int(self._sampler.job_stats().store_requests)
+
     def close(self) -> None:
         """End the workers and whatever else was opened."""
         batches, self._batches = self._batches, None  # the last reference: persistent workers end with it

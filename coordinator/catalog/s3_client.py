@@ -1,6 +1,7 @@
 """The coordinator's own S3 client, with bounded waits, and what its failures mean.
 
-Functions have a client of their own; this one lists, reads key lists and asks for regions.
+Functions have a client of their own; this one lists, reads key lists and asks for regions. boto3 takes a
+fifth of a coordinator's start to import, so that only who has to do with S3 imports it.
 """
 
 from __future__ import annotations
@@ -9,26 +10,14 @@ import os
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import boto3
-from botocore import exceptions
-from botocore.config import Config
-
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MAX_CONNECTIONS", "NO_CREDENTIALS", "bucket_region", "make_s3_client", "s3_failures"]
+    from botocore import exceptions
 
-NO_CREDENTIALS = (
-    exceptions.NoCredentialsError,
-    exceptions.PartialCredentialsError,
-    exceptions.CredentialRetrievalError,
-    exceptions.ProfileNotFound,
-    exceptions.TokenRetrievalError,
-    exceptions.SSOError,
-)
-"""What botocore raises where it finds no usable credentials."""
+__all__ = ["MAX_CONNECTIONS", "bucket_region", "make_s3_client", "no_credentials", "s3_failures"]
 
 MAX_CONNECTIONS = 16
 """Threads that may use one client at a time without waiting for a connection."""
@@ -44,11 +33,28 @@ _FORBIDDEN = frozenset(
 )
 
 
+def no_credentials() -> tuple[type[Exception], ...]:
+    """What botocore raises where it finds no usable credentials."""
+    from botocore import exceptions
+
+    return (
+        exceptions.NoCredentialsError,
+        exceptions.PartialCredentialsError,
+        exceptions.CredentialRetrievalError,
+        exceptions.ProfileNotFound,
+        exceptions.TokenRetrievalError,
+        exceptions.SSOError,
+    )
+
+
 def make_s3_client() -> Any:
     """A new client of boto3, for any number of threads; ``SourceError`` if the endpoint is no URL.
 
     The endpoint is ``SUPER_S3_ENDPOINT_URL``, else what boto3's own settings say.
     """
+    import boto3
+    from botocore.config import Config
+
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,
@@ -74,6 +80,8 @@ def bucket_region(bucket: str) -> str:
     Raises:
         SourceError: the store does not answer.
     """
+    from botocore import exceptions
+
     with s3_failures(f"s3://{bucket}"), closing(make_s3_client()) as client:
         try:
             answer: dict[str, Any] = client.head_bucket(Bucket=bucket)
@@ -85,11 +93,13 @@ def bucket_region(bucket: str) -> str:
 @contextmanager
 def s3_failures(url: str) -> Iterator[None]:
     """Turn botocore's errors into ours, each with ``url``, the reason and a remedy."""
+    from botocore import exceptions
+
     try:
         yield
     except exceptions.ClientError as error:
         raise _from_answer(error, url) from error
-    except NO_CREDENTIALS as error:
+    except no_credentials() as error:
         raise SourceError(
             f"{url}: the coordinator has no usable AWS credentials ({error}): set AWS_ACCESS_KEY_ID and so "
             "on, or AWS_PROFILE where it runs, or give its machine a role"

@@ -15,7 +15,7 @@ import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from superdl.coordinator.catalog.s3_client import NO_CREDENTIALS
+from superdl.coordinator.catalog.s3_client import no_credentials
 from superdl.coordinator.executors.base import (
     ConnectionLostError,
     ExecutorError,
@@ -240,7 +240,7 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
     if isinstance(error, exceptions.ReadTimeoutError):
         return FunctionTimedOutError(f"{target} did not answer in time")
     words = text_without_credentials(str(error))[:_MAX_WORDS]
-    if isinstance(error, NO_CREDENTIALS):
+    if isinstance(error, no_credentials()):
         failed = ExecutorError(
             f"{target} cannot be invoked: the coordinator has no usable AWS credentials ({words}): set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "

@@ -372,7 +372,6 @@ class _Reading:
             self._packs.forget(self._store, name)
             self.failed[offset] = error.strerror or str(error)
         else:
-            buffer.to_hash[offset] = True
             buffer.note_record(record)
             self.came.append(offset)
 

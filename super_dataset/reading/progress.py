@@ -88,7 +88,8 @@ class BatchProgress:
         good = [offset for offset in came if offset not in spoilt] if spoilt else came
         self.straight += len(good) - len(self.not_hit.intersection(good))
         self.straight_bytes += int(buffer.record_bytes[good].sum())
-        self.missing = sorted(set(self.missing).difference(good))
+        whole = len(good) == len(self.ref)
+        self.missing = [] if whole else sorted(set(self.missing).difference(good))
         return spoilt
 
     def sort_pointed(self, came: list[int], failed: dict[int, str]) -> dict[int, str]:

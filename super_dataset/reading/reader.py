@@ -215,13 +215,14 @@ class BatchReader:
             memory=memory,
             uniform=state.uniform,
             expected_bytes=None if state.record_bytes is None else state.record_bytes - HEADER_BYTES,
-            to_hash=None if seen is None else seen.to_hash(ref.sample_ids, ref.epoch),
         )
         read = BatchProgress(ref=ref, buffer=buffer, seen=seen, missing=list(range(len(ref))))
         began_s = self._clock()
         deadline_s = began_s + self._settings.read_timeout_s
         if ref.places is not None:
             self._read_straight(state, read)
+        if seen is not None and read.missing:
+            buffer.to_hash = seen.to_hash(ref.sample_ids, ref.epoch)
         wanted = Wanted(
             requests=encode_gets(ref.sample_ids) if read.missing else (),
             sample_ids=ref.sample_ids,

@@ -80,14 +80,14 @@ def check_listing(case: Case) -> Finding:
 
 def _refused(case: Case, error: SourceError) -> Finding:
     """What it means that the source is none, refuses or does not answer; the error has a remedy."""
-    from superdl.coordinator.catalog.s3_client import NO_CREDENTIALS
+    from superdl.coordinator.catalog.s3_client import no_credentials
 
     gone = isinstance(error, SourceNotFoundError | SourceForbiddenError)
     if case.elsewhere and gone and case.source.startswith("file:"):
         return skipped(f"not to be seen here; the coordinator's machine may have it ({error})")
     if not case.elsewhere or isinstance(error, SourceNotFoundError):
         return bad(str(error), "")
-    if isinstance(error, SourceForbiddenError) or isinstance(error.__cause__, NO_CREDENTIALS):
+    if isinstance(error, SourceForbiddenError) or isinstance(error.__cause__, no_credentials()):
         return skipped(
             f"not to be looked at from here, and no fault: the coordinator's role does it ({error})"
         )

@@ -19,6 +19,7 @@ CLIENTS = {"boto3", "redis"}
 LIGHT = {
     "superdl.super_wire": TRAINING | GRPC | CLIENTS | {"PIL"},
     "superdl.coordinator.core": TRAINING | GRPC | CLIENTS | {"PIL", "asyncio"},
+    "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL"},
     "superdl.lambda_prefetch.handler": TRAINING | GRPC,
     "superdl.super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
     "superdl.sampler": GRPC | CLIENTS | {"PIL", "tensorboard"},

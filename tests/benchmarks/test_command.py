@@ -183,20 +183,35 @@ def test_first_batch_opens_loaders_in_every_state(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_store_counts_what_is_decoded_with_and_without_one(capsys, tmp_path):
+def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_path):
     report = run_json(capsys, "store", "--images", "digits", "--epochs", "2", "--data", str(tmp_path))
 
     check_envelope(report, "store")
-    decodes: dict[str, list[float]] = {}
+    figures: dict[str, dict[str, dict[str, list[float]]]] = {}
     for row in report["rows"]:
-        assert row["images_per_s"] > 0
-        assert row["cpu_of_all_ms"] >= row["cpu_ms"] > 0
-        decodes.setdefault(row["arm"], []).append(row["decodes_per_image"])
+        arms = figures.setdefault(row["row"], {})
+        for name, value in row.items():
+            arms.setdefault(row["arm"], {}).setdefault(name, []).append(value)
+        if row["cpu_ms"] is not None:
+            assert row["images_per_s"] > 0
+            assert row["cpu_of_all_ms"] >= row["cpu_ms"] > 0
+    assert figures.keys() == {"saved", "straight", "disk", "s3", "start"}
+    decodes = {arm: columns["decodes"] for arm, columns in figures["saved"].items()}
     assert decodes["cache holds all"] == [1, 0]
     assert sum(decodes["cache holds a quarter"]) > 1.5
     assert sum(decodes["a quarter, and a store"]) == pytest.approx(1, abs=0.01)
     assert decodes["the same, started again"] == [0, 0]
     assert decodes["bare preadv and hash"] == decodes["pillow, 2 workers"] == [None, None]
+    assert figures["straight"]["SuperLoader, packs"]["decodes"] == [0, 0]
+    assert figures["straight"]["bare preadv and hash"]["cpu_times_bare"][1] == 1
+    for title in ("FFCV raw", "LitData raw", "MDS raw"):
+        assert {title, f"{title}: not installed"} & figures["straight"].keys()
+    assert len(figures["disk"]) == 3
+    assert figures["s3"]["S3 store, empty"]["decodes"] == [1, 0]
+    assert figures["s3"]["a later job"]["decodes"] == [0, 0]
+    assert 0 < figures["s3"]["a later job"]["gets"][0] < 0.5
+    assert figures["start"]["a script"]["decodes"] == [1, 0]
+    assert min(figures["start"]["a script"]["beyond_torch_ms"]) > 0
 
 
 @pytest.mark.parametrize("words", [[], ["read", "--json"]])

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import first_batch, function, read, train
+from benchmarks import first_batch, function, read, store, train
 from benchmarks.arm import ArmResult
 from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER
 from benchmarks.function_arm import BARE, FILES, S3_LEAN, FunctionArmResult
 from benchmarks.image_sets import ImageSet
+from benchmarks.store_arms import EpochFigures
 from benchmarks.trainer import EpochResult, TrainResult
 
 ARM = ArmResult(
@@ -138,3 +139,17 @@ def test_function_counts_memory_for_as_long_as_it_took_an_invocation_and_a_get()
     assert figures["usd_per_million"] == pytest.approx(compute + 1e6 * (2e-7 / 64 + 4e-7))
     assert function._figures([measured], [bare], 1, FILES)["usd_per_million"] < figures["usd_per_million"]
     assert function._figures([bare], [bare], 1, BARE)["share_of_bare"] is None
+
+
+def test_store_tells_first_epochs_and_medians_of_later_ones_over_the_bare_loop():
+    ours = [EpochFigures(speed, cpu_ms=cpu_ms) for speed, cpu_ms in ((1, 9), (6, 3), (8, 1), (10, 2))]
+    loop = [EpochFigures(speed, cpu_ms=cpu_ms) for speed, cpu_ms in ((1, 9), (16, 1))]
+    rows = list(store.rows_of([("SUPER", ours), ("not installed", []), ("bare preadv and hash", loop)]))
+    assert [(row["arm"], row["epochs"]) for row in rows] == [
+        ("SUPER", "first"), ("SUPER", "later"), ("not installed", "first"),
+        ("bare preadv and hash", "first"), ("bare preadv and hash", "later"),
+    ]  # fmt: skip
+    assert (rows[1]["images_per_s"], rows[1]["cpu_ms"]) == (8, 2)
+    assert (rows[1]["speed_of_bare"], rows[1]["cpu_times_bare"]) == (0.5, 2)
+    assert (rows[0]["cpu_times_bare"], rows[4]["cpu_times_bare"]) == (9, 1)
+    assert rows[2]["images_per_s"] is rows[2]["speed_of_bare"] is rows[1]["decodes"] is None
