@@ -103,9 +103,7 @@ class JobClosed:
 
 @dataclass(frozen=True, slots=True)
 class FillUp:
-    """A job is not to read: its samples are to be in the cache, or in the store if ``to_store``, in the order
-    of its first epoch, up to ``size_bytes`` in all and at a cost of ``usd``. Said again as a sign of life.
-    """
+    """Bring a job's samples, in its first epoch's order and up to a size and cost. Again: a sign of life."""
 
     job: str
     size_bytes: float = math.inf
@@ -160,9 +158,8 @@ class RequestDone:
     its memory; ``source_requests`` are GETs.
 
     ``pack`` is the number of the pack that the function wrote, 0 for none, ``stored`` which of the samples
-    are in it, ``pointers`` which the cache has a pointer for (``None``: none). ``store_trouble`` says why the
-    store did not take or give what it should have; ``store_requests`` are GETs and PUTs of a store in a
-    bucket, ``store_bytes`` were read from or written to the store.
+    are in it, ``pointers`` which the cache has a pointer for. ``store_trouble`` says why the store did not
+    take or give what it should have; ``store_requests`` are GETs and PUTs, ``store_bytes`` read or written.
     """
 
     request_id: int
@@ -211,9 +208,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What the cache really holds: record length in bytes, 0 for none, negative for a tombstone; ``pointers``
-    says which are pointers into the store (``None``: none).
-    """
+    """What the cache holds: record length in bytes, 0 for none, negative for a tombstone; ``pointers``."""
 
     audit_id: int
     record_bytes: NDArray[np.int64]

@@ -162,15 +162,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if request.rank >= plan.replicas:
             raise PlanError(f"rank is from 0 to {plan.replicas - 1}; not {request.rank}")
         _check_place(plan, request.epoch, request.position)
+        if request.fills and (dataset.recipe.random or plan.replicas > 1):
+            raise ConfigError("a job that fills has one rank, and a recipe that is not random")
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
         await self._engine.keeper.opened(dataset)
         # From here on nothing waits, so that of two ranks with two plans the second is refused.
         job = self._core.job(request.job)
-        if job is not None and (job.plan, job.dataset) != (plan, dataset.content):
+        facts = (plan, dataset.content, request.fills)
+        if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
-                f"the job {request.job!r} is open with another plan or dataset: name this one by job="
+                f"the job {request.job!r} is open with another plan, dataset or use: name this one by job="
             )
         if job is None and len(self._core.jobs) >= _MAX_JOBS:
             raise CoordinatorError(f"this coordinator has its {_MAX_JOBS} jobs open: close some")
@@ -180,7 +183,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
         self._datasets.open(dataset)
-        facts = DatasetFacts(
+        described = DatasetFacts(
             dataset.content,
             plan.size,
             dataset.recipe.random,
@@ -188,7 +191,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             known_absent=self._cache_was_empty,
         )
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
-        opened = JobOpened(request.job, facts, plan, request.rank, *at, ineligible)
+        opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible)
         keeper = self._engine.keeper
         more = [] if is_known else keeper.stored(dataset.content)
         fills = [FillUp(request.job, size_bytes=0.0)] if request.fills else []
@@ -236,8 +239,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:
         """Have a job fill the cache or the store; how far it is."""
         job, keeper = self._job(request.job), self._engine.keeper
-        if job.random or job.plan.replicas > 1:
-            raise ConfigError("a job that fills has one rank and a recipe that is not random")
+        if job.fill is None:
+            raise ConfigError(f"the job {request.job!r} is read: open another one with fills")
         if request.to_store and not keeper.saves:
             why = keeper.told or "start it with --store"
             raise ConfigError(f"the coordinator has no store to fill now: {why}")

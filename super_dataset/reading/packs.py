@@ -13,19 +13,17 @@ import errno
 import logging
 import math
 import os
-import resource
-import threading
-import time
-from collections import OrderedDict, deque
+from collections import deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from superdl.super_dataset.reading.open_packs import OPEN_PACKS, OpenPack, OpenPacks
 from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
 from superdl.super_wire.sizes import counted
-from superdl.super_wire.store import DirectoryStore, StoreError
+from superdl.super_wire.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,9 +39,6 @@ __all__ = ["OPEN_PACKS", "OpenPacks", "StoreTroubleLog", "announce", "read_place
 _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
 
-_LEAST_OPEN, _MOST_OPEN = 128, 1024
-_LOOK_EVERY_S = 60.0
-_SHARE_OF_FILES = 4  # of the files that a process may have open, one in so many is ours at most
 _AHEAD = 64  # records that the kernel fetches while others are read
 _PAYLOAD_BYTES = slice(8, 16)  # where a header tells the payload's length
 _FAR = 2**62  # no file is so long
@@ -53,120 +48,6 @@ _ANNOUNCED_BYTES = 64 * 2**20  # of one batch, ahead of its reading
 _CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 """Read what memory holds, and do not wait for a disk. Not all filesystems can tell, nor all systems."""
-
-
-class _OpenPack:
-    """A pack's descriptor, closed when nobody holds it any more: eviction never closes what is being read."""
-
-    __slots__ = ("descriptor",)
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        with contextlib.suppress(OSError):  # a network filesystem's late complaint about what was read
-            close(self.descriptor)
-
-
-class OpenPacks:
-    """Packs that a process keeps open, of any store; the one that was used least recently goes.
-
-    At most ``limit`` are open, and 64 for each thread that reads from a disk. Packs that were removed are let
-    go within a minute of reading, so that the disk gets their room back. Threads may share it. A fork begins
-    with none.
-    """
-
-    def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = limit
-        self._clock = clock
-        self._look_s = 0.0
-        self._lock = threading.Lock()
-        self._packs: OrderedDict[tuple[str, str], _OpenPack] = OrderedDict()
-        self._stores: dict[str, DirectoryStore] = {}
-        self.cannot_tell: set[str] = set()
-        """Stores whose filesystem cannot tell what would have to come from a disk."""
-        self.waits_for_disks = False
-        """Whether a part of the latest batch had to come from a disk."""
-
-    def __len__(self) -> int:
-        return len(self._packs)
-
-    def get(self, store: str, pack: str) -> _OpenPack:
-        """The open pack; it stays open while it is held.
-
-        Raises:
-            StoreError: there is no such store or pack, or it may not be read.
-        """
-        key = (store, pack)
-        with self._lock:
-            found = self._packs.get(key)
-            if found is not None:
-                self._packs.move_to_end(key)
-                return found
-        opened = _OpenPack(self._open(store, pack))
-        with self._lock:
-            self._packs[key] = opened
-            self._packs.move_to_end(key)
-            if self._limit is None:
-                self._limit = _allowed_files()
-            while len(self._packs) > self._limit:
-                self._packs.popitem(last=False)
-        return opened
-
-    def forget(self, store: str, pack: str) -> None:
-        """Close a pack, so that it is opened again: a server may have lost it."""
-        with self._lock:
-            self._packs.pop((store, pack), None)
-
-    def let_go(self) -> None:
-        """Close packs that nobody can find any more; looks once in a minute."""
-        if self._clock() < self._look_s:
-            return
-        self._look_s = self._clock() + _LOOK_EVERY_S
-        with self._lock:
-            packs = list(self._packs.items())
-        for key, pack in packs:  # outside of the lock: a network filesystem asks its server
-            if _was_removed(pack):
-                self.forget(*key)
-
-    def after_fork(self) -> None:
-        """In a child: its copies of the descriptors are closed, and the lock may have been held."""
-        self._lock = threading.Lock()
-        self._packs.clear()
-
-    def _open(self, store: str, pack: str) -> int:
-        found = self._stores.get(store)
-        if found is None:
-            found = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
-        try:
-            return found.open_pack(pack)
-        except StoreError as error:  # no name of ours for its cause: that circle would keep packs open
-            if not _is_of_many_files(error.__cause__):
-                raise
-        with self._lock:  # others want files too
-            self._packs.clear()
-        return found.open_pack(pack)
-
-
-def _was_removed(pack: _OpenPack) -> bool:
-    try:
-        return not os.fstat(pack.descriptor).st_nlink
-    except OSError:  # a network filesystem's server forgot it
-        return True
-
-
-def _is_of_many_files(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-
-
-def _allowed_files() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_FILES
-    return max(_LEAST_OPEN, min(_MOST_OPEN, most))
-
-
-OPEN_PACKS = OpenPacks()  # of this process, whatever dataset it reads
-os.register_at_fork(after_in_child=OPEN_PACKS.after_fork)
 
 
 class StoreTroubleLog:
@@ -284,7 +165,7 @@ class _Reading:
         self._store = store
         self._buffer = buffer
         self._packs = packs
-        self._waiting: deque[tuple[_Place, _OpenPack]] = deque()
+        self._waiting: deque[tuple[_Place, OpenPack]] = deque()
         self._why = ""
 
     def run(self, placed: list[_Place]) -> None:
@@ -339,7 +220,7 @@ class _Reading:
         while self._waiting:
             self._read(*self._waiting.popleft())
 
-    def _open(self, name: str) -> _OpenPack | None:
+    def _open(self, name: str) -> OpenPack | None:
         try:
             return self._packs.get(self._store, name)
         except StoreError as error:
@@ -349,7 +230,7 @@ class _Reading:
         self._read_waiting()  # what waits holds its packs open, where files may be few
         return self._open(name)
 
-    def _later(self, place: _Place, pack: _OpenPack) -> None:
+    def _later(self, place: _Place, pack: OpenPack) -> None:
         """Have the kernel fetch a record, and read it when there was time for that."""
         _, _, begin, length = place
         _will_need(pack, begin, length)
@@ -357,7 +238,7 @@ class _Reading:
         if len(self._waiting) > _AHEAD:
             self._read(*self._waiting.popleft())
 
-    def _read(self, place: _Place, pack: _OpenPack) -> None:
+    def _read(self, place: _Place, pack: OpenPack) -> None:
         """Read one record, wherever it is; the first of a batch says how large the block is."""
         offset, name, begin, length = place
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
@@ -386,7 +267,7 @@ def _check_length(header: bytearray, length: int) -> None:
         raise _NotThereError(f"a record of {told} bytes is where one of {length} should be")
 
 
-def _fill(pack: _OpenPack, room: bytearray | memoryview, begin: int) -> None:
+def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
     """Read as many bytes as there is room for."""
     view, at = memoryview(room), 0
     while at < len(view):
@@ -396,7 +277,7 @@ def _fill(pack: _OpenPack, room: bytearray | memoryview, begin: int) -> None:
         at += count
 
 
-def _will_need(pack: _OpenPack, begin: int, length: int) -> None:
+def _will_need(pack: OpenPack, begin: int, length: int) -> None:
     """Have the kernel fetch bytes of a pack, without waiting for them; it may refuse, or not know how."""
     with contextlib.suppress(OSError, AttributeError):
         os.posix_fadvise(pack.descriptor, begin, length, os.POSIX_FADV_WILLNEED)

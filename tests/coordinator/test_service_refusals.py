@@ -161,7 +161,7 @@ def test_hostile_ids_are_refused_by_every_method_and_harm_nobody(run, source, id
                 with pytest.raises(ConfigError, match="id has"):
                     await coordinator.call(method.name, whole)
                 asked += 1
-        assert asked == 7
+        assert asked == 8
         await coordinator.open(dataset, "another")
         await coordinator.reports.read_once()
         assert len((await coordinator.page("another")).batches) == 3
@@ -206,7 +206,7 @@ def test_a_job_of_the_same_id_and_another_plan_or_dataset_is_refused(run, source
             coordinator.open(dataset, seed=1), coordinator.open(dataset, seed=2), return_exceptions=True
         )
         assert sorted(type(answer).__name__ for answer in opened) == ["ConfigError", "Job"]
-        with pytest.raises(ConfigError, match="is open with another plan or dataset"):
+        with pytest.raises(ConfigError, match="is open with another plan, dataset or use"):
             await coordinator.open(other)
 
     run(work)

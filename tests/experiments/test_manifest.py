@@ -86,6 +86,9 @@ def test_it_tells_nothing_of_the_machine(tmp_path, monkeypatch):
         "val": LOCAL_PATH,
         "train_key_list": "https://***@host/keys.csv?***",
         "val_key_list": LOCAL_PATH,
+        "train_alias": None,
+        "val_alias": None,
+        "versions": None,
     }
     assert written["spec"]["output"] == LOCAL_PATH
 

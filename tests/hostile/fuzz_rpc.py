@@ -43,6 +43,7 @@ _RECIPES = (
 )
 _TEXTS = (
     "job",
+    "filled",
     "another",
     "run",
     "x" * 257,
@@ -52,7 +53,7 @@ _TEXTS = (
 
 
 class _Target:
-    """A coordinator with a token, one source below its only root, and two open jobs."""
+    """A coordinator with a token, one source below its only root, two open jobs and one that fills."""
 
     def __init__(self) -> None:
         self.stack = Stack(environment={"SUPER_TOKEN": _TOKEN}, arguments=("--workers", "1"))
@@ -66,8 +67,8 @@ class _Target:
         self.stub = CoordinatorStub(self.channel)
         self.cache: redis.Redis = self.stack.valkey.client()
         self.dataset = self._register()
-        for job in ("job", "untouched"):
-            self._open(job)
+        for job in ("job", "untouched", "filled"):
+            self._open(job, fills=job == "filled")
 
     def _register(self) -> pb.Dataset:
         request = pb.RegisterDatasetRequest(
@@ -79,8 +80,9 @@ class _Target:
             answer = self.stub.GetDataset(poll, metadata=_METADATA, timeout=_ENOUGH_S)
         return answer
 
-    def _open(self, job: str) -> None:
-        request = pb.OpenJobRequest(dataset_id=self.dataset.dataset_id, job=job, batch_size=2, replicas=1)
+    def _open(self, job: str, *, fills: bool) -> None:
+        id_ = self.dataset.dataset_id
+        request = pb.OpenJobRequest(dataset_id=id_, job=job, batch_size=2, replicas=1, fills=fills)
         self.stub.OpenJob(request, metadata=_METADATA, timeout=_ENOUGH_S)
 
     def good(self, method: str) -> Any:
@@ -93,6 +95,7 @@ class _Target:
             "GetDataset": pb.GetDatasetRequest(dataset_id=id_),
             "OpenJob": pb.OpenJobRequest(dataset_id=id_, job="job", batch_size=2, replicas=1, shuffle=True),
             "NextBatches": pb.NextBatchesRequest(job="job", position=1, count=3, yielded=1, with_keys=True),
+            "FillUp": pb.FillUpRequest(job="filled", max_bytes=2**20),
             "GetBatchStatus": pb.GetBatchStatusRequest(batch_ids=[b"x" * 16]),
             "CloseJob": pb.CloseJobRequest(job="another"),
             "GetJobStats": pb.GetJobStatsRequest(jobs=["job"]),

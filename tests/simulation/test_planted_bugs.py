@@ -204,7 +204,7 @@ def a_core_that_restores_for_readers_that_see_the_store(wanted_in_cache, job, sa
     return indices
 
 
-@bug(restoring, "withdraw_pointers", "is left with a pointer", seeds=range(100))
+@bug(restoring, "withdraw_pointers", "is left with a pointer", seeds=range(150, 200))
 def a_core_that_takes_late_pointers_for_records(withdraw_pointers, state, dataset):
     pass
 

@@ -73,7 +73,8 @@ def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
     }
     plain = replace(drawn, settings=settings, datasets=datasets, functions=functions)
     world = World(replace(plain, faults=Faults(), left_over=0.0, stored=0.0)).run()
-    assert 0 < world.requested_samples <= sum(data.size for data in datasets.values())
+    decoded = sum(executor.usage.samples_produced for executor in world.executors)
+    assert 0 < decoded <= sum(data.size for data in datasets.values())
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)

@@ -132,4 +132,4 @@ def test_what_could_not_be_read_is_counted_and_told_once_a_minute(caplog):
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("1 sample could not be read")
     assert second.startswith("4 samples could not be read")
-    assert second.endswith("train/0-2.jpg (no place): cut off")
+    assert second.endswith("train/0-2.jpg (by a pointer): cut off")
