@@ -26,7 +26,7 @@ BENCHMARKS: Mapping[str, str] = {
     "function": "the function: images per CPU second, beside a bare decoding loop; dollars, cold start",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
     "status": "the status of a batch, by pages and one by one",
-    "store": "what a store below the cache saves: decodes, images per second, CPU per image",
+    "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3, a new start",
     "train": "a trainer on a core or a GPU that decodes for itself, or has it done on other cores",
 }
 """By name; each is a module of this folder with ``add_arguments`` and ``measure``."""

@@ -97,7 +97,8 @@ def read(spec: ReadSpec) -> ReadResult:
         for _ in range(spec.epochs):
             if spec.cold:
                 drop_pages(spec.store)
-            disk_bytes, others_s, mine_s = _disk_bytes(), _cpu_s(spec.pids), _own_cpu_s()
+            disk_bytes = _disk_bytes() if spec.cold else 0
+            others_s, mine_s = _cpu_s(spec.pids), _own_cpu_s()
             began_s = time.perf_counter()
             batches = iter(contender)
             images = len(next(batches)[1])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenStore", "Pace", "PackSaver", "own_store", "trouble_in_words"]
 
 _MAX_TROUBLE = 500  # characters
-_WORTH_A_POINTER = 4096  # bytes of payload, which a pointer is far below
+_WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 # Of S3: an answer waits for its pack's PUT, and where a GET fails, decoding serves.
 _SILENCE_S, _ATTEMPTS = 5, 2

@@ -3,7 +3,7 @@
 A batch tells the places of its records. They are read pack by pack, in the order in which they lie there, one
 ``preadv`` each, and hashed while the processor's cache holds them. What the kernel has to fetch from the disk
 is announced to it first and read when the rest is there. What cannot be read is named with the reason, and
-the cache is asked for it. A pointer that the cache has is a place, too.
+the cache is asked for it; where a pointer of the cache's led there, the coordinator.
 """
 
 from __future__ import annotations
@@ -95,10 +95,7 @@ def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[l
     reason.
     """
     reading = _Reading(ref.store, buffer, packs)
-    placed = _places_of(ref, reading.failed)
-    packs.let_go()
-    if placed:
-        reading.run(placed)
+    reading.run(_places_of(ref, reading.failed))
     return reading.came, reading.failed
 
 
@@ -112,8 +109,8 @@ def read_pointed(
         for offset, place in pointers.items()
         if store and place.offset <= _FAR and place.length <= MAX_BULK_BYTES
     ]
-    why = "no record can lie there" if store else "this process sees no store"
-    reading.failed |= dict.fromkeys(pointers.keys() - {place[0] for place in placed}, why)
+    nowhere = pointers.keys() - {place[0] for place in placed}
+    reading.failed |= dict.fromkeys(nowhere, "no record can lie there" if store else "no store is seen here")
     reading.run(sorted(placed, key=itemgetter(1, 2)))
     return reading.came, reading.failed
 
@@ -170,6 +167,7 @@ class _Reading:
 
     def run(self, placed: list[_Place]) -> None:
         """Read everything."""
+        self._packs.let_go()
         # Records as long as a slot are read here, without calls of ours for each; others by _read.
         buffer, packs, preadv = self._buffer, self._packs, os.preadv
         at_once = _AT_ONCE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SIDE = 48
+SIDE = 80
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 RECORD_BYTES = HEADER_BYTES + 3 * SIDE**2
 
