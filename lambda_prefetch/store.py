@@ -156,6 +156,7 @@ class PackSaver:
         self._on_disk = not is_bucket(request.store)
 
     def __enter__(self) -> Self:
+        self._begun_s = self._clock()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -223,7 +224,6 @@ class PackSaver:
             self._waited_s += self._clock() - since_s
 
     def _begin(self, meta: PackMeta) -> PackInProgress:
-        self._begun_s = self._clock()
         self._opened = own_store(self._request.store, self._settings, writing=True)
         return self._opened.store.begin_pack(meta)
 

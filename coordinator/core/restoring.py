@@ -263,12 +263,16 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
 
 def came_to_nothing(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:
     """No answer came to a restore: its samples are decoded next, for one that crashes or hangs a function
-    would do so again.
+    would do so again. Or none came in time to what was to write a pack: the store may hang, and hold it up.
     """
-    _forget(state, state.set_of(request.samples), request.indices[request.unsettled])
-    if executor.store is not None:
+    if request.restore:
+        _forget(state, state.set_of(request.samples), request.indices[request.unsettled])
+    if executor.store is not None and request.restore:
         reading = executor.store.reading
         distrust(state, executor, reading, reading.failed, _READING, reason, request, now)
+    elif executor.store is not None and request.save:
+        writing = executor.store.writing
+        distrust(state, executor, writing, writing.failed, WRITING, reason, request, now)
 
 
 def overtaken(state: State, restore: Request, now: float) -> None:

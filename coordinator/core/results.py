@@ -199,7 +199,8 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
         executor.breaker.failed(message, request.made_s, now)
     request.end(now, message)
     not_restored = request.restore and event.kind not in UNCOUNTED_FAILURES
-    if not_restored:
+    timed_out = event.kind is FailureKind.TIMED_OUT
+    if not_restored or timed_out:
         restoring.came_to_nothing(state, request, executor, message, now)
     if request.rival in state.requests:
         settle(state, request, np.zeros_like(request.unsettled))

@@ -91,7 +91,7 @@ class StoreCheck:
             self._can_write.discard(executor)
             return
         if not isinstance(event, RequestDone):
-            self._can_read.discard(executor)
+            (self._can_write if request.save else self._can_read).discard(executor)
             if request.restore and event.kind not in _NEVER_RUN:
                 packs[request.indices[unsettled]] = 0
             return
