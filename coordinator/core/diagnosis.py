@@ -17,7 +17,7 @@ import numpy as np
 from superdl.coordinator.core.journal import Cause, Stall, Work
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import LEAST_BATCHES, WINDOW_SHARE, batches_wanted, share_of
-from superdl.coordinator.core.restoring import waits_for_the_store
+from superdl.coordinator.core.restoring import share_in_cache, waits_for_the_store
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
@@ -151,22 +151,20 @@ def _is_limited(state: State, job: Job, now: float) -> bool:
 
 
 def needed_bytes(state: State) -> int:
-    """The budget with which nothing would be dropped that recurs and has to be decoded again.
+    """The budget with which nothing would be dropped that recurs.
 
-    That is all that recurs and is not in the store, for any reader and however far it is looked ahead. Beside
-    it, of what only passes through the cache, what ranks look ahead to with that budget, and of random
-    recipes what the first of several jobs has read and the last has yet to read.
+    That is all that recurs, for any reader and however far it is looked ahead, but for what all readers take
+    from the store. Beside it, of random recipes, what ranks look ahead to with that budget, and what the
+    first of several jobs has read and the last has yet to read.
     """
     kept = _MARGIN * _recurring_bytes(state) + state.foreign_bytes + state.withheld_bytes
-    passing_jobs: dict[bytes, list[Job]] = {}
+    fresh_jobs: dict[bytes, list[Job]] = {}
     for job in state.jobs.values():
-        if _passing_bytes(state, job):
-            passing_jobs.setdefault(job.dataset, []).append(job)
-    if not passing_jobs:
+        if job.random:
+            fresh_jobs.setdefault(job.dataset, []).append(job)
+    if not fresh_jobs:
         return int(kept)
-    for jobs in passing_jobs.values():
-        if not jobs[0].random:
-            continue
+    for jobs in fresh_jobs.values():
         read = [job.watermark * job.plan.batch_size * job.plan.replicas for job in jobs]
         kept += (max(read) - min(read)) * _batch_bytes(state, jobs[0]) / jobs[0].plan.batch_size
     batches = {
@@ -180,7 +178,7 @@ def needed_bytes(state: State) -> int:
         scarcity = WINDOW_SHARE * budget / max(wanted, 1.0)
         windows = (
             max(
-                _passing_bytes(state, job)
+                _batch_bytes(state, job)
                 * sum(
                     max(
                         share_of(batches[job.name, rank], scarcity),
@@ -190,7 +188,7 @@ def needed_bytes(state: State) -> int:
                 )
                 for job in jobs
             )
-            for jobs in passing_jobs.values()
+            for jobs in fresh_jobs.values()
         )
         enough = _MARGIN * (kept + _FRESH_MARGIN * sum(windows))
         if enough <= budget:
@@ -216,8 +214,9 @@ def _recurring_bytes(state: State) -> float:
     for key, samples in state.sets.items():
         if key.epoch == EVERY_EPOCH and state.wants(key.dataset):
             absent = samples.state.size - samples.resident_count
-            whole_bytes = samples.resident_bytes + samples.sample_bytes * absent
-            recurring += whole_bytes * (1.0 - samples.stored_share)
+            jobs = (job for job in state.jobs.values() if job.dataset == key.dataset)
+            share = max(share_in_cache(job, samples) for job in jobs)
+            recurring += share * (samples.resident_bytes + samples.sample_bytes * absent)
     return recurring
 
 
@@ -225,13 +224,6 @@ def _batch_bytes(state: State, job: Job) -> float:
     """Memory that a batch of a job takes."""
     epoch, _ = job.epoch_and_position(job.watermark)
     return state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
-
-
-def _passing_bytes(state: State, job: Job) -> float:
-    """Memory that a batch takes of what is not kept: fresh in each epoch, or restored from the store."""
-    epoch, _ = job.epoch_and_position(job.watermark)
-    stored_share = 0.0 if job.straight else state.set_of(job.samples_of(epoch)).stored_share
-    return _batch_bytes(state, job) * (1.0 if job.random else stored_share)
 
 
 def thrash_text(state: State) -> str:

@@ -149,7 +149,7 @@ def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) ->
 
 def share_in_cache(job: Job, samples: SampleSet) -> float:
     """How much of a set a job wants in the cache ahead of its readers."""
-    return 1.0 - samples.stored_share if job.straight else 1.0
+    return 1.0 - samples.stored_count / samples.state.size if job.straight else 1.0
 
 
 def ways(state: State, key: SetKey, indices: NDArray[np.int64], now: float) -> Iterator[Way]:

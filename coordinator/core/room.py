@@ -189,9 +189,8 @@ def choose_victims(
     spared: Mapping[SetKey, NDArray[np.int64]],
     unneeded_bytes: int = 0,
 ) -> list[Victims]:
-    """Resident samples to drop until ``wanted_bytes`` are free: of what no job will need, up to
-    ``unneeded_bytes``; then what lies in the store, since a restore costs less than a decode; then the rest.
-    Of each the farthest next use goes first.
+    """Resident samples to drop until ``wanted_bytes`` are free, the farthest next use first; of what no job
+    will need, up to ``unneeded_bytes``.
 
     Candidates are samples with a next use farther than ``later_than_s`` that are not ``spared``. Where there
     are more than :data:`CANDIDATES_LEAST`, ``turn`` varies which are looked at.
@@ -199,7 +198,7 @@ def choose_victims(
     jobs = list(jobs)
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
-    places, found, scores, cheap, sizes = [], [], [], [], []
+    places, found, scores, sizes = [], [], [], []
     for samples in sets.values():
         if not samples.resident_count:
             continue
@@ -212,14 +211,13 @@ def choose_victims(
             places.append(np.full(candidates.size, len(keys)))
             keys.append(samples.key)
             found.append(candidates)
-            stored = samples.stored(candidates)
+            stored = None if samples.packs is None else samples.stored(candidates)
             scores.append(next_use_s(samples.key, candidates, jobs, stored))
-            cheap.append(stored | np.isinf(scores[-1]))
             sizes.append(samples.stored_bytes[candidates].astype(np.int64))
     if not keys:
         return []
-    place, index, score, restorable, size = map(np.concatenate, (places, found, scores, cheap, sizes))
-    order = np.lexsort((-score, ~restorable))
+    place, index, score, size = map(np.concatenate, (places, found, scores, sizes))
+    order = np.argsort(-score, kind="stable")
     order = order[score[order] > later_than_s]
     freed = np.cumsum(size[order])
     enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))

@@ -165,11 +165,6 @@ class SampleSet:
         known: NDArray[np.bool_] = self.packs[indices] != 0
         return known
 
-    @property
-    def stored_share(self) -> float:
-        """Of how much of it a place in the store is known."""
-        return self.stored_count / self.state.size
-
     def place(self, indices: NDArray[np.int64], packs: NDArray[np.uint32] | int) -> None:
         """The records of ``indices`` lie in these packs of the store; 0: nobody knows where."""
         if self.packs is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -176,18 +174,15 @@ def test_next_use_of_a_random_recipe_is_in_its_own_epoch(plan, data):
 
 
 @given(plans, plans, st.data())
-def test_victims_are_those_with_the_farthest_next_use_and_first_what_the_store_has(plan, other, data):
+def test_victims_are_those_with_the_farthest_next_use(plan, other, data):
     other = Plan(plan.size, other.batch_size, other.replicas, other.seed, other.shuffle)
     low, low2 = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
     jobs = [job_at(plan, low, low + 1, name="a"), job_at(other, low2, name="b", interval_s=0.3)]
     key = SetKey(NAME, EVERY_EPOCH)
     there = sorted(data.draw(st.sets(st.integers(0, plan.size - 1), min_size=1)))
     wanted, later_than_s = data.draw(st.integers(1, len(there))), data.draw(st.sampled_from((-1.0, 0.0, 2.0)))
-    stored = {index for index in there if data.draw(st.booleans())}
-    samples = residents(key, plan.size, there)
-    samples.place(np.array(sorted(stored), dtype=np.int64), 1)
     victims = choose_victims(
-        {key: samples},
+        {key: residents(key, plan.size, there)},
         jobs,
         wanted_bytes=wanted * RECORD,
         later_than_s=later_than_s,
@@ -196,9 +191,8 @@ def test_victims_are_those_with_the_farthest_next_use_and_first_what_the_store_h
     )
     chosen = [index for victim in victims for index in victim.indices.tolist()]
     uses_s = {index: min(brute_force_s(key, index, job) for job in jobs) for index in there}
-    worth = {index: (index in stored or math.isinf(use_s), use_s) for index, use_s in uses_s.items()}
-    candidates = sorted((one for one in worth.values() if one[1] > later_than_s), reverse=True)
-    assert sorted((worth[index] for index in chosen), reverse=True) == candidates[:wanted]
+    candidates = sorted((use_s for use_s in uses_s.values() if use_s > later_than_s), reverse=True)
+    assert sorted((uses_s[index] for index in chosen), reverse=True) == candidates[:wanted]
     assert len(set(chosen)) == len(chosen)
     assert sum(victim.freed_bytes for victim in victims) == len(chosen) * RECORD
 
