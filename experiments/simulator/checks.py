@@ -332,10 +332,11 @@ class Checks:
             )
 
     def quiet(self) -> None:
-        """Long after the last job: nothing is under way, and only sets that hold something are kept."""
+        """Long after the last job: nothing is under way but saves, and only sets that hold something stay."""
         core = self._world.core
         self.require(not core.jobs, "a job that has vanished was not forgotten")
-        self.require(not self.in_flight, "requests are in flight for ever")
+        others = [request for request in self.in_flight.values() if not request.from_cache]
+        self.require(not others, "requests are in flight for ever")
         for state in (SampleState.IN_FLIGHT, SampleState.CHECKING, SampleState.WAITING):
             self.require(not core.samples_in(state), f"samples are {state.name} for ever")
         idle = [key for key, samples in _sample_sets(core).items() if samples.idle]
