@@ -207,7 +207,8 @@ def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_pat
     for title in ("FFCV raw", "LitData raw", "MDS raw"):
         assert {title, f"{title}: not installed"} & figures["straight"].keys()
     assert len(figures["disk"]) == 3
-    assert figures["s3"]["S3 store, empty"]["decodes"] == [1, 0]
+    # The last answers may come in the next epoch.
+    assert sum(figures["s3"]["S3 store, empty"]["decodes"]) == pytest.approx(1, abs=0.01)
     assert figures["s3"]["a later job"]["decodes"] == [0, 0]
     assert 0 < figures["s3"]["a later job"]["gets"][0] < 0.5
     assert figures["start"]["a script"]["decodes"] == [1, 0]
