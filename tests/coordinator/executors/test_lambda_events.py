@@ -81,6 +81,7 @@ def test_hundreds_wait_with_a_few_threads(lambda_service, object_store, valkey):
     requests = [replace(request, request_id=f"r{number}") for number in range(300)]
 
     async def work(executor, outcomes):
+        await reach_the_stream(executor, request)  # by a call that is not queued: events might throttle it
         calls = [asyncio.create_task(executor.invoke(one, timeout_s=TIMEOUT_S)) for one in requests]
         while len(outcomes._waiting) < 50:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0)
