@@ -130,6 +130,21 @@ def test_a_full_store_is_read_and_tried_again():
     assert all(request.save != request.restore for request in driver.requests)
 
 
+def test_a_store_that_holds_up_those_who_write_is_left_alone():
+    driver = opened(request_samples=4)
+    saving = [request for request in driver.requests if request.save]
+    for number, request in enumerate(saving[:3]):
+        assert driver.core.store_trouble == "", f"a sample may be to blame: {number} failures"
+        driver.fail(request, FailureKind.TIMED_OUT)
+    assert "nothing can be written" in driver.core.store_trouble
+    assert [warning.message for warning in driver.warnings].count(driver.core.store_trouble) == 1
+    before = list(driver.requests)
+    driver.wait(0.3)
+    again = [request for request in driver.requests if request not in before and not request.restore]
+    assert again
+    assert not any(request.save for request in again)
+
+
 def test_executors_that_do_not_see_the_store_neither_restore_nor_save():
     blind_and_seeing = (ExecutorFacts("blind", sees_store=False), ExecutorFacts("seeing"))
     driver = Driver(store=True, executors=blind_and_seeing, lookahead_batches=4)
