@@ -91,9 +91,7 @@ class StoreCheck:
             self._can_write.discard(executor)
             return
         if not isinstance(event, RequestDone):
-            (self._can_write if request.save else self._can_read).discard(executor)
-            if request.restore and event.kind not in _NEVER_RUN:
-                packs[request.indices[unsettled]] = 0
+            self._failed(request, event, unsettled)
             return
         if event.pack and event.stored is not None:
             packs[request.indices[event.stored]] = event.pack
@@ -112,6 +110,14 @@ class StoreCheck:
             self._can_write.discard(executor)
         elif event.pack:
             self._can_write.add(executor)
+
+    def _failed(self, request: Prefetch, event: RequestFailed, unsettled: NDArray[np.bool_]) -> None:
+        """No answer came: it may be the executor that is in trouble, and not its store."""
+        self._can_read.discard(request.executor)
+        if request.save:
+            self._can_write.discard(request.executor)
+        if request.restore and event.kind not in _NEVER_RUN:
+            self._places[request.samples.dataset][request.indices[unsettled]] = 0
 
     def _note_pointers(self, request: Prefetch, event: RequestDone, unsettled: NDArray[np.bool_]) -> None:
         if request.samples.epoch != EVERY_EPOCH:
