@@ -73,7 +73,7 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         64, "batches to be ready ahead of a rank, at most (64)", low=1, high=2**20
     )
     request_samples: int = setting(
-        64, "samples per function invocation, at most (64)", low=1, high=MAX_SAMPLES_PER_REQUEST
+        512, "samples per function invocation, at most (512)", low=1, high=MAX_SAMPLES_PER_REQUEST
     )
     request_timeout_s: float = setting(
         60.0, "seconds for a function to begin a sample (60)", low=1e-3, high=_ANY_S
