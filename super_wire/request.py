@@ -154,9 +154,13 @@ class PrefetchRequest:
         """Whether records come from the store, and nothing is decoded."""
         return bool(self.packs)
 
+    def to_mapping(self) -> dict[str, Any]:
+        """As a mapping of JSON values, for any executor."""
+        return {"super_request": REQUEST_VERSION, **_columns_of(self), "limits": asdict(self.limits)}
+
     def to_json(self) -> str:
-        """As JSON text, for any executor."""
-        return json.dumps({"super_request": REQUEST_VERSION, **asdict(self)}, separators=(",", ":"))
+        """As JSON text."""
+        return json.dumps(self.to_mapping(), separators=(",", ":"))
 
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
@@ -226,9 +230,7 @@ class PrefetchResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values, which is what a handler returns."""
-        # Not asdict(), which copies every number of every column.
-        columns = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {"super_result": REQUEST_VERSION, **columns, "messages": dict(self.messages)}
+        return {"super_result": REQUEST_VERSION, **_columns_of(self), "messages": dict(self.messages)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
@@ -291,6 +293,11 @@ def clean_text(text: str) -> str:
     Words of others end in tombstones, replies and logs, where what cannot be encoded would break the whole.
     """
     return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def _columns_of(message: PrefetchRequest | PrefetchResult) -> dict[str, Any]:
+    """A message's fields; not asdict(), which copies every item of every column."""
+    return {entry.name: getattr(message, entry.name) for entry in fields(message)}
 
 
 def _check_places(request: PrefetchRequest) -> None:

@@ -8,7 +8,6 @@ however it ends (see :mod:`superdl.coordinator.executors.worker`).
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import os
@@ -126,7 +125,7 @@ class LocalExecutor(Executor):
         worker = await self._next_free(timeout_s)
         began_s = time.monotonic()
         try:
-            answer = await worker.call(json.loads(request.to_json()), timeout_s)
+            answer = await worker.call(request.to_mapping(), timeout_s)
         except ExecutorError as error:
             error.ran_s = time.monotonic() - began_s
             raise

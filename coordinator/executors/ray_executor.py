@@ -156,7 +156,7 @@ class RayExecutor(Executor):
         # To be refused by a function that is not the one that was warmed.
         asked = replace(request, golden=self.fingerprint, function_version=installed_version())
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        message = {"call": number, "event": json.loads(asked.to_json()), "timeout_s": timeout_s}
+        message = {"call": number, "event": asked.to_mapping(), "timeout_s": timeout_s}
         self._calls[number] = answer
         sent_s = time.monotonic()
         try:
