@@ -111,8 +111,8 @@ class BatchRef:
 
     def name_of(self, offset: int) -> str:
         """How a message names the sample at ``offset``: its key, else its id and the way to resolve it."""
-        if self.keys:
-            return self.keys[offset]
+        if self.keys and (key := self.keys[offset]):
+            return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
         return f"sample {hex_id} (its key: superdl stats --batch {self.batch_id.hex()})"
 
