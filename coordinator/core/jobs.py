@@ -35,6 +35,7 @@ _LAPSED_S = 1e8
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
 _CAUTION_MAX = 16.0
+"""A stall widens a cursor's look-ahead by so much, up to the most; a batch that was there narrows it."""
 
 
 @dataclass(slots=True)

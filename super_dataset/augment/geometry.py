@@ -3,7 +3,8 @@
 There are two ways to the same pixels. On the CPU torch's own uint8 kernel resizes one sample after the
 other; on a device a batch is two matrix products with a weight matrix for each sample and axis. Both filter
 as Pillow's bilinear resize with a box does, antialiased, first along rows, then along columns, and round to
-whole grey levels after each, so that they differ by rounding alone.
+whole grey levels after each, so that they differ by rounding alone. A batched ``grid_sample`` takes ten times
+as long on the CPU and is not antialiased.
 """
 
 from __future__ import annotations
