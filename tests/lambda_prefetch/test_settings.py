@@ -10,6 +10,23 @@ from superdl.lambda_prefetch.settings import FunctionSettings, decoding_threads
 from superdl.super_wire.errors import ConfigError
 
 
+def test_lists_switches_and_paths_are_read_as_they_are_meant(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    settings = FunctionSettings.from_environment(
+        {
+            "SUPER_STEP_MODULES": "a.b, c,",
+            "SUPER_FILE_ROOTS": os.pathsep.join([str(tmp_path / "link"), "/data"]),
+            "SUPER_STORE": str(tmp_path / "link" / "store"),
+            "SUPER_STORE_READ_ONLY": "true",
+            "SUPER_LOG_LEVEL": "warning",
+        }
+    )
+    assert settings.step_modules == {"a.b", "c"}
+    assert settings.file_roots == (os.path.realpath(tmp_path), "/data")
+    assert (settings.store, settings.store_read_only) == (os.path.realpath(tmp_path / "store"), True)
+    assert settings.log_level == "WARNING"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from superdl.super_dataset.reading.cache_link import CacheLink
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.store import DirectoryStore
@@ -208,6 +209,24 @@ def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
     assert 0 < len(missed) < 64  # some had come before the crash and were not asked for again
     assert read.hits == 64 - len(missed)
     assert reports(valkey)[-1].done == 1
+
+
+def test_a_connection_that_fails_after_the_last_reply_loses_nothing(valkey, monkeypatch):
+    arrays = images(5)
+    ref = stored(valkey, arrays)
+    reader = reader_at(FakeTime())
+    reader.read(ref)
+    gather = CacheLink.gather
+
+    def fail_late(link, wanted, offsets, *, left_s):
+        gather(link, wanted, offsets, left_s=left_s)
+        link.nodes.drop(link.nodes.home)
+        return CacheUnreachableError("the cache said what nobody asked for")
+
+    monkeypatch.setattr(CacheLink, "gather", fail_late)
+    read = reader.read(ref)
+    assert np.array_equal(pixels(read), np.stack(arrays))
+    assert (read.attempts, read.missing) == (1, [])
 
 
 def test_a_cache_that_stays_away_is_named(valkey):
