@@ -14,10 +14,10 @@ import pytest
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
 from superdl.coordinator.server import engine, server
-from superdl.coordinator.server.settings import Settings, load_settings
+from superdl.coordinator.server.settings import Settings
 from superdl.lambda_prefetch.telemetry import Telemetry
 from superdl.super_wire.request import PrefetchResult
-from tests.infra.stack_template import FILE, ROOT, written
+from tests.infra.stack_template import ROOT, written
 from tests.lambda_prefetch.prefetching import Context
 
 TEMPLATE = written()
@@ -48,21 +48,7 @@ def test_coordinator_and_function_read_every_variable_that_they_get():
     assert all(f'"{name}"' in source for name in FUNCTION["Environment"]["Variables"])
 
 
-def test_the_coordinator_takes_the_values_that_the_template_gives_by_default():
-    values = {}
-    for item in CONTAINER["Environment"]:
-        value = plain(item["Value"])
-        if isinstance(value, dict) and value.get("Ref") in PARAMETERS:
-            value = PARAMETERS[value["Ref"]].get("Default", "x")
-        elif isinstance(value, dict) and "Fn::FindInMap" in value:
-            table, choice, field = value["Fn::FindInMap"]
-            value = TEMPLATE["Mappings"][table][PARAMETERS[choice["Ref"]]["Default"]][field]
-        values[item["Name"]] = str(value)
-    values |= {"SUPER_CACHE": "rediss://cache:6379", "SUPER_STORE": "none"}
-    values |= {"SUPER_TLS_CERT": "-----BEGIN", "SUPER_TLS_KEY": "-----BEGIN", "SUPER_TOKEN": "t" * 32}
-    settings = load_settings({}, values)
-    assert (settings.lambda_concurrency, settings.max_usd) == (100, 0.0)
-    assert settings.catalog_max_samples == 10_000_000
+def test_defaults_of_the_template_are_the_coordinators():
     defaults = {name: parameter.get("Default") for name, parameter in PARAMETERS.items()}
     own = Settings()
     assert defaults["FunctionMemory"] == own.function_memory_mb
@@ -79,14 +65,6 @@ def test_times_and_memory_suffice():
     assert list(sizes) == PARAMETERS["CoordinatorSize"]["AllowedValues"]
     for name, size in sizes.items():
         assert int(size["Samples"]) * BYTES_PER_SAMPLE * 2 <= int(size["Memory"]) << 20, name
-
-
-def test_a_public_address_goes_before_the_way_out():
-    """By a Ref under the address's own condition, for the route is not there in an existing VPC."""
-    condition, after, _ = RESOURCES["Coordinator"]["Metadata"]["After"]["Fn::If"]
-    assert condition == "PublicAddress"
-    assert after == [{"Ref": "PublicRoute"}, {"Ref": "PublicRouteTableOfSubnet"}]
-    assert RESOURCES["PublicRoute"]["DependsOn"] == "InternetGatewayAttachment"
 
 
 def test_handler_package_probe_user_and_volume_are_there(monkeypatch):
@@ -189,14 +167,3 @@ def test_everything_that_can_be_is_tagged():
         if field and "super:stack" not in json.dumps(resource["Properties"].get(field, [])):
             untagged.append(name)
     assert not untagged
-
-
-def test_every_parameter_is_described_grouped_and_used():
-    groups = TEMPLATE["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]
-    assert sorted(name for group in groups for name in group["Parameters"]) == sorted(PARAMETERS)
-    text = FILE.read_text(encoding="utf-8")
-    for name, parameter in PARAMETERS.items():
-        assert parameter["Description"]
-        assert re.search(rf"!Ref {name}\b|\$\{{{name}\}}", text), name
-        limited = parameter.keys() & {"AllowedPattern", "AllowedValues", "MinValue"}
-        assert limited or parameter["Type"] == "CommaDelimitedList", name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from tests.fixtures.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.fixtures.object_store import ObjectStore
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +33,21 @@ def shared_stack() -> Iterator[Stack]:
     Who needs samples that are not cached yet has a recipe or images of its own; who kills something takes
     ``restarted_stack``.
     """
-    running = Stack(arguments=("--workers", str(os.cpu_count() or 1)))
-    running.start()
-    yield running
-    gc.collect()  # samplers that nobody holds any more end their threads
-    running.close()
+    with Stack(arguments=("--workers", str(os.cpu_count() or 1))) as running:
+        yield running
+        gc.collect()  # samplers that nobody holds any more end their threads
 
 
 @pytest.fixture(scope="session")
 def restarted_stack() -> Iterator[Stack]:
     """One whose parts are killed and emptied; each test leaves a coordinator that serves."""
-    running = Stack(arguments=("--workers", "2"))
-    running.start()
-    yield running
-    gc.collect()
-    running.close()
+    with Stack(arguments=("--workers", "2")) as running:
+        yield running
+        gc.collect()
+
+
+@pytest.fixture
+def photos(object_store: ObjectStore, images: Path) -> str:
+    """A source in S3 that holds the images; who starts from now on knows the object store."""
+    shutil.copytree(images, object_store.directory / "photos" / "train")
+    return "s3://photos/train"

@@ -31,15 +31,13 @@ class Settings:
     """``passes`` are arguments of samplers, one pass over an epoch each.
 
     In a pass, ``epochs`` says how many epochs it has (one unless given), ``stop`` after how many batches the
-    last of them is left; ``load`` is a file with a state to go on from. The rank ``failing`` raises after its
-    first batch.
+    last of them is left. The rank ``failing`` raises after its first batch.
     """
 
     source: str
     out: str
     batch_size: int
     passes: list[dict[str, Any]]
-    workers: int = 0
     seed: int = 1
     failing: int = -1
 
@@ -63,15 +61,12 @@ def passed(
     *,
     epochs: int = 1,
     stop: int | None = None,
-    load: str | None = None,
     **how: Any,
 ) -> tuple[list[dict[str, Any]], list[Any]]:
     """One pass: its batches, and what all ranks agree on."""
     dataset = SuperDataset(settings.source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     sampler = SuperSampler(dataset, batch_size=settings.batch_size, seed=settings.seed, **how)
-    if load is not None:
-        sampler.load_state_dict(json.loads(Path(load).read_text()))
-    loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=settings.workers)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=None)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     batches: list[dict[str, Any]] = []
     for epoch in range(epochs):

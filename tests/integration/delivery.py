@@ -6,11 +6,20 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch.utils.data import DataLoader
+
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE, expected_pixels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     import torch
+
+    from superdl.sampler.stats import SamplerStats
+    from tests.fixtures.stack import Stack
 
 
 def pixels_of(images: torch.Tensor) -> list[bytes]:
@@ -30,3 +39,32 @@ def assert_exactly_once(delivered: list[tuple[bytes, int]], expected: dict[bytes
     """Every expected image came once, with its label and its exact pixels, and nothing else did."""
     assert Counter(pixels for pixels, _ in delivered) == Counter(dict.fromkeys(expected, 1))
     assert all(expected[pixels] == label for pixels, label in delivered)
+
+
+def train(
+    stack: Stack,
+    images: Path,
+    source: str = "",
+    *,
+    disturb: Mapping[int, Callable[[], object]] | None = None,
+    batch_size: int = 4,
+    workers: int = 0,
+) -> SamplerStats:
+    """An epoch, at some of whose batches something is done: every sample comes once, with its pixels, in the
+    order in which it comes again when nothing is done.
+
+    ``images`` is the directory of what ``source`` has, and the source where none is named. The figures are
+    those of the first time.
+    """
+    dataset = SuperDataset(source or images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
+    with SuperSampler(dataset, batch_size=batch_size, seed=1, coordinator=stack.address) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+        delivered = []
+        for number, batch in enumerate(loader):
+            (disturb or {}).get(number, lambda: None)()
+            delivered += collect([batch])
+        stats = sampler.job_stats()
+        sampler.set_epoch(0)
+        assert collect(loader) == delivered
+    assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+    return stats

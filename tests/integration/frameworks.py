@@ -15,6 +15,7 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE
 from tests.integration.delivery import pixels_of
+from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
 
 if TYPE_CHECKING:
     import torch
@@ -78,3 +79,12 @@ def plain_loop(source: str, coordinator: str, epochs: int = EPOCHS) -> list[list
     with SuperSampler(dataset, batch_size=GLOBAL_BATCH, seed=SEED, coordinator=coordinator) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         return [[named(images, labels) for images, labels in loader] for _ in range(epochs)]
+
+
+def two_ranks(program: str, temporary: Path, images: Path, out: Path, **how: Any) -> str:
+    """Run a program as two ranks, by torchrun and the embedded default; their stderr if it failed."""
+    out.mkdir(exist_ok=True)
+    given = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2} | how)
+    errors = run_to_its_end([*torchrun(2), program, given], temporary)
+    assert_none_is_left(temporary)
+    return errors

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE
 
 if TYPE_CHECKING:
@@ -38,23 +38,32 @@ class Run:
         stack: Stack,
         images: Path,
         *,
+        kind: str,
         workers: int,
-        stateful: bool,
         options: dict[str, Any],
         **arguments: Any,
     ) -> None:
+        self.kind = kind
         self.dataset = SuperDataset(images.as_uri(), arguments.pop("recipe", RECIPE))
         arguments = {"batch_size": BATCH_SIZE, "seed": 1, "coordinator": stack.address} | arguments
         self.sampler = SuperSampler(self.dataset, **arguments)
-        kind = StatefulDataLoader if stateful else DataLoader
-        self.loader = kind(
-            self.dataset,
-            sampler=self.sampler,
-            batch_size=None,
-            num_workers=workers,
-            timeout=60 if workers else 0,
-            **options,
-        )
+        if kind == "threads":
+            self.loader: Any = SuperLoader(self.dataset, self.sampler, **options)
+        else:
+            self.loader = {"plain": DataLoader, "stateful": StatefulDataLoader}[kind](
+                self.dataset,
+                sampler=self.sampler,
+                batch_size=None,
+                num_workers=workers,
+                timeout=60 if workers else 0,
+                **options,
+            )
+
+    def state_dict(self, consumed: int | None) -> dict[str, Any]:
+        """What a script saves that has got so many batches of this iteration; ``None``: between epochs."""
+        if self.kind != "plain":
+            return dict(self.loader.state_dict())
+        return self.sampler.state_dict(**({} if consumed is None else {"batches_consumed": consumed}))
 
 
 @contextmanager
@@ -63,19 +72,20 @@ def run_of(
     images: Path,
     state: dict[str, Any] | None = None,
     *,
+    kind: str = "plain",
     workers: int = 0,
-    stateful: bool = False,
     options: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> Iterator[Run]:
-    """A run, from ``state`` on if there is one: the loader's if ``stateful``, else the sampler's.
+    """A run, from ``state`` on if there is one: the sampler's of a plain DataLoader, else the loader's.
 
-    ``options`` are more arguments of the loader, ``arguments`` of the sampler.
+    ``kind`` of the loader is ``plain``, ``stateful`` (torchdata's) or ``threads`` (SuperLoader). ``options``
+    are more arguments of the loader, ``arguments`` of the sampler.
     """
-    run = Run(stack, images, workers=workers, stateful=stateful, options=options or {}, **arguments)
+    run = Run(stack, images, kind=kind, workers=workers, options=options or {}, **arguments)
     try:
         if state is not None:
-            (run.loader if stateful else run.sampler).load_state_dict(json.loads(json.dumps(state)))
+            (run.sampler if kind == "plain" else run.loader).load_state_dict(json.loads(json.dumps(state)))
         yield run
     finally:
         del run.loader  # its workers end

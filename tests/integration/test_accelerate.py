@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from accelerate import Accelerator
@@ -13,8 +13,7 @@ from accelerate import Accelerator
 from superdl.super_wire.errors import UsageError
 from tests.integration import accelerate_training
 from tests.integration.accelerate_training import Steps, data_loader, parts, planned_rates
-from tests.integration.frameworks import Batch, Stopped, code_of, plain_loop, together
-from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
+from tests.integration.frameworks import Batch, Stopped, code_of, plain_loop, together, two_ranks
 
 if TYPE_CHECKING:
     from tests.fixtures.stack import Stack
@@ -63,7 +62,7 @@ def test_a_prepared_data_loader_is_refused(images: Path) -> None:
 def test_two_ranks_train_on_what_a_plain_loop_gets(
     images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
 ) -> None:
-    assert run(temporary, images, tmp_path) == ""
+    assert two_ranks(PROGRAM, temporary, images, tmp_path) == ""
     assert together(tmp_path, 2) == list(chain.from_iterable(expected))
     for rank in range(2):
         assert json.loads((tmp_path / f"rates{rank}.json").read_text()) == planned_rates()
@@ -73,7 +72,7 @@ def test_two_ranks_train_on_what_a_plain_loop_gets(
 def test_a_schedule_that_two_ranks_would_step_twice_is_refused(
     images: Path, temporary: Path, tmp_path: Path
 ) -> None:
-    errors = run(temporary, images, tmp_path, how="schedule")
+    errors = two_ranks(PROGRAM, temporary, images, tmp_path, how="schedule")
     assert "UsageError: Accelerate would step the prepared CosineAnnealingLR 2 times for each batch" in errors
 
 
@@ -82,15 +81,6 @@ def test_two_ranks_go_on_with_a_saved_state(
     images: Path, expected: list[list[Batch]], temporary: Path, tmp_path: Path
 ) -> None:
     first, then = tmp_path / "first", tmp_path / "then"
-    assert "Stopped" in run(temporary, images, first, stop_after=13)
-    assert run(temporary, images, then, checkpoint=str(first / "state")) == ""
+    assert "Stopped" in two_ranks(PROGRAM, temporary, images, first, stop_after=13)
+    assert two_ranks(PROGRAM, temporary, images, then, checkpoint=str(first / "state")) == ""
     assert together(first, 2) + together(then, 2) == list(chain.from_iterable(expected))
-
-
-def run(temporary: Path, images: Path, out: Path, **how: Any) -> str:
-    """Two ranks of the page through the embedded default."""
-    out.mkdir(exist_ok=True)
-    arguments = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2} | how)
-    errors = run_to_its_end([*torchrun(2), PROGRAM, arguments], temporary, ACCELERATE_USE_CPU="true")
-    assert_none_is_left(temporary)
-    return errors

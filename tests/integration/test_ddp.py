@@ -102,19 +102,6 @@ def test_one_process_goes_on_where_two_ranks_stopped(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_two_ranks_go_on_where_four_stopped(temporary: Path, images: Path, workers: int) -> None:
-    first, second = temporary / f"first{workers}", temporary / f"second{workers}"
-    how = {"batch_size": 4, "passes": [{"stop": 4}], "workers": workers}
-    assert launch(4, temporary, images, first, **how) == ""
-    how = {"batch_size": 8, "passes": [{"load": str(first / "state.json"), "epochs": 2}], "workers": workers}
-    assert launch(2, temporary, images, second, **how) == ""
-    before, after = in_order(of_pass(written(first, 4), 0)), in_order(of_pass(written(second, 2), 0))
-    assert before + after == planned(images, plan(1), 0) + planned(images, plan(1), 1)
-    assert_none_is_left(temporary)
-
-
-@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_run_and_leaves_nothing(temporary: Path, images: Path) -> None:
     how = {"batch_size": 8, "passes": [{}], "failing": 1}
     assert "as scripted" in launch(2, temporary, images, temporary / "failing", **how)

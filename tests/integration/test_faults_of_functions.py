@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from torch.utils.data import DataLoader
 
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.errors import BadSampleError
 from tests.fixtures.faulty_function import FUNCTION, Script
-from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.delivery import train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,18 +46,6 @@ def start(script: Script) -> Iterator[Callable[[int], Stack]]:
         stack.close()
 
 
-def assert_the_epoch_is_whole(stack: Stack, images: Path, workers: int) -> None:
-    """Train through a cold epoch: it is whole, and equal to the same epoch when all is cached."""
-    dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
-        disturbed = collect(loader)
-        sampler.set_epoch(0)
-        undisturbed = collect(loader)
-    assert_exactly_once(disturbed, expected_pixels(images, resize=SIDE, crop=SIDE))
-    assert disturbed == undisturbed
-
-
 # What a function does, and what the log says of it.
 FAULTS = {
     "raise": "the function raised RuntimeError: as the script says",
@@ -85,7 +72,7 @@ def test_the_epoch_goes_on(
     for number, does in calls.items():
         script.at_call(number, does)
     stack = start(2)
-    assert_the_epoch_is_whole(stack, images, workers)
+    train(stack, images, workers=workers)
     done = script.done()
     assert done.keys() == calls.keys(), "or this test shows nothing"
     # What comes soon after is counted as more of the same.
@@ -103,7 +90,7 @@ def test_throttling_delays_and_loses_nothing(
     for number in (1, 2):
         script.at_call(number, "hang")
     stack = start(1)
-    assert_the_epoch_is_whole(stack, images, 0)
+    train(stack, images)
     assert "the executor takes no more requests now" in stack.log.read_text()
 
 
@@ -170,9 +157,7 @@ def test_a_sample_that_is_decoded_for_ever_is_named_and_its_tombstone_expires(tm
         "SUPER_STEP_MODULES": "stuck_of_faults_test",
         "SUPER_DECODE_TIMEOUT_S": "1",
     }
-    stack = Stack(arguments=("--workers", "2"), environment=environment)
-    stack.start()
-    try:
+    with Stack(arguments=("--workers", "2"), environment=environment) as stack:
         dataset = SuperDataset(texts, recipe, key_list=key_list, on_bad_sample="raise")
         with SuperSampler(dataset, batch_size=1, shuffle=False, coordinator=stack.address) as sampler:
             read, errors = [], []
@@ -188,5 +173,3 @@ def test_a_sample_that_is_decoded_for_ever_is_named_and_its_tombstone_expires(tm
         with stack.valkey.client() as cache:
             lives_ms = {cache.pttl(key) for key in cache.scan_iter("super:r1:*")}
         assert sum(0 < life_ms <= 60_000 for life_ms in lives_ms) == 1
-    finally:
-        stack.close()

@@ -25,10 +25,8 @@ CUT_AT = 10  # the sampler has at most 64 of the 150 batches by then
 
 @pytest.fixture(scope="module")
 def tcp_stack() -> Iterator[Stack]:
-    running = Stack(tcp=True)
-    running.start()
-    yield running
-    running.close()
+    with Stack(tcp=True) as running:
+        yield running
 
 
 @pytest.fixture

@@ -4,60 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
 import pytest
-from torch.utils.data import DataLoader
 
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
-from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.delivery import train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.object_store import ObjectStore
     from tests.fixtures.valkey import Valkey
 
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+SOURCE = "s3://photos/train"
 SMALL_STEPS = ("--request-samples", "4", "--lookahead-batches", "4", "--request-timeout-s", "0.5")
 CONCURRENCY = 2
 
 
 @pytest.fixture
-def stack(
-    lambda_service: LambdaService, object_store: ObjectStore, valkey: Valkey, images: Path
-) -> Iterator[Stack]:
-    """A coordinator whose functions run on Lambda, by events; ``s3://photos/train`` holds the images."""
+def stack(lambda_service: LambdaService, photos: str, valkey: Valkey) -> Iterator[Stack]:
+    """A coordinator whose functions run on Lambda, by events."""
     lambda_service.concurrency = CONCURRENCY  # as many processes as this machine likes
-    shutil.copytree(images, object_store.directory / "photos" / "train")
     arguments = ("--executor", "lambda", "--lambda-invocation", "Event", "--lambda-warm", "2", *SMALL_STEPS)
-    running = Stack(arguments=arguments, cache=valkey.url)
-    running.start()
-    yield running
-    running.close()
-
-
-def train(stack: Stack, images: Path, disturb: dict[int, object] | None = None) -> SuperSampler:
-    """An epoch, at some of whose batches something is done: it is whole and in the plan's order."""
-    dataset = SuperDataset("s3://photos/train", RECIPE)
-    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)
-        delivered = []
-        for number, batch in enumerate(loader):
-            if disturb and number in disturb:
-                disturb[number]()  # type: ignore[operator]
-            delivered.append(batch)
-        sampler.set_epoch(0)
-        assert collect(delivered) == collect(loader)
-    assert_exactly_once(collect(delivered), expected_pixels(images, resize=SIDE, crop=SIDE))
-    return sampler
+    with Stack(arguments=arguments, cache=valkey.url) as running:
+        yield running
 
 
 def outcome_streams(valkey: Valkey) -> list[bytes]:
@@ -68,7 +41,7 @@ def outcome_streams(valkey: Valkey) -> list[bytes]:
 def test_an_epoch_through_events(
     stack: Stack, images: Path, lambda_service: LambdaService, valkey: Valkey
 ) -> None:
-    train(stack, images)
+    train(stack, images, SOURCE)
     kinds = [invocation.kind for invocation in lambda_service.invocations]
     assert kinds.count("RequestResponse") == 3  # two that were warmed, one that tried the stream
     assert len(kinds) >= 150 / 4
@@ -82,7 +55,7 @@ def test_an_epoch_through_events(
 def test_functions_that_crash_say_nothing_and_their_samples_come(
     stack: Stack, images: Path, lambda_service: LambdaService
 ) -> None:
-    train(stack, images, {2: lambda: lambda_service.crash_next(2)})
+    train(stack, images, SOURCE, disturb={2: lambda: lambda_service.crash_next(2)})
     assert len(lambda_service.dropped_events) == 2
     assert "no outcome of the function" in stack.log.read_text()
 
@@ -98,7 +71,7 @@ def test_events_that_are_delivered_twice_change_nothing(
             if b"super_request" in invocation.event:
                 client.invoke(FunctionName="super-prefetch", InvocationType="Event", Payload=invocation.event)
 
-    train(stack, images, {3: again, 12: again})
+    train(stack, images, SOURCE, disturb={3: again, 12: again})
     client.close()
     answered = [
         json.loads(one.event)["request_id"] for one in lambda_service.invocations if one.kind == "Event"
@@ -110,26 +83,13 @@ def test_events_that_are_delivered_twice_change_nothing(
 def test_a_cache_that_is_emptied_in_between_loses_outcomes_and_no_sample(
     stack: Stack, images: Path, valkey: Valkey
 ) -> None:
-    train(stack, images, {5: valkey.restart_empty, 20: valkey.restart_empty})
-
-
-@pytest.mark.slow
-def test_the_next_coordinator_has_a_stream_of_its_own(stack: Stack, images: Path, valkey: Valkey) -> None:
-    before = set(outcome_streams(valkey))
-    stack.kill_coordinator()
-    stack.start_coordinator()
-    train(stack, images)
-    streams = set(outcome_streams(valkey))
-    assert len(before) == 1
-    assert len(streams) == 2
-    with valkey.client() as client:
-        assert all(client.ttl(stream) > 0 for stream in streams)
+    train(stack, images, SOURCE, disturb={5: valkey.restart_empty, 20: valkey.restart_empty})
 
 
 @pytest.mark.slow
 def test_each_side_needs_no_more_rights_than_the_page_says(
     lambda_service: LambdaService,
-    object_store: ObjectStore,
+    photos: str,
     valkey: Valkey,
     images: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,21 +101,16 @@ def test_each_side_needs_no_more_rights_than_the_page_says(
         client.execute_command(
             "ACL", "SETUSER", "default", "resetkeys", "-@all", "+ping", "+hello", "+client"
         )
-    shutil.copytree(images, object_store.directory / "photos" / "train")
     lambda_service.concurrency = CONCURRENCY
     user = {"SUPER_CACHE_PASSWORD": "SECRET"}
     lambda_service.deploy(environment={**user, "SUPER_CACHE_USERNAME": "super-function"})
     arguments = ("--executor", "lambda", "--lambda-invocation", "Event", *SMALL_STEPS)
     environment = {**user, "SUPER_CACHE_USERNAME": "super-coordinator"}
-    running = Stack(arguments=arguments, cache=valkey.url, environment=environment)
-    running.start()
-    monkeypatch.setenv("SUPER_CACHE_USERNAME", "super-reader")
-    monkeypatch.setenv("SUPER_CACHE_PASSWORD", "SECRET")
-    try:
-        train(running, images)
+    with Stack(arguments=arguments, cache=valkey.url, environment=environment) as running:
+        monkeypatch.setenv("SUPER_CACHE_USERNAME", "super-reader")
+        monkeypatch.setenv("SUPER_CACHE_PASSWORD", "SECRET")
+        train(running, images, SOURCE)
         assert "NOPERM" not in running.log.read_text()
-    finally:
-        running.close()
 
 
 SLOW = """
@@ -173,27 +128,18 @@ def handler(event, context):
 
 @pytest.mark.slow
 def test_more_events_than_functions_are_asked_for_more_slowly_and_no_sample_is_blamed(
-    lambda_service: LambdaService, object_store: ObjectStore, valkey: Valkey, images: Path, tmp_path: Path
+    lambda_service: LambdaService, photos: str, valkey: Valkey, images: Path, tmp_path: Path
 ) -> None:
     lambda_service.concurrency = CONCURRENCY
     lambda_service.event_max_age_s, lambda_service.event_pause_s = 4.0, 1.0
     (tmp_path / "slow.py").write_text(SLOW)
     paths = f"{Path(__file__).parents[2]}:{tmp_path}"
     lambda_service.deploy(handler="slow.handler", environment={"PYTHONPATH": paths})
-    shutil.copytree(images, object_store.directory / "photos" / "train")
     steps = ("--request-samples", "8", "--lookahead-batches", "32", "--request-timeout-s", "4")
     arguments = ("--executor", "lambda", "--lambda-invocation", "Event", "--lambda-warm", "2", *steps)
-    running = Stack(arguments=arguments, cache=valkey.url)
-    running.start()
-    try:
-        dataset = SuperDataset("s3://photos/train", RECIPE)
-        with SuperSampler(dataset, batch_size=8, seed=1, coordinator=running.address) as sampler:
-            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)
-            assert_exactly_once(collect(list(loader)), expected_pixels(images, resize=SIDE, crop=SIDE))
-            stats = sampler.job_stats()
+    with Stack(arguments=arguments, cache=valkey.url) as running:
+        stats = train(running, images, SOURCE, batch_size=8)
         assert lambda_service.dropped_events  # else this says nothing
         assert stats.samples_failed == 0
         assert stats.concurrency < 8
         assert "could not be produced: " not in running.log.read_text()
-    finally:
-        running.close()

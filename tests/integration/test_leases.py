@@ -30,10 +30,8 @@ TRAINER = Path(__file__).with_name("train_forever.py")
 @pytest.fixture
 def stack() -> Iterator[Stack]:
     """A stack whose leases last a little longer than two heartbeats."""
-    running = Stack(arguments=("--workers", "2", "--lease-s", "4.5"))
-    running.start()
-    yield running
-    running.close()
+    with Stack(arguments=("--workers", "2", "--lease-s", "4.5")) as running:
+        yield running
 
 
 def leases(stack: Stack) -> dict[str, bool]:

@@ -5,7 +5,6 @@ What they may do is seen by whole epochs, in ``test_networks.py`` and ``test_lam
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
@@ -114,18 +111,16 @@ FORBIDDEN = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[Valkey]:
     """A server that only knows the page's users, with something of each kind in it."""
-    running = Valkey()
-    running.start()
-    with running.client() as client:
-        for line in re.findall(r"^ACL SETUSER super-.*$", PAGE, re.MULTILINE):
+    with Valkey() as running:
+        with running.client() as client:
+            for line in re.findall(r"^ACL SETUSER super-.*$", PAGE, re.MULTILINE):
+                client.execute_command(*line.split())
+            client.mset({RECORD: b"r", LOCK: b"l", GOLDEN: b"g", "other": b"o"})
+            for stream in (REPORTS, OUTCOMES):
+                client.xadd(stream, {"a": "b"})
+            (line,) = re.findall(r"^ACL SETUSER default .*$", PAGE, re.MULTILINE)
             client.execute_command(*line.split())
-        client.mset({RECORD: b"r", LOCK: b"l", GOLDEN: b"g", "other": b"o"})
-        for stream in (REPORTS, OUTCOMES):
-            client.xadd(stream, {"a": "b"})
-        (line,) = re.findall(r"^ACL SETUSER default .*$", PAGE, re.MULTILINE)
-        client.execute_command(*line.split())
-    yield running
-    running.close()
+        yield running
 
 
 def test_the_page_has_three_users() -> None:
@@ -167,39 +162,3 @@ def test_once_the_page_was_followed_the_default_user_may_do_nothing(server: Valk
             for command in ("GET " + RECORD, "PING", "FLUSHALL", "ACL SETUSER default on"):
                 with pytest.raises(redis.exceptions.RedisError, match="uthenticat|WRONGPASS|invalid"):
                     client.execute_command(*command.split())
-
-
-def test_a_reader_can_spoil_a_stream_of_reports_for_a_moment_only(server: Valkey) -> None:
-    """What follows is ``tests/coordinator/test_reports.py``: the coordinator begins the stream again."""
-    reader = CacheConnection(
-        CacheAddress.parse(server.url), Credentials("super-reader", "SECRET"), timeout_s=5.0
-    )
-    largest = b"%d-%d" % (2**64 - 1, 2**64 - 1)
-    stream = REPORT_PREFIX + b"spoilt"
-    assert reader.ask(b"XADD", stream, largest, b"r", b"x") == largest
-    with pytest.raises(CacheError, match="ID"):
-        reader.ask(b"XADD", stream, b"*", b"r", b"x")
-    reader.close()
-
-    async def follow() -> None:
-        cache = Cache(server.url, owner="me", credentials=Credentials("super-coordinator", "SECRET"))
-        await ReportReader(cache, lambda events: None).follow("spoilt")
-        await cache.close()
-
-    asyncio.run(follow())
-    reader = CacheConnection(
-        CacheAddress.parse(server.url), Credentials("super-reader", "SECRET"), timeout_s=5.0
-    )
-    assert reader.ask(b"XADD", stream, b"*", b"r", b"x")
-    reader.close()
-
-
-def test_a_reader_reads_records_and_reports_and_no_more(server: Valkey) -> None:
-    connection = CacheConnection(
-        CacheAddress.parse(server.url), Credentials("super-reader", "SECRET"), timeout_s=5.0
-    )
-    assert connection.ask(b"GET", RECORD.encode()) == b"r"
-    assert connection.ask(b"XADD", REPORTS.encode(), b"MAXLEN", b"~", b"10", b"*", b"r", b"x")
-    with pytest.raises(CacheError, match="NOPERM"):
-        connection.ask(b"GET", b"super:golden")
-    connection.close()

@@ -72,14 +72,22 @@ def test_the_page_trains_on_what_a_plain_loop_gets(images: Path, expected: list[
     assert model.epochs == [epoch for epoch in range(len(expected)) for _ in range(BATCHES)]
 
 
-@pytest.mark.parametrize("taken", [4, 13])
+@pytest.mark.parametrize(
+    ("data", "taken"),
+    [
+        ("Images", 4),
+        ("Images", 13),
+        pytest.param("ImagesByWorkers", 4, marks=pytest.mark.slow),
+        ("ImagesByWorkers", 13),
+    ],
+)
 def test_a_checkpoint_is_gone_on_with(
-    images: Path, expected: list[list[Batch]], tmp_path: Path, taken: int
+    images: Path, expected: list[list[Batch]], tmp_path: Path, data: str, taken: int
 ) -> None:
     first, then = Classifier(taken), Classifier()
     with pytest.raises(Stopped):
-        page(images, first)()
-    page(images, then)(str(tmp_path / "stopped.ckpt"))
+        page(images, first, data)()
+    page(images, then, data)(str(tmp_path / "stopped.ckpt"))
     assert first.seen + then.seen == list(chain.from_iterable(expected))
 
 
@@ -115,17 +123,6 @@ def test_workers_go_on_with_an_epochs_checkpoint(
     then = Classifier()
     page(images, then, "ImagesByWorkers", kind)(saved_after_an_epoch(images, tmp_path))
     assert then.seen == list(chain.from_iterable(expected[1:]))
-
-
-@pytest.mark.parametrize("taken", [pytest.param(4, marks=pytest.mark.slow), 13])
-def test_workers_go_on_in_the_middle_of_an_epoch(
-    images: Path, expected: list[list[Batch]], tmp_path: Path, taken: int
-) -> None:
-    first, then = Classifier(taken), Classifier()
-    with pytest.raises(Stopped):
-        page(images, first, "ImagesByWorkers")()
-    page(images, then, "ImagesByWorkers")(str(tmp_path / "stopped.ckpt"))
-    assert first.seen + then.seen == list(chain.from_iterable(expected))
 
 
 def saved_after_an_epoch(images: Path, directory: Path) -> str:

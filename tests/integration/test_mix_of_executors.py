@@ -7,40 +7,29 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.utils.data import DataLoader
 
 from superdl.main import main
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
-from superdl.super_wire.errors import SourceForbiddenError
-from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.delivery import train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.fixtures.lambda_service import LambdaService
-    from tests.fixtures.object_store import ObjectStore
     from tests.fixtures.valkey import Valkey
 
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 SOURCE = "s3://photos/train"
 SAMPLES = 150
 
 
 @pytest.fixture
-def made(
-    lambda_service: LambdaService, object_store: ObjectStore, valkey: Valkey, images: Path
-) -> Iterator[Callable[..., Stack]]:
-    """Makes a coordinator with some executors; ``s3://photos/train`` holds the images."""
+def made(lambda_service: LambdaService, photos: str, valkey: Valkey) -> Iterator[Callable[..., Stack]]:
+    """Makes a coordinator with some executors."""
     lambda_service.concurrency = 2
-    shutil.copytree(images, object_store.directory / "photos" / "train")
     stacks = []
 
     def make(executors: str, **settings: str) -> Stack:
@@ -57,17 +46,11 @@ def made(
         stack.close()
 
 
-def train(
-    stack: Stack, images: Path, source: str = SOURCE, disturb: Mapping[int, Callable[[], None]] | None = None
+def fared_in_training(
+    stack: Stack, images: Path, source: str = SOURCE, **disturbed: Any
 ) -> dict[str, dict[str, Any]]:
     """An epoch; every sample comes once, with its pixels. How the executors fare in the end, by name."""
-    dataset = SuperDataset(source, RECIPE)
-    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
-        delivered = []
-        for number, batch in enumerate(DataLoader(dataset, sampler=sampler, batch_size=None)):
-            (disturb or {}).get(number, lambda: None)()
-            delivered.append(batch)
-    assert_exactly_once(collect(delivered), expected_pixels(images, resize=SIDE, crop=SIDE))
+    train(stack, images, source, **disturbed)
     with contextlib.redirect_stdout(io.StringIO()) as told:
         assert main(["stats", "--json", "--coordinator", stack.address]) == 0
     return {executor["name"]: executor for executor in json.loads(told.getvalue())["executors"]}
@@ -77,7 +60,7 @@ def test_the_overflow_goes_to_the_next_and_so_does_what_is_throttled(
     made: Callable[..., Stack], images: Path, lambda_service: LambdaService
 ) -> None:
     stack = made("local,lambda")
-    fared = train(stack, images, disturb={4: lambda: lambda_service.throttle_next(1)})
+    fared = fared_in_training(stack, images, disturb={4: lambda: lambda_service.throttle_next(1)})
     assert list(fared) == ["local", "lambda"]
     assert fared["local"]["samples"] > 0
     assert fared["lambda"]["samples"] > 0
@@ -97,7 +80,7 @@ def test_the_next_does_the_work_of_one_that_fails_in_mid_epoch(
         "crashing": lambda: lambda_service.crash_next(10_000),
         "gone": lambda: lambda_service.hang_up_next(10_000),
     }
-    fared = train(stack, images, disturb={4: breaks[happens]})
+    fared = fared_in_training(stack, images, disturb={4: breaks[happens]})
     assert fared["lambda"]["samples"] < SAMPLES / 2
     assert fared["local"]["samples"] > SAMPLES / 2
     assert fared["lambda"]["trouble"]
@@ -112,7 +95,7 @@ def test_one_that_does_not_start_is_left_out_and_tried_again(
 ) -> None:
     stack = made("lambda,local", lambda_function="nobody")
     with caplog.at_level("WARNING"):
-        fared = train(stack, images)
+        fared = fared_in_training(stack, images)
     assert fared["lambda"]["capacity"] == fared["lambda"]["requests"] == 0
     assert "nobody" in fared["lambda"]["trouble"]
     assert "the executor lambda is missing" in caplog.text
@@ -128,36 +111,9 @@ def test_functions_that_cannot_read_the_source_are_not_asked_for_it(
     """They see no files; and then they may not read the bucket."""
     lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
     stack = made("lambda,local")
-    assert train(stack, images, images.as_uri())["lambda"]["requests"] == 0
+    assert fared_in_training(stack, images, images.as_uri())["lambda"]["requests"] == 0
     assert not any(b"super_request" in invocation.event for invocation in lambda_service.invocations)
     with caplog.at_level("WARNING"):
-        fared = train(stack, images)
+        fared = fared_in_training(stack, images)
     assert fared["lambda"]["requests"] == 0
     assert "the executor lambda is left out: functions may not read s3://photos/train" in caplog.text
-
-
-@pytest.mark.slow
-def test_where_all_may_not_read_the_source_that_is_the_error(
-    made: Callable[..., Stack], lambda_service: LambdaService
-) -> None:
-    lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
-    stack = made("lambda")
-    with (
-        pytest.raises(SourceForbiddenError, match="functions may not read"),
-        SuperSampler(SuperDataset(SOURCE, RECIPE), batch_size=4, coordinator=stack.address),
-    ):
-        pass
-
-
-@pytest.mark.slow
-def test_a_restart_of_the_coordinator_keeps_the_mix(
-    made: Callable[..., Stack], images: Path, lambda_service: LambdaService
-) -> None:
-    stack = made("local,lambda")
-
-    def restart() -> None:
-        stack.kill_coordinator()
-        stack.start_coordinator()
-
-    fared = train(stack, images, disturb={6: restart, 12: lambda: lambda_service.crash_next(2)})
-    assert fared["local"]["samples"] > 0

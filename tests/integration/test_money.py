@@ -32,12 +32,8 @@ def billed(temporary: Path, *arguments: str) -> Iterator[Stack]:
     """A stack whose functions cost one dollar an invocation."""
     prices = temporary / "prices.toml"
     prices.write_text("[local]\ninvocation = 1.0\n")
-    running = Stack(arguments=("--workers", "2", "--prices", str(prices), *arguments))
-    running.start()
-    try:
+    with Stack(arguments=("--workers", "2", "--prices", str(prices), *arguments)) as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -110,22 +106,3 @@ def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary:
                 with pytest.raises(SpendingCapError, match="by coordinators before a restart too"):
                     collect(DataLoader(dataset, sampler=sampler, batch_size=None))
                 assert sampler.job_stats().total_usd == told.total_usd
-
-
-def test_the_story_of_a_batch_is_told(uncapped: Stack, images: Path) -> None:
-    dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE + 1, crop=SIDE))  # not cached yet
-    with SuperSampler(dataset, batch_size=10, seed=1, coordinator=uncapped.address) as sampler:
-        refs = list(sampler)
-        for ref in refs:
-            dataset[ref]
-        sampler.job_stats()
-        (batch,) = stats(uncapped, "--batch", refs[3].batch_id.hex())["statuses"]
-        events = batch["events"]
-        assert isinstance(events, list)
-        assert {event["occurrence"]["position"] for event in events} == {3}
-        told = [event["what"] for event in events]
-        assert any(what.startswith("request") and "cached" in what for what in told)
-        assert any(what.startswith("looked ahead") for what in told)
-        assert [event["seconds_ago"] for event in events] == sorted(
-            (event["seconds_ago"] for event in events), reverse=True
-        )

@@ -17,12 +17,12 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.keys import RECORD_PREFIX
-from tests.fixtures.images import SIDE, expected_pixels, write_images
+from tests.fixtures.images import expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import READY_TIMEOUT_S, ValkeyCluster
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.delivery import assert_exactly_once, collect, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,25 +55,18 @@ def let_only_two_in(server: Valkey) -> None:
 
 @contextlib.contextmanager
 def tls_server(certificates: Certificates) -> Iterator[tuple[str, list[Valkey]]]:
-    server = Valkey()
-    server.start()
-    front = TlsFront(f"{server.directory}/redis.sock", certificates)
-    front.start()
-    yield f"rediss://localhost:{front.port}", [server]
-    front.close()
-    server.close()
+    with Valkey() as server, TlsFront(f"{server.directory}/redis.sock", certificates) as front:
+        yield f"rediss://localhost:{front.port}", [server]
 
 
 @contextlib.contextmanager
 def tls_cluster(certificates: Certificates) -> Iterator[tuple[str, list[Valkey]]]:
-    cluster = ValkeyCluster(certificates=certificates)
-    cluster.start()
-    yield cluster.url, cluster.nodes
-    cluster.close()
+    with ValkeyCluster(certificates=certificates) as cluster:
+        yield cluster.url, cluster.nodes
 
 
 @pytest.mark.parametrize("cache", [tls_server, tls_cluster])
-def test_two_epochs_by_tls_with_a_user_for_each_side(
+def test_an_epoch_by_tls_with_a_user_for_each_side(
     images: Path,
     certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,
@@ -85,18 +78,10 @@ def test_two_epochs_by_tls_with_a_user_for_each_side(
     with cache(certificates) as (url, servers):
         for server in servers:
             let_only_two_in(server)
-        stack = Stack(
+        with Stack(
             arguments=("--workers", "2"), environment={"SUPER_CACHE_USERNAME": "coordinator"}, cache=url
-        )
-        stack.start()
-        try:
-            dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
-            with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
-                loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
-                for _ in range(2):
-                    assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
-        finally:
-            stack.close()
+        ) as stack:
+            train(stack, images, workers=2)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
-from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.record import unpack
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.node_function import FUNCTION, HOLD
@@ -74,14 +73,10 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_only_its_requests(
     assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
     assert len(held(tmp_path)) == 2, "it got more requests than it has CPUs"
     assert 0 < stats.retries <= 2 * REQUEST_SAMPLES, "only what the node had was asked for again"
-    by_local = Stack(arguments=("--request-samples", str(REQUEST_SAMPLES)))
-    by_local.start()
-    try:
+    with Stack(arguments=("--request-samples", str(REQUEST_SAMPLES))) as by_local:
         with SuperSampler(dataset, batch_size=BATCH, seed=1, coordinator=by_local.address) as sampler:
             assert collect(DataLoader(dataset, sampler=sampler, batch_size=None)) == delivered
         assert records(by_local.valkey) == records(valkey)
-    finally:
-        by_local.close()
 
 
 def test_nodes_that_come_and_go_while_they_work(
@@ -112,16 +107,6 @@ def test_a_coordinator_that_is_killed_takes_its_driver_along(
     (driver,) = running.functions()
     running.kill_coordinator()
     assert psutil.wait_procs([driver], timeout=WAIT_S)[1] == []
-
-
-def test_a_directory_needs_nodes_that_see_it(
-    ray_cluster: RayCluster, stack: Callable[..., Stack], images: Path
-) -> None:
-    ray_cluster.add(cpus=1)
-    running = stack(files=())
-    dataset = SuperDataset(images.as_uri(), RECIPE)
-    with pytest.raises(ConfigError, match="the executor ray run on others, which do not see it"):
-        SuperSampler(dataset, batch_size=BATCH, coordinator=running.address)
 
 
 def records(valkey: Valkey) -> dict[bytes, tuple[str, tuple[int, ...], bytes]]:

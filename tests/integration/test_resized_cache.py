@@ -28,9 +28,7 @@ FOLLOWS_WITHIN_S = 5.0
 
 @pytest.mark.slow
 def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images: Path) -> None:
-    stack = Stack(maxmemory="40mb", arguments=("--workers", "2"))
-    stack.start()
-    try:
+    with Stack(maxmemory="40mb", arguments=("--workers", "2")) as stack:
         dataset = SuperDataset(images.as_uri(), Recipe.image(resize=CROP, crop=CROP))
         asking = Client(checked_address(stack.address, "--coordinator"))
         with (
@@ -63,5 +61,3 @@ def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images: Path) -> N
                 assert_exactly_once(delivered, expected)
                 assert longest_s < LONGEST_WAIT_S
             assert client.info("stats")["evicted_keys"] == 0
-    finally:
-        stack.close()

@@ -15,28 +15,18 @@ from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.errors import BadSampleError, SourceForbiddenError, SourceNotFoundError
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect, pixels_of
+from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.fixtures.object_store import ObjectStore
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
-@pytest.fixture
-def in_bucket(object_store: ObjectStore, images: Path) -> str:
-    """``s3://photos/train`` holds the images; who starts from now on knows the object store."""
-    shutil.copytree(images, object_store.directory / "photos" / "train")
-    return "s3://photos/train"
-
-
-def test_an_s3_prefix(in_bucket: str, images: Path) -> None:
-    stack = Stack(arguments=("--workers", "2"))
-    stack.start()
-    try:
-        dataset = SuperDataset(in_bucket, RECIPE)
+def test_an_s3_prefix(photos: str, images: Path) -> None:
+    with Stack(arguments=("--workers", "2")) as stack:
+        dataset = SuperDataset(photos, RECIPE)
         with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
             assert dataset.classes == ("ant", "bee", "cat", "dog")
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
@@ -49,20 +39,14 @@ def test_an_s3_prefix(in_bucket: str, images: Path) -> None:
             SuperSampler(
                 SuperDataset("s3://no-such-bucket/train", RECIPE), batch_size=16, coordinator=stack.address
             )
-    finally:
-        stack.close()
 
 
-def test_a_wrong_secret(in_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_secret(photos: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
-    stack = Stack()
-    stack.start()
-    try:
-        with pytest.raises(SourceForbiddenError, match=in_bucket) as caught:
-            SuperSampler(SuperDataset(in_bucket, RECIPE), batch_size=16, coordinator=stack.address)
+    with Stack() as stack:
+        with pytest.raises(SourceForbiddenError, match=photos) as caught:
+            SuperSampler(SuperDataset(photos, RECIPE), batch_size=16, coordinator=stack.address)
         assert "another-secret" not in str(caught.value)
-    finally:
-        stack.close()
 
 
 def test_a_key_list_chooses_samples_and_labels(shared_stack: Stack, images: Path, tmp_path: Path) -> None:
@@ -96,36 +80,17 @@ def dirty(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_bad_sample_raises_an_error_that_names_it(shared_stack: Stack, dirty: Path) -> None:
-    dataset = SuperDataset(dirty.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=15, shuffle=False, coordinator=shared_stack.address) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-        with pytest.raises(BadSampleError, match=r"(ant/empty|bee/text|cat/truncated)\.jpg"):
-            collect(loader)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_skipping_bad_samples_delivers_all_others(shared_stack: Stack, dirty: Path, workers: int) -> None:
+def test_skipping_bad_samples_delivers_all_others(shared_stack: Stack, dirty: Path) -> None:
     dataset = SuperDataset(dirty.as_uri(), RECIPE, on_bad_sample="skip", return_info=True)
     with SuperSampler(dataset, batch_size=4, seed=2, coordinator=shared_stack.address) as sampler:
         delivered, bad = 0, []
-        for images, labels, info in DataLoader(
-            dataset, sampler=sampler, batch_size=None, num_workers=workers
-        ):
+        for images, labels, info in DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2):
             assert images.shape[1:] == (3, SIDE, SIDE)
             assert len(images) == len(labels)
             delivered += len(images)
             bad += [key for key, _ in info.bad]
     assert delivered == 12
     assert sorted(bad) == ["ant/empty.jpg", "bee/text.jpg", "cat/truncated.jpg"]
-
-
-def test_replacing_bad_samples_keeps_the_batch_size(shared_stack: Stack, dirty: Path) -> None:
-    dataset = SuperDataset(dirty.as_uri(), RECIPE, on_bad_sample="replace", return_info=True)
-    with SuperSampler(dataset, batch_size=5, shuffle=False, coordinator=shared_stack.address) as sampler:
-        for images, _, info in DataLoader(dataset, sampler=sampler, batch_size=None):
-            assert len(images) == 5
-            assert len(set(pixels_of(images))) == 5 - len(info.bad)
 
 
 def test_a_file_that_changes_after_listing_is_told(shared_stack: Stack, tmp_path: Path) -> None:
@@ -170,11 +135,7 @@ def test_links_out_of_the_operators_directories_are_refused(tmp_path: Path) -> N
     elsewhere = write_images(tmp_path / "elsewhere", 8)
     directory = write_images(tmp_path / "images", 8)
     (directory / "eel").symlink_to(elsewhere / "cat")
-    stack = Stack(arguments=("--file-roots", str(directory)))
-    stack.start()
-    try:
+    with Stack(arguments=("--file-roots", str(directory))) as stack:
         dataset = SuperDataset(directory, Recipe.image(resize=SIDE, crop=SIDE))
         with pytest.raises(SourceForbiddenError, match=rf"lead out of it.*: {directory}/eel\. .*FILE_ROOTS"):
             SuperSampler(dataset, batch_size=4, coordinator=stack.address)
-    finally:
-        stack.close()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.integration.frameworks import BATCHES, EPOCHS, Batch, plain_loop, together
-from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
+from tests.integration.frameworks import BATCHES, EPOCHS, Batch, plain_loop, together, two_ranks
 
 pytest.importorskip("transformers", reason="the extra dev brings transformers")
 
@@ -103,18 +102,11 @@ def test_two_ranks_train_go_on_and_evaluate_as_one(
     one.train()
     with tempfile.TemporaryDirectory(prefix="super-h-") as temporary:
         first, then = tmp_path / "first", tmp_path / "then"
-        assert run(Path(temporary), images, first, stop_after=13) == ""
-        assert run(Path(temporary), images, then, checkpoint=str(first / "checkpoint-13")) == ""
+        assert two_ranks(PROGRAM, Path(temporary), images, first, stop_after=13) == ""
+        assert (
+            two_ranks(PROGRAM, Path(temporary), images, then, checkpoint=str(first / "checkpoint-13")) == ""
+        )
     assert together(first, 2) + together(then, 2) == expected
     for rank in range(2):
         loss = json.loads((then / f"loss{rank}.json").read_text())
         assert loss == pytest.approx(one.evaluate()["eval_loss"], rel=1e-3)
-
-
-def run(temporary: Path, images: Path, out: Path, **how: Any) -> str:
-    """Two ranks of the page through the embedded default."""
-    out.mkdir(exist_ok=True)
-    given = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2} | how)
-    errors = run_to_its_end([*torchrun(2), PROGRAM, given], temporary)
-    assert_none_is_left(temporary)
-    return errors

@@ -28,19 +28,15 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def warmed_by() -> Iterator[Stack]:
     """A stack whose cache holds all that these tests put there."""
-    running = Stack(arguments=("--workers", "2"))
-    running.start()
-    yield running
-    running.close()
+    with Stack(arguments=("--workers", "2")) as running:
+        yield running
 
 
 @pytest.fixture
 def pressed() -> Iterator[Stack]:
     """A cache of 24 MB, of which 18 are for records."""
-    running = Stack(maxmemory="24mb", arguments=("--workers", "2"))
-    running.start()
-    yield running
-    running.close()
+    with Stack(maxmemory="24mb", arguments=("--workers", "2")) as running:
+        yield running
 
 
 def plan(
@@ -168,32 +164,11 @@ def plan_presence(stack: Stack, source: Path, *, seed: int) -> list[bool]:
     return [key in found for ref in refs for key in cache_keys(ref.sample_ids)]
 
 
-def test_what_others_have_in_the_cache_stays(
-    pressed: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = write_images(tmp_path / "a", 200, side=LARGE)
-    second = write_images(tmp_path / "b", 300, side=LARGE, seed=5)
-    assert warm(pressed, first, "--yes", "--json", side=LARGE) == 0
-    assert told(capsys)["warm"] == 200
-    with pressed.valkey.client() as client:
-        theirs = client.keys("super:r1:*")
-    assert warm(pressed, second, "--yes", "--json", side=LARGE) == 0
-    report = told(capsys)
-    assert (report["ended"], report["dropped"]) == ("full", 0)
-    assert 0 < report["warm"] < 200
-    assert warm(pressed, second, "--yes", "--json", side=LARGE) == 0
-    again = told(capsys)
-    assert (again["ended"], again["produced"], again["warm"]) == ("full", 0, report["warm"])
-    assert all(there(pressed, theirs))
-
-
 def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, place = write_images(tmp_path / "images", 600, side=LARGE), tmp_path / "store"
-    stack = Stack(maxmemory="24mb", arguments=("--workers", "2", "--store", str(place)))
-    stack.start()
-    try:
+    with Stack(maxmemory="24mb", arguments=("--workers", "2", "--store", str(place))) as stack:
         assert warm(stack, source, "--yes", "--json", "--to", "cache", "--max-bytes", "5mb", side=LARGE) == 0
         report = told(capsys)
         assert report["ended"] == "max_bytes"
@@ -213,5 +188,3 @@ def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(
         assert 600 <= sum(packed) < 660
         assert warm(stack, source, "--yes", "--json", side=LARGE) == 0
         assert told(capsys)["invocations"] == 0
-    finally:
-        stack.close()

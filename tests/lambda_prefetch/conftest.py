@@ -15,6 +15,7 @@ from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
 from superdl.super_wire.store import BucketStore, DirectoryStore
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.valkey import valkey
+from tests.lambda_prefetch.prefetching import encode, pixels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +57,14 @@ def s3(moto_url, monkeypatch):
         client.delete_object(Bucket="data", Key=item["Key"])
     client.delete_bucket(Bucket="data")
     client.close()
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A directory of five good images, 0.png to 4.png."""
+    for n in range(5):
+        (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
+    return tmp_path
 
 
 @pytest.fixture

@@ -75,15 +75,6 @@ def push(valkey, settings, name):
     return pusher.results[0].refusal
 
 
-@pytest.mark.parametrize("by", ["arn", "name"])
-def test_the_secret_opens_the_cache(valkey, manager, secret, by):
-    let_in(valkey, FIRST)
-    named = secret if by == "arn" else NAME
-    assert push(valkey, FunctionSettings(cache_secret=named), b"a") == ""
-    with valkey.client() as client:
-        assert client.get("super:r1:a") == HEADER + b"payload"
-
-
 def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, secret):
     settings = FunctionSettings(cache_secret=secret)
     let_in(valkey, FIRST)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import threading
 import time
 
 import numpy as np
@@ -10,11 +12,11 @@ import pytest
 
 from superdl.lambda_prefetch import fetching
 from superdl.lambda_prefetch.s3_source import S3Source
+from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.object_store import ObjectStore, object_store
-from tests.fixtures.together_server import together_server
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, request_for, run
 
-__all__ = ["object_store", "together_server"]
+__all__ = ["object_store"]
 
 
 @pytest.fixture
@@ -59,11 +61,34 @@ def test_a_small_budget_holds_back_what_was_asked_for(object_store, valkey, monk
     assert run(request).outcomes == ("cached",) * 50
 
 
+@pytest.fixture
+def together_server(monkeypatch):
+    """Starts a server that answers GETs with one body, but nobody before enough have asked; its URL."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "not looked at")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with contextlib.ExitStack() as ending:
+
+        def start(together, body):
+            enough = threading.Barrier(together)
+
+            def answer(request):
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    enough.wait()
+                    request.answer(200, {"ETag": f'"{"0" * 32}"'}, body)
+
+            server = ending.enter_context(contextlib.closing(LoopbackServer(answer)))
+            ending.callback(enough.abort)
+            return f"http://127.0.0.1:{server.port}"
+
+        yield start
+
+
 def test_several_are_in_flight_in_one_thread(together_server):
     """The server answers nobody before eight have asked."""
     body = encode(pixels())
-    server = together_server(together=8, body=body)
-    source = S3Source("data", endpoint_url=server.url)
+    url = together_server(together=8, body=body)
+    source = S3Source("data", endpoint_url=url)
     begun = [source.begin(f"{n}.png", "0" * 32) for n in range(8)]
     got = [
         source.read(f"{n}.png", "0" * 32, limit_bytes=10**6, reserve=lambda _: None, begun=one)
@@ -75,8 +100,7 @@ def test_several_are_in_flight_in_one_thread(together_server):
 
 def test_a_server_that_is_silent_fails_what_was_asked_for(together_server, valkey, monkeypatch):
     monkeypatch.setattr(fetching, "_MAX_SILENCE_S", 1)
-    server = together_server(together=1000, body=b"")
-    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", together_server(together=1000, body=b""))
     begun_s = time.monotonic()
     result = run(request_for("s3://data", {f"{n}.png": "0" * 32 for n in range(20)}, valkey.unix_url))
     assert set(result.outcomes) == {"source_error"}

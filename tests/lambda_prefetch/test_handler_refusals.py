@@ -9,17 +9,9 @@ import pytest
 from superdl.lambda_prefetch.handler import handler
 from superdl.super_wire.errors import CacheUnreachableError, ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
-from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
+from tests.lambda_prefetch.prefetching import Context, file_request
 
 GOOD = [f"{n}.png" for n in range(5)]
-
-
-@pytest.fixture
-def root(tmp_path):
-    """Five good images, 0.png to 4.png."""
-    for n, name in enumerate(GOOD):
-        (tmp_path / name).write_bytes(encode(pixels(seed=n)))
-    return tmp_path
 
 
 def event_of(root, valkey, **changes):
@@ -58,28 +50,6 @@ def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
 def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error):
     with pytest.raises(error):
         handler(event_of(root, valkey, **changes), Context())
-
-
-@pytest.mark.parametrize(
-    "event",
-    [None, [], "super_warm", 3, 0.5, True, {}, {"super_warm": 1, "cache": 7}, {"super_warm": ["x" * 10**5]}],
-)
-def test_what_is_no_event_is_refused_in_few_words(event):
-    with pytest.raises(ConfigError) as caught:
-        handler(event, Context())
-    assert 0 < len(str(caught.value)) <= 2000
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["request_id", "bucket", "recipe", "cache", "golden", "function_version", "keys", "versions", "store"],
-)
-def test_a_text_that_utf8_has_not_is_refused(root, valkey, name):
-    event = event_of(root, valkey)
-    event[name] = ["\ud800", *event[name][1:]] if isinstance(event[name], list) else "\ud800"
-    with pytest.raises(ConfigError) as caught:
-        handler(event, Context())
-    str(caught.value).encode()
 
 
 def test_a_warm_event_of_another_version_or_without_a_cache_to_reach(tmp_path):

@@ -17,6 +17,7 @@ from PIL import Image
 
 from superdl.lambda_prefetch import pipeline
 from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.record import parse_header
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
     Context,
@@ -53,8 +54,11 @@ def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoder
     for n, outcome in enumerate(expected):
         if outcome == "cached":
             assert np.array_equal(array_of(valkey, request, n), pixels(20 + n, 30, seed=n))
-            assert result.decode_us[n] > 0
+            header = parse_header(raw_record(valkey, request, n))
+            assert (header.fetch_us, header.decode_us) == (result.fetch_us[n], result.decode_us[n])
+            assert min(header.fetch_us, header.decode_us, result.duration_us) > 0
             assert result.record_bytes[n] == 64 + (20 + n) * 30 * 3
+            assert result.source_bytes[n] == (tmp_path / keys[n]).stat().st_size
         elif outcome == "tombstone":
             assert tombstone_of(valkey, request, n).key == keys[n]
             assert result.messages[str(n)].startswith(f"{request.bucket}/{keys[n]}: ")
@@ -195,9 +199,7 @@ def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, directory_store, deco
     bound = max(budget, len(large)) + max(budget, record) + decoders * (len(large) + 12 * side * side)
     if restores:
         bound = 2 * max(budget, record)
-    server = Valkey(maxmemory="1gb")
-    server.start()
-    try:
+    with Valkey(maxmemory="1gb") as server:
         small = file_request(tmp_path, ["small.png"], server.unix_url, Recipe.image(resize=8))
         request = replace(
             file_request(tmp_path, keys, server.unix_url, Recipe.image(crop=side)),
@@ -230,8 +232,6 @@ def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, directory_store, deco
             check=True,
             timeout=100,
         )
-    finally:
-        server.close()
     outcomes, peak = json.loads(done.stdout.splitlines()[-1])
     assert outcomes == ["cached"]
     assert len(directory_store.packs()) == 1

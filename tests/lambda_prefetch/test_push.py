@@ -22,32 +22,9 @@ def push(cache, payloads, settings=SETTINGS):
     return sorted(pusher.results, key=lambda pushed: pushed.index)
 
 
-def clients_of(valkey):
-    with valkey.client() as client:
-        return len(client.client_list()) - 1  # not counting the one that asks
-
-
-def test_every_record_is_acknowledged_and_there(valkey):
-    payloads = [b"x" * (n * 997 % 40_000) for n in range(300)]
-    results = push(valkey.unix_url, payloads)
-    assert [pushed.index for pushed in results] == list(range(300))
-    assert not any(pushed.refusal for pushed in results)
-    assert [pushed.record_bytes for pushed in results] == [64 + len(payload) for payload in payloads]
-    with valkey.client() as client:
-        assert [client.get(f"k{n}") for n in range(300)] == [HEADER + payload for payload in payloads]
-
-
 def test_records_larger_than_the_budget_pass_between_small_ones(valkey):
     payloads = [b"s", b"L" * 3_000_000, b"s", b"s", b"L" * 1_100_000, b"s"] * 5
     assert not any(pushed.refusal for pushed in push(valkey.unix_url, payloads))
-
-
-def test_a_cache_that_was_restarted_is_met_again_at_once(valkey):
-    push(valkey.unix_url, [b"x"])
-    valkey.restart_empty()
-    assert [pushed.refusal for pushed in push(valkey.unix_url, [b"y"])] == [""]
-    with valkey.client() as client:
-        assert client.get("k0") == HEADER + b"y"
 
 
 def test_a_cache_that_is_gone_refuses_everything_and_says_why(valkey):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import socket
 import ssl
@@ -16,6 +15,7 @@ from superdl.lambda_prefetch.s3_lean_client import LeanFailedError, close_lean_c
 from superdl.lambda_prefetch.s3_source import S3Source
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
+from tests.fixtures.loopback_http import LoopbackServer, Request
 from tests.fixtures.object_store import object_store, serve_objects
 
 __all__ = ["object_store"]
@@ -38,47 +38,28 @@ def refusal(status: str, code: str, more: str = "") -> bytes:
 
 
 class Scripted:
-    """A server that gives the answers of a script in turn, whoever asks; it keeps what it was asked."""
+    """A server that gives the answers of a script in turn, whoever asks; it keeps who asked."""
 
     def __init__(self) -> None:
         self.script: list[bytes] = []
-        self.requests: list[bytes] = []
-        self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.agents: list[str | None] = []
+        self.ports: set[int] = set()
+        self._server = LoopbackServer(self._answer)
+        self.url = f"http://127.0.0.1:{self._server.port}"
+        self.close = self._server.close
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError):  # it may hang up on us in the middle of an answer
-            received = b""
-            while True:
-                while b"\r\n\r\n" not in received:
-                    more = client.recv(65536)
-                    if not more:
-                        return
-                    received += more
-                request, _, received = received.partition(b"\r\n\r\n")
-                self.requests.append(request)
-                answer = self.script.pop(0)
-                client.sendall(answer.removesuffix(b"<cut>"))
-                if answer == CLOSE or answer.endswith(b"<cut>"):
-                    return
+    def _answer(self, request: Request) -> None:
+        self.ports.add(request.client_address[1])
+        self.agents.append(request.headers.get("User-Agent"))
+        answer = self.script.pop(0)
+        request.wfile.write(answer.removesuffix(b"<cut>"))
+        request.wfile.flush()
+        if answer == CLOSE or answer.endswith(b"<cut>"):
+            request.hang_up()
 
     def lean_requests(self) -> int:
         """How many came from the lean client: boto3 tells who it is, and the lean client does not."""
-        return sum(b"user-agent" not in request.lower() for request in self.requests)
+        return self.agents.count(None)
 
 
 @pytest.fixture
@@ -99,14 +80,14 @@ def test_a_connection_is_kept(server):
     server.script = [ok(b"one"), ok(b"x" * 300_000), ok(b""), ok(b"four")]
     source = S3Source("data", endpoint_url=server.url)
     assert [len(read(source)) for _ in range(4)] == [3, 300_000, 0, 4]
-    assert (server.connections, server.lean_requests()) == (1, 4)
+    assert (len(server.ports), server.lean_requests()) == (1, 4)
 
 
 def test_a_kept_connection_that_was_closed_is_opened_anew(server):
     server.script = [ok(b"one"), CLOSE, ok(b"two")]
     source = S3Source("data", endpoint_url=server.url)
     assert [read(source), read(source)] == [b"one", b"two"]
-    assert (server.connections, server.lean_requests()) == (2, 3)
+    assert (len(server.ports), server.lean_requests()) == (2, 3)
 
 
 def test_a_server_that_says_close_is_heeded(server):
@@ -178,7 +159,7 @@ def test_attempts_are_bounded(server):
     with pytest.raises(SampleFailedError, match="503 SlowDown") as caught:
         read(S3Source("data", endpoint_url=server.url))
     assert caught.value.outcome is Outcome.SOURCE_ERROR
-    assert (len(server.requests), server.lean_requests()) == (4, 1)
+    assert (len(server.agents), server.lean_requests()) == (4, 1)
 
 
 def test_another_version_costs_no_body_and_no_second_question(server):
@@ -186,7 +167,7 @@ def test_another_version_costs_no_body_and_no_second_question(server):
     with pytest.raises(SampleFailedError) as caught:
         read(S3Source("data", endpoint_url=server.url))
     assert caught.value.outcome is Outcome.CHANGED
-    assert len(server.requests) == 1
+    assert len(server.agents) == 1
 
 
 def test_tls_trusts_whom_botocore_trusts(tmp_path, certificates, monkeypatch):

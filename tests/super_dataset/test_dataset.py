@@ -28,16 +28,6 @@ from tests.super_dataset.stored_batches import bound_dataset, images, ref_of, st
 RECIPE = Recipe.image(resize=8, crop=8)
 
 
-def test_an_item(valkey):
-    arrays = images(5)
-    batch, labels = bound_dataset()[stored(valkey, arrays)]
-    assert batch.shape == (5, 3, 8, 8)
-    assert batch.is_contiguous(memory_format=torch.channels_last)
-    assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(arrays))
-    assert labels.dtype == torch.int64
-    assert labels.tolist() == [100, 101, 102, 103, 104]
-
-
 def test_an_item_with_info_and_one_transformed(valkey):
     ref = stored(valkey, images(2))
     batch, _, info = bound_dataset(return_info=True)[ref]

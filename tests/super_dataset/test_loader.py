@@ -26,7 +26,6 @@ from tests.super_dataset.stored_batches import (
     images,
     packed,
     ref_of,
-    reports,
     stored,
     tombstone,
 )
@@ -106,10 +105,12 @@ def test_prefetch_bounds_what_is_read_ahead(refs):
     assert dataset.begun == 5
 
 
-def test_an_error_stands_in_its_batch_s_place(valkey, refs):
+@pytest.mark.parametrize("by", ["threads", "a worker"])
+def test_an_error_stands_with_its_type_in_its_batch_s_place(valkey, refs, by):
     bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
     foreign = replace(refs[1], dataset_id=b"x" * 16)
-    batches = iter(SuperLoader(bound_dataset(), [refs[0], bad, foreign, refs[3]]))
+    given, dataset = [refs[0], bad, foreign, refs[3]], bound_dataset()
+    batches = iter(SuperLoader(dataset, given) if by == "threads" else loader_of(dataset, given, 1, "fork"))
     check(*next(batches), 0)
     with pytest.raises(BadSampleError, match=r"train/50-1\.jpg"):
         next(batches)
@@ -119,15 +120,6 @@ def test_an_error_stands_in_its_batch_s_place(valkey, refs):
     assert list(batches) == []
     with pytest.raises(StopIteration):
         next(batches)
-
-
-def test_what_is_no_batch_is_refused_in_its_place(refs):
-    batches = iter(SuperLoader(bound_dataset(), [refs[0], 1, 2, refs[3]]))
-    check(*next(batches), 0)
-    for _ in range(2):
-        with pytest.raises(UsageError, match="batch_size=None|BatchRef"):
-            next(batches)
-    check(*next(batches), 3)
 
 
 def test_a_transform_that_stops_does_not_end_the_epoch_as_if_it_were_over():
@@ -344,27 +336,3 @@ def loader_of(dataset, refs, workers, method=None, **arguments) -> DataLoader:
         timeout=60 if workers else 0,
         **arguments,
     )
-
-
-@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")])
-def test_every_batch_arrives_whole_and_in_order(valkey, refs, workers, method):
-    dataset = bound_dataset()
-    dataset[refs[0]]  # the parent has a connection of its own before any fork
-    for n, (batch, labels) in enumerate(loader_of(dataset, refs, workers, method)):
-        check(batch, labels, n)
-        last = n
-    assert last == BATCHES - 1
-    dataset[refs[0]]
-    assert [r.position for r in reports(valkey) if r.done].count(0) == 3
-
-
-def test_a_worker_s_errors_reach_the_trainer_with_their_types_and_the_worker_goes_on(valkey, refs):
-    bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
-    foreign = replace(refs[1], dataset_id=b"x" * 16)
-    batches = iter(loader_of(bound_dataset(), [bad, foreign, refs[0]], 1, "fork"))
-    with pytest.raises(BadSampleError, match=r"train/50-1\.jpg"):
-        next(batches)
-    with pytest.raises(UsageError, match=foreign.dataset_id.hex()):
-        next(batches)
-    check(*next(batches), 0)
-    assert list(batches) == []  # read to its end, so that the worker is let go at once

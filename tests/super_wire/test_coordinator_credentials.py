@@ -11,29 +11,6 @@ from superdl.super_wire.errors import ConfigError
 TOKEN = "0123456789abcdef"
 
 
-def test_all_comes_from_the_environment(tmp_path):
-    (tmp_path / "token").write_text(f"{TOKEN}\n")
-    found = CoordinatorCredentials.from_environment(
-        {
-            "SUPER_TOKEN_FILE": str(tmp_path / "token"),
-            "SUPER_COORDINATOR_CA_FILE": "/ca.pem",
-            "SUPER_COORDINATOR_CERT_FILE": "/cert.pem",
-            "SUPER_COORDINATOR_KEY_FILE": "/key.pem",
-            "SUPER_COORDINATOR_NAME": "coordinator.example",
-            "SUPER_INSECURE": "1",
-        }
-    )
-    assert found == CoordinatorCredentials(
-        token_file=str(tmp_path / "token"),
-        ca_file="/ca.pem",
-        cert_file="/cert.pem",
-        key_file="/key.pem",
-        name="coordinator.example",
-        insecure=True,
-    )
-    assert found.current_token() == TOKEN
-
-
 def test_the_token_itself_goes_before_its_file_and_the_first_before_others():
     """So that both sides may have the same variable."""
     found = CoordinatorCredentials.from_environment(

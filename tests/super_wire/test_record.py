@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -16,7 +13,6 @@ from superdl.super_wire.record import (
     DTYPE_CODES,
     DTYPE_NAMES,
     HEADER_BYTES,
-    HEADER_DTYPE,
     RecordKind,
     Tombstone,
     id_prefixes,
@@ -26,11 +22,8 @@ from superdl.super_wire.record import (
     unpack,
 )
 
-LAYOUT = struct.Struct("<4sBBBBQQ6IIIQ")
-
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=6, min_side=0, max_side=4)
 ARRAYS = st.sampled_from(list(DTYPE_CODES)).flatmap(lambda name: hnp.arrays(np.dtype(name), SHAPES))
-TOMBSTONES = st.builds(Tombstone, st.text(), st.text(), st.text(), st.booleans())
 
 
 ID = bytes(range(16))
@@ -45,14 +38,6 @@ def record_of(array, **times):
 
 IMAGE = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 RECORD = record_of(IMAGE, fetch_us=11, decode_us=22)
-
-
-def changed(**fields):
-    """The example record with other header fields, and the payload it says it has."""
-    header = np.frombuffer(RECORD[:HEADER_BYTES], HEADER_DTYPE).copy()
-    for name, value in fields.items():
-        header[name] = value
-    return header.tobytes() + RECORD[HEADER_BYTES:]
 
 
 @given(ARRAYS, st.sampled_from([bytes, bytearray, memoryview]))
@@ -91,22 +76,6 @@ def test_unpacking_copies_nothing_at_any_alignment(offset):
     assert not unpack(bytes(RECORD))[1].flags.writeable
 
 
-@given(ARRAYS)
-def test_the_numpy_view_of_headers_agrees_with_the_struct(array):
-    header, payload = pack(array, ID, fetch_us=5, decode_us=6)
-    assert len(header) == HEADER_BYTES == HEADER_DTYPE.itemsize == LAYOUT.size == 64
-    (seen,) = np.frombuffer(header, HEADER_DTYPE)
-    magic, version, kind, dtype, ndim, size, digest, *rest = LAYOUT.unpack(header)
-    names = ("magic", "version", "kind", "dtype", "ndim", "payload_bytes", "payload_hash")
-    assert [seen[name].item() for name in names] == [magic, version, kind, dtype, ndim, size, digest]
-    assert [*seen["shape"], seen["fetch_us"], seen["decode_us"], seen["id_prefix"]] == rest
-    assert (magic, version, kind, ndim) == (b"SUPR", 2, 1, array.ndim)
-    assert rest[-1] == PREFIX
-    assert rest[: array.ndim] == list(array.shape)
-    assert not any(rest[array.ndim : 6])
-    assert digest == xxhash.xxh3_64_intdigest(bytes(payload))
-
-
 def test_golden_record():
     """This never changes: other versions of SUPER read what this one wrote."""
     assert RECORD[:HEADER_BYTES].hex(" ", 16).split() == [
@@ -127,40 +96,6 @@ def test_other_dtypes_are_refused(dtype):
         pack(np.zeros(2, dtype=dtype), ID)
 
 
-@pytest.mark.parametrize(
-    ("record", "error", "reason"),
-    [
-        (b"", RecordError, "at least 64 bytes; these are 0"),
-        (RECORD[:63], RecordError, "these are 63"),
-        (RECORD[:-1], RecordError, "tells 82 bytes; the record has 81"),
-        (RECORD + b"\0", RecordError, "tells 82 bytes; the record has 83"),
-        (changed(magic=b"RPUS"), RecordError, "begins with b'SUPR'; this one with b'RPUS'"),
-        (changed(version=1), RecordVersionError, "reads record version 2; this one is version 1"),
-        (changed(kind=0), RecordVersionError, "no kind 0"),
-        (changed(kind=3), RecordVersionError, "no kind 3"),
-        (changed(dtype=0), RecordVersionError, "dtype code 0"),
-        (changed(dtype=13), RecordVersionError, "dtype code 13"),
-        (changed(ndim=7), RecordError, "this header says 7"),
-        (changed(ndim=2), RecordError, r"2 dimensions has sides \(3, 0, 0, 0\) beyond"),
-        (changed(ndim=4), RecordError, "is not 18 payload bytes"),
-        (changed(shape=(2, 3, 3, 1, 0, 0)), RecordError, "beyond them"),
-        (changed(shape=(2, 3, 4, 0, 0, 0)), RecordError, "is not 18 payload bytes"),
-        (changed(payload_bytes=17), RecordError, "is not 17 payload bytes"),
-        (changed(dtype=DTYPE_CODES["uint16"]), RecordError, "of uint16 is not 18"),
-        (changed(payload_hash=1), RecordError, "the header says 0000000000000001"),
-        (RECORD[:-1] + b"\xff", RecordError, "the payload's xxh3-64"),
-        (
-            pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID),
-            RecordVersionError,
-            "of kind tombstone",
-        ),
-    ],
-)
-def test_bad_records(record, error, reason):
-    with pytest.raises(error, match=reason):
-        unpack(record)
-
-
 def test_a_record_is_bound_to_its_sample():
     other = bytes(8) + ID[8:]
     for record in (RECORD, pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID)):
@@ -171,17 +106,30 @@ def test_a_record_is_bound_to_its_sample():
         pack(IMAGE, ID[:15])
 
 
-@given(ARRAYS, st.integers(0, 2**31))
-def test_a_flipped_bit_never_changes_what_is_read_silently(array, place):
-    record = bytearray(record_of(array))
-    at = place % (8 * len(record))
-    record[at // 8] ^= 1 << at % 8
-    try:
-        header, back = unpack(record, sample_id=ID)
-    except RecordError:
-        return
-    assert back.tobytes() == array.tobytes()
-    if array.size:  # an empty array's dtype, and its sides that are not zero, may be any
-        assert (back.dtype, back.shape) == (array.dtype, array.shape)
-        assert at // 8 in range(48, 56)
-    assert header.kind is RecordKind.DATA
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        (b"", RecordError),
+        (RECORD[:63], RecordError),
+        (RECORD[:-1], RecordError),
+        (RECORD + b"\0", RecordError),
+        (pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID), RecordVersionError),
+    ],
+)
+def test_what_is_no_whole_record_of_data_is_refused(record, error):
+    with pytest.raises(error):
+        unpack(record)
+
+
+@pytest.mark.parametrize("dtype", DTYPE_CODES)
+def test_no_flipped_bit_is_read(dtype):
+    """Nothing guards the times. Another version or kind is told from what is spoilt."""
+    record = record_of((np.arange(6) % 2).astype(dtype).reshape(1, 2, 3))
+    for at in range(8 * len(record)):
+        flipped = bytearray(record)
+        flipped[at // 8] ^= 1 << at % 8
+        if at // 8 in range(48, 56):
+            assert unpack(flipped, sample_id=ID)[1].tobytes() == record[HEADER_BYTES:]
+        else:
+            with pytest.raises(RecordVersionError if at // 8 in {4, 5} else RecordError):
+                unpack(flipped, sample_id=ID)

@@ -116,11 +116,3 @@ def test_wrong_use_exits_with_2_a_failure_with_1_and_both_say_why(capsys: pytest
         done = superdl(*words)
         assert (done.returncode, reason in done.stderr) == (code, True), done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_the_re_exports_are_the_real_things() -> None:
-    import superdl as package
-
-    assert package.SuperDataset is SuperDataset
-    assert package.SuperSampler is SuperSampler
-    assert package.Recipe is Recipe

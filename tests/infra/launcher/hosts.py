@@ -45,7 +45,6 @@ class Hosts:
         self.data_hosts: tuple[str, ...] = (LEADER,)
         self.training_hosts: tuple[str, ...] = (TRAINER_0, TRAINER_1)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.inside: Callable[[str], tuple[str, ...]] = lambda host: ()  # what its commands begin with
 
     def start(
         self,
@@ -72,7 +71,7 @@ class Hosts:
         told = [f"--{name}-port={port}" for name, port in self.ports.items()]
         with self.log(host).open("wb") as log:
             self.processes[host] = subprocess.Popen(
-                [*self.inside(host), sys.executable, "-m", module, *told, *words],
+                [sys.executable, "-m", module, *told, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

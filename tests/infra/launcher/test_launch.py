@@ -184,10 +184,18 @@ def test_a_port_that_is_taken_is_named(hosts):
     assert f"the leader cannot listen on {LEADER}:{hosts.ports['control']}" in hosts.reason(LEADER)
 
 
-def test_what_does_not_fit_is_the_reason_in_the_failure_file(hosts):
-    hosts.start("true", options=(*BARE, "--cache=redis://a"), only=(LEADER,))
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--cache=redis://a",), "a running coordinator has its own cache"),
+        (("--data-hosts=192.0.2.1", "--host=192.0.2.1"), "a token (SUPER_TOKEN or SUPER_TOKEN_FILE"),
+    ],
+    ids=["a cache too much", "beyond loopback unguarded"],
+)
+def test_what_does_not_fit_is_the_reason_in_the_failure_file(hosts, options, why):
+    hosts.start("true", options=(*BARE, *options), only=(LEADER,))
     assert hosts.codes() == {LEADER: EXIT_WRONG_SETTINGS}
-    assert "a running coordinator has its own cache" in hosts.reason(LEADER)
+    assert why in hosts.reason(LEADER)
     assert "Traceback" not in hosts.said(LEADER)
 
 

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from infra.launcher.local import free_ports, local_hosts, main, parser
+from infra.launcher.local import local_hosts, main, parser
 from superdl.super_wire.errors import ConfigError
 from tests.infra.launcher.hosts import LOCAL
 
@@ -66,13 +66,6 @@ def test_gpus_and_threads_are_divided_among_hosts_that_train():
     assert seen("--training-hosts=2", gpus="0") == [(None, 4), (None, 4)]
     assert seen(gpus="01") == [(None, 0)]
     assert seen("--training-hosts=2", "--training-cores=2") == [(None, 0), (None, 0)]
-
-
-def test_ports_are_different_ones():
-    names = ["a", "b", "c", "d", "e"]
-    ports = free_ports(names)
-    assert list(ports) == names
-    assert len(set(ports.values())) == len(names)
 
 
 def test_a_run_ends_with_its_code_and_each_host_has_its_cores(hosts):
@@ -142,24 +135,3 @@ def test_who_asks_twice_does_not_wait_for_training(hosts):
 def test_what_does_not_fit_is_refused_before_anything_starts(words, why, capsys):
     assert main(words) == 2
     assert why in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_spec_is_trained_by_two_hosts(hosts, images, tmp_path):
-    sets = {
-        "epochs": 1,
-        "data.train": images,
-        "loader.batch_size": 16,
-        "recipe.resize": 32,
-        "recipe.crop": 24,
-        "output": tmp_path / "runs",
-    }
-    hosts.start_local(
-        *("-m", "superdl.main", "run", "digits"),
-        *(word for name, value in sets.items() for word in ("--set", f"{name}={value}")),
-        options=("--training-hosts=2", "--executor=local", "--cache-bytes=64mb"),
-    )
-    assert hosts.codes() == {LOCAL: 0}, hosts.said(LOCAL)
-    [report] = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/report.json")]
-    assert (report["status"], report["ranks"], report["strategy"]) == ("finished", 2, "ddp")
-    assert hosts.left() == []

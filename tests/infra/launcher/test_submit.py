@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import re
-import threading
 
 import boto3
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from infra.launcher import submit as module
 from infra.launcher.settings import parse
 from infra.launcher.submit import main
+from tests.fixtures.loopback_http import LoopbackServer
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 LACK = "CapacityError: Unable to provision requested ML compute capacity."
@@ -94,32 +93,22 @@ def test_machines_that_are_none_are_refused(text, capsys):
     assert "such as ml.g5.xlarge:2" in capsys.readouterr().err
 
 
-class SageMaker(http.server.BaseHTTPRequestHandler):
+class SageMaker:
     """AWS's jobs. A job's states are answered one after the other, the last stays.
 
     ``faults`` are answered before, after the request had its effect.
     """
 
-    protocol_version = "HTTP/1.1"
-    jobs: dict
-    faults: dict
-    states: dict
+    def __init__(self):
+        self.jobs, self.faults, self.states = {}, {}, {}
 
-    def log_message(self, *_):
-        pass
-
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        what = self.headers["X-Amz-Target"].split(".")[-1]
+    def answer(self, call):
+        request = json.loads(call.read_body())
+        what = call.headers["X-Amz-Target"].split(".")[-1]
         status, answer = (self.create if what == "CreateTrainingJob" else self.describe)(request)
         if self.faults.get(what):
             status, answer = self.faults[what].pop(0) or (status, answer)
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Type", "application/x-amz-json-1.1")
-        self.end_headers()
-        self.wfile.write(body)
+        call.answer(status, {"Content-Type": "application/x-amz-json-1.1"}, json.dumps(answer).encode())
 
     def create(self, request):
         name = request["TrainingJobName"]
@@ -143,19 +132,15 @@ class SageMaker(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def sagemaker(monkeypatch):
-    handler = type("Handler", (SageMaker,), {"jobs": {}, "faults": {}, "states": {}})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", f"http://127.0.0.1:{server.server_port}")
+    service = SageMaker()
+    server = LoopbackServer(service.answer)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", f"http://127.0.0.1:{server.port}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
     monkeypatch.setattr(module, "_POLL_S", 0.01)
     monkeypatch.setattr(module, "_PAUSE_S", 0.01)
-    yield handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    yield service
+    server.close()
 
 
 def test_a_job_is_submitted_once_it_has_its_machines(sagemaker, capsys):

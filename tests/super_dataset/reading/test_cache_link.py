@@ -32,11 +32,9 @@ LEAST = [
 
 @pytest.fixture
 def tls_url(either, certificates, monkeypatch):
-    front = TlsFront(f"{either.directory}/redis.sock", certificates)
-    front.start()
     monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-    yield f"rediss://127.0.0.1:{front.port}"
-    front.close()
+    with TlsFront(f"{either.directory}/redis.sock", certificates) as front:
+        yield f"rediss://127.0.0.1:{front.port}"
 
 
 def let_in(server, credentials, monkeypatch):
@@ -94,12 +92,8 @@ class OldServer(Valkey):
 
 
 def test_a_server_that_lacks_newer_commands_is_a_single_node():
-    server = OldServer()
-    try:
-        server.start()
+    with OldServer() as server:
         arrays = images(3)
         ref = ref_of(3, server.unix_url)
         store(server, ref, arrays)
         assert BatchReader(ReadSettings()).read(ref).hits == 3
-    finally:
-        server.close()

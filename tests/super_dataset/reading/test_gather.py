@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
@@ -46,16 +45,6 @@ def read(connection, ref, *, offsets=None, in_flight_bytes=2**24, record_bytes=N
     )
     gather(Share(connection, wanted, list(range(len(ref))) if offsets is None else offsets), wanted)
     return buffer
-
-
-@pytest.mark.parametrize("in_flight_bytes", [1, 1000, 2**24])
-@pytest.mark.parametrize("record_bytes", [None, 256, 10**9])
-def test_the_same_bytes_whatever_is_in_flight(valkey, connection, in_flight_bytes, record_bytes):
-    arrays = images(40)
-    ref = stored(valkey, arrays)
-    buffer = read(connection, ref, in_flight_bytes=in_flight_bytes, record_bytes=record_bytes)
-    assert np.array_equal(buffer.block.numpy().reshape(40, 8, 8, 3), np.stack(arrays))
-    assert connection.sent == 40
 
 
 def test_no_more_is_asked_for_than_allowed(valkey, connection):

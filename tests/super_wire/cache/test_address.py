@@ -70,10 +70,13 @@ def test_plain_text_leaves_this_machine_only_where_it_is_allowed_to():
 
 
 def test_credentials_come_from_the_environment_and_hide():
+    files = {f"SUPER_CACHE_{name}_FILE": f"/{name}.pem" for name in ("CA", "CERT", "KEY")}
     credentials = Credentials.from_environment(
-        {"SUPER_CACHE_USERNAME": "reader", "SUPER_CACHE_PASSWORD": "geheim"}
+        {"SUPER_CACHE_USERNAME": "reader", "SUPER_CACHE_PASSWORD": "geheim", **files}
     )
-    assert credentials == Credentials("reader", "geheim")
+    assert credentials == Credentials(
+        "reader", "geheim", ca_file="/CA.pem", cert_file="/CERT.pem", key_file="/KEY.pem"
+    )
     assert "geheim" not in repr(credentials)
     assert Credentials.from_environment({}) == Credentials("", "")
     with pytest.raises(ConfigError, match="SUPER_CACHE_PASSWORD"):

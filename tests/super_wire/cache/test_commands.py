@@ -69,14 +69,12 @@ def nodes(valkey_cluster):
 @pytest.fixture
 def by_way_of(valkey, certificates):
     """A cache's address and credentials, by transport."""
-    front = TlsFront(f"{valkey.directory}/redis.sock", certificates)
-    front.start()
-    yield {
-        "unix": (valkey.unix_url, {}),
-        "tcp": (valkey.url, {}),
-        "tls": (f"rediss://localhost:{front.port}", {"ca_file": certificates.ca_file}),
-    }
-    front.close()
+    with TlsFront(f"{valkey.directory}/redis.sock", certificates) as front:
+        yield {
+            "unix": (valkey.unix_url, {}),
+            "tcp": (valkey.url, {}),
+            "tls": (f"rediss://localhost:{front.port}", {"ca_file": certificates.ca_file}),
+        }
 
 
 @pytest.mark.parametrize("way", ["unix", "tcp", "tls"])

@@ -20,16 +20,6 @@ def connect(url: str, credentials: Credentials = NOBODY, *, timeout_s: float = 5
 
 
 @pytest.fixture
-def secured(valkey):
-    with valkey.client() as client:
-        client.acl_setuser(
-            "reader", enabled=True, passwords=["+pass"], keys=["super:*"], commands=["+get", "+ping"]
-        )
-        client.config_set("requirepass", "geheim")
-    return valkey
-
-
-@pytest.fixture
 def stranger():
     """A server that answers each connection with the bytes it was given, and then keeps silent."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -92,29 +82,6 @@ def test_selects_the_database(valkey):
     second.close()
     with pytest.raises(CacheError, match="DB index"):
         connect(f"{valkey.url}/999")
-
-
-@pytest.mark.parametrize("credentials", [Credentials("", "geheim"), Credentials("reader", "pass")])
-def test_authenticates(secured, credentials):
-    connection = connect(secured.url, credentials)
-    assert connection.ask(b"PING") == b"PONG"
-    connection.close()
-
-
-@pytest.mark.parametrize("credentials", [Credentials("", "wrong"), Credentials("reader", "wrong")])
-def test_wrong_password_names_address_and_settings(secured, credentials):
-    with pytest.raises(CacheError, match=r"WRONGPASS.*SUPER_CACHE_PASSWORD") as caught:
-        connect(secured.url, credentials)
-    assert secured.url in str(caught.value)
-    assert not isinstance(caught.value, CacheUnreachableError)
-    assert "wrong" not in str(caught.value)
-
-
-def test_a_missing_password_names_the_settings(secured):
-    connection = connect(secured.url)
-    with pytest.raises(CacheError, match=r"NOAUTH.*SUPER_CACHE_USERNAME"):
-        connection.ask(b"PING")
-    connection.close()
 
 
 def test_nobody_there(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -15,17 +17,13 @@ from tests.super_dataset.stored_batches import images, ref_of, store
 @pytest.fixture
 def front_of(valkey, certificates):
     """Starts fronts of the server; gives their addresses."""
-    started = []
+    with contextlib.ExitStack() as ending:
 
-    def start(**arguments) -> str:
-        front = TlsFront(f"{valkey.directory}/redis.sock", certificates, **arguments)
-        front.start()
-        started.append(front)
-        return f"rediss://127.0.0.1:{front.port}"
+        def start(**arguments) -> str:
+            front = TlsFront(f"{valkey.directory}/redis.sock", certificates, **arguments)
+            return f"rediss://127.0.0.1:{ending.enter_context(front).port}"
 
-    yield start
-    for front in started:
-        front.close()
+        yield start
 
 
 def connect(url, *, timeout_s=5.0, **credentials):

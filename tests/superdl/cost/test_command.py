@@ -42,15 +42,6 @@ def test_json_adds_up(capsys):
             assert costs["usd"] == pytest.approx(sum(costs[f"{part}_usd"] for part in PARTS))
 
 
-def test_markdown_is_one_table_or_the_inputs(capsys):
-    assert main(["cost", "--markdown"]) == 0
-    head, _, table = capsys.readouterr().out.partition("\n\n")
-    assert head.startswith("imagenet: ")
-    assert {line.count("|") for line in table.strip().splitlines()} == {11}
-    assert main(["cost", "--markdown", "--inputs"]) == 0
-    assert "| `lambda_vcpu` | 0.5 |" in capsys.readouterr().out
-
-
 def test_a_price_table_of_ones_own_counts(capsys, tmp_path, monkeypatch):
     file = tmp_path / "mine.toml"
     file.write_text('[machine."g4dn.xlarge"]\nhour = 100\n')

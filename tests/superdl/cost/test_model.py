@@ -77,19 +77,6 @@ def test_jobs_that_share_pay_for_functions_and_gets_once():
     assert many.usd < by_name(eight)["s3"].month.usd
 
 
-def test_a_cpu_that_cannot_keep_up_stretches_the_epoch():
-    fast = by_name(replace(IMAGENET, images_per_s=1200.0, cache_nodes=4))
-    assert fast["s3"].bound == "trainer's CPU"
-    assert fast["s3"].images_per_s == pytest.approx(3 * 0.5 / 2.75e-3)
-    assert fast["bigger_s3"].machine == "g4dn.2xlarge"
-    assert fast["bigger_s3"].bound == "GPU"
-    assert fast["lambda"].images_per_s == 1200.0
-    assert fast["bigger_disk"].bound == "disk"
-    assert fast["bigger_disk"].images_per_s == pytest.approx(125e6 / 110_000)
-    ratio = fast["s3"].images_per_s / 1200.0
-    assert fast["s3"].later.hours == pytest.approx(fast["lambda"].later.hours / ratio)
-
-
 def test_the_caches_network_is_a_bound():
     found = by_name(replace(IMAGENET, jobs=8))
     assert found["lambda"].bound == "cache's network"

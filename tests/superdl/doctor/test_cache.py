@@ -29,15 +29,11 @@ def _the_cache_alone(monkeypatch):
 
 @contextlib.contextmanager
 def served(*commands: str, maxmemory: str = "512mb", **options) -> Iterator[Valkey]:
-    server = Valkey(maxmemory=maxmemory, **options)
-    server.start()
-    try:
+    with Valkey(maxmemory=maxmemory, **options) as server:
         with server.client() as client:
             for command in commands:
                 client.execute_command(*command.split())
         yield server
-    finally:
-        server.close()
 
 
 def test_all_is_well(valkey, capsys):
@@ -100,10 +96,8 @@ def test_a_cluster_is_looked_at_as_one(valkey_cluster, capsys):
 
 
 def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch, capsys):
-    front = TlsFront(f"{valkey.directory}/redis.sock", certificates)
-    front.start()
-    address = f"rediss://127.0.0.1:{front.port}"
-    try:
+    with TlsFront(f"{valkey.directory}/redis.sock", certificates) as front:
+        address = f"rediss://127.0.0.1:{front.port}"
         code, found = asked(capsys, "--cache", address)
         assert code == 1
         assert "SUPER_CACHE_CA_FILE" in found["cache"]["reason"]
@@ -111,8 +105,6 @@ def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch
         code, found = asked(capsys, "--cache", address)
         assert code == 0, found
         assert "by TLS" in found["cache"]["reason"]
-    finally:
-        front.close()
 
 
 @pytest.mark.parametrize(

@@ -60,15 +60,6 @@ def test_a_function_that_decodes_otherwise(service, valkey, capsys):
     assert "share a cache" in found["function"]["remedy"]
 
 
-@pytest.mark.slow
-def test_a_function_that_does_not_reach_the_cache(service, valkey, capsys):
-    service.deploy(environment={"SUPER_CACHE_PASSWORD": "wrong"})
-    code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)
-    assert code == 1
-    assert "cannot use the cache" in found["function"]["reason"]
-    assert found["cache"]["verdict"] == "ok"
-
-
 def test_an_identity_that_may_not_invoke_and_a_cache_that_is_not_named(service, valkey, capsys):
     service.denied = ("/invocations",)
     code, found = asked(capsys, *ON_LAMBDA, "--cache", valkey.url)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 
 import pytest
 
 from superdl.main import main
-from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
-from tests.fixtures.valkey import free_port
 from tests.superdl.doctor.asking import asked, only
 
 OTHER_VERSION = """
@@ -74,14 +71,6 @@ def test_the_embedded_default(images, capsys):
     assert found["coordinator"]["verdict"] == "skip"
 
 
-def test_a_source_without_classes_is_not_trained_from(images, capsys):
-    code, found = asked(capsys, str(images / "ant"), *RECIPE)
-    assert code == 1
-    assert "no class folders, so their labels are unknown" in found["listing"]["reason"]
-    assert found["sample"]["verdict"] == "skip"
-    assert "'listing' has failed" in found["sample"]["reason"]
-
-
 def test_a_directory_that_is_not_there(tmp_path, capsys, monkeypatch):
     only(monkeypatch, "listing")
     code, found = asked(capsys, str(tmp_path / "none"))
@@ -105,43 +94,8 @@ def test_a_coordinator_that_never_answers_holds_nobody_for_ever(valkey, monkeypa
 @pytest.mark.slow
 def test_a_coordinator_of_another_version(tmp_path, monkeypatch, capsys):
     (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
-    running = Stack(environment={"PYTHONPATH": str(tmp_path)})
-    running.start()
-    try:
+    with Stack(environment={"PYTHONPATH": str(tmp_path)}) as running:
         code, found = asked(capsys, "--coordinator", running.address)
-    finally:
-        running.close()
     assert code == 0
     assert found["coordinator"]["verdict"] == "warn"
     assert "it is SUPER 9.9.9" in found["coordinator"]["reason"]
-
-
-@pytest.mark.slow
-def test_functions_that_may_not_read(lambda_service, object_store, valkey, images, capsys):
-    shutil.copytree(images, object_store.directory / "photos")
-    lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
-    running = Stack(arguments=("--executor", "lambda", "--lambda-warm", "1"), cache=valkey.url)
-    running.start()
-    try:
-        code, found = asked(capsys, "s3://photos", *RECIPE, "--coordinator", running.address)
-    finally:
-        running.close()
-    assert code == 1
-    assert (found["listing"]["verdict"], found["function"]["verdict"]) == ("ok", "skip")
-    assert "functions may not read s3://photos" in found["sample"]["reason"]
-    assert found["bandwidth"]["verdict"] == "skip"
-
-
-@pytest.mark.slow
-def test_a_bucket_that_only_the_coordinator_sees(object_store, monkeypatch, capsys):
-    write_images(object_store.directory / "photos", 8)
-    running = Stack()
-    running.start()
-    try:
-        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-        code, found = asked(capsys, "s3://photos", *RECIPE, "--coordinator", running.address)
-    finally:
-        running.close()
-    assert code == 0, found
-    assert found["listing"]["verdict"] == "warn"
-    assert found["sample"]["verdict"] == "ok"
