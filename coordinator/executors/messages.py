@@ -12,7 +12,7 @@ import math
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
 from superdl.super_wire.errors import ConfigError
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog import Catalog
-    from superdl.super_wire.recipe import Recipe
+    from superdl.coordinator.catalog.datasets import Dataset
 
 __all__ = [
     "FunctionClock",
-    "ListedDataset",
     "RecordPlaces",
     "Warmed",
     "read_object",
@@ -52,34 +50,6 @@ _SAME_S = 5.0
 """A smaller difference of clocks may be the way of an answer; a request lasts far longer."""
 
 
-class _Listing(Protocol):
-    @property
-    def source(self) -> str: ...
-
-
-class ListedDataset(Protocol):
-    """What executors need to know of a dataset, as the server has it."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """What functions do with a sample."""
-
-    @property
-    def listing(self) -> _Listing:
-        """Names the source, for people."""
-
-    @property
-    def catalog(self) -> Catalog:
-        """Its samples."""
-
-    @property
-    def content(self) -> bytes:
-        """Digest of what decides the sample ids."""
-
-    def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
-        """The sample ids of some samples, concatenated."""
-
-
 class RecordPlaces(NamedTuple):
     """Where records lie in the store; ``pack_of`` is a place in ``packs`` plus one, and 0 for unknown."""
 
@@ -90,7 +60,7 @@ class RecordPlaces(NamedTuple):
 
 
 def request_for(
-    dataset: ListedDataset,
+    dataset: Dataset,
     indices: NDArray[np.int64],
     *,
     epoch: int,
