@@ -13,7 +13,7 @@ from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.request import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
@@ -113,7 +113,15 @@ class ExecutorContext:
 
 
 class Executor(Protocol):
-    """A way to run functions, used from one event loop. Most of what a class states has a default."""
+    """A way to run functions, used from one event loop. Most of what a class states has a default.
+
+    Args:
+        settings: its own among them.
+        context: what the coordinator gives.
+
+    Raises:
+        ConfigError: a setting of it is wrong.
+    """
 
     name: ClassVar[str]
     """Its row in the registry: ``local``, ``lambda``, ``ray``."""
@@ -145,15 +153,7 @@ class Executor(Protocol):
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
     """What helps where its functions do not see a directory."""
 
-    @classmethod
-    def of(cls, settings: Any, context: ExecutorContext) -> Executor:
-        """One that is not started yet, by its own settings.
-
-        Raises:
-            ConfigError: a setting of it is wrong.
-        """
-        make: Callable[..., Executor] = cls
-        return make(settings, context)
+    def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
 
     @classmethod
     def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings
