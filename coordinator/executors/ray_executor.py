@@ -22,11 +22,8 @@ from superdl.coordinator.executors.base import (
     ConnectionLostError,
     Executor,
     ExecutorError,
-    FunctionCrashedError,
     FunctionRaisedError,
-    FunctionTimedOutError,
     Scaling,
-    ThrottledError,
     one_line,
     setting,
 )
@@ -56,17 +53,8 @@ _BACKLOG_SHARE = 4
 _MAX_WORDS = 600
 _LASTED_S = 2 * _LONGEST_PAUSE_S
 _OURS = ("SUPER_", "AWS_")
-_FAILURES: dict[str, type[ExecutorError]] = {
-    kind.__name__: kind
-    for kind in (
-        ConnectionLostError,
-        ExecutorError,
-        FunctionCrashedError,
-        FunctionRaisedError,
-        FunctionTimedOutError,
-        ThrottledError,
-    )
-}
+_FAILURES = {kind.__name__: kind for kind in ExecutorError.__subclasses__()}
+"""What the driver names of base's errors; all else is an ExecutorError as such."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +189,7 @@ class RayExecutor(Executor):
         except TimeoutError:
             self._failure = self._unconnected(f"no answer within {_SILENCE_S:.0f} s")
         except (asyncio.IncompleteReadError, ConnectionError, MessageError) as error:
-            words = (
-                str(error) if isinstance(error, MessageError) or child is None else await child.last_words()
-            )
+            words = str(error) if child is None else await child.last_words(error)
             self._failure = self._unconnected(f"its driver ended: {words}")
         except ExecutorError as error:
             self._failure = error
