@@ -62,7 +62,7 @@ def list_source(
         allowed: what may be read and how much.
 
     Raises:
-        ConfigError: that file says what cannot be.
+        ConfigError: a URL is none, or that file says what cannot be.
         SourceError: there is no such place (``SourceNotFoundError``) or no sample in it
             (``SourceEmptyError``), it may not be read (``SourceForbiddenError``), labels are missing, or the
             source cannot be reached.
