@@ -146,7 +146,7 @@ class Catalog:
         """Sample ids, concatenated, 16 bytes each.
 
         Args:
-            recipe_digest: :attr:`superdl.super_wire.Recipe.digest`.
+            recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
             randomness: (augment seed, epoch) of a random recipe, else ``None``.
             indices: places in the catalog, in the order wanted; ``None``: all. About half a microsecond each.
         """

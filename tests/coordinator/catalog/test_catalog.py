@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from superdl.coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES, Catalog
 from superdl.coordinator.catalog.strings import PackedStrings
-from superdl.super_wire import Recipe, sample_id
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.ids import sample_id
+from superdl.super_wire.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = Recipe.image(resize=8, crop=8)
