@@ -128,11 +128,6 @@ class Catalog:
         """Bytes of a label that is given out."""
         return self._dtype.itemsize * math.prod(self.labels.shape[1:])
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of keys, versions and labels, in bytes."""
-        return self.keys.nbytes + self.versions.nbytes + self.labels.nbytes
-
     def labels_at(self, places: NDArray[np.int64]) -> NDArray[Any]:
         """The labels at places of the catalog, in their dtype: shape (places, ...)."""
         return self.labels[places].astype(self._dtype)
