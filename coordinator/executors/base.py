@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = [
+    "MAX_KIND",
+    "MAX_WORDS",
     "ConnectionLostError",
     "Executor",
     "ExecutorContext",
@@ -35,6 +37,8 @@ __all__ = [
     "setting",
 ]
 
+MAX_KIND, MAX_WORDS = 80, 600
+"""Characters of a failure's kind and of its words that are shown, whoever says them."""
 _SCAN = 4
 
 
@@ -216,7 +220,7 @@ def check_settings(settings: Any) -> None:
             raise ConfigError(f"{one.name} is from {low} to {high}; not {value}")
 
 
-def one_line(text: str, most: int) -> str:
+def one_line(text: str, most: int = MAX_WORDS) -> str:
     """At most ``most`` characters of a text from elsewhere, each printable, with one space for what is not.
 
     Such words end in logs, tombstones and replies.

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
+from superdl.coordinator.executors.base import MAX_KIND, ExecutorError, FunctionRaisedError, one_line
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
@@ -44,8 +44,6 @@ _HEX_DIGITS = 32
 _WARM_VERSION = 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHOWN = 120
-_MAX_KIND = 80
-_MAX_WORDS = 600
 _SAME_S = 5.0
 """A smaller difference of clocks may be the way of an answer; a request lasts far longer."""
 
@@ -138,8 +136,8 @@ def result_in(message: Mapping[str, Any], who: str = "the function") -> dict[str
         FunctionRaisedError: the function raised; or there is no result.
     """
     if isinstance(message.get("error"), str):
-        kind = one_line(message["error"], _MAX_KIND)
-        words = one_line(str(message.get("message", "")), _MAX_WORDS)
+        kind = one_line(message["error"], MAX_KIND)
+        words = one_line(str(message.get("message", "")))
         raise FunctionRaisedError(f"the function raised {kind}: {words}")
     result = message.get("result")
     if not isinstance(result, dict):

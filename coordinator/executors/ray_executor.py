@@ -50,7 +50,6 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
 _BACKLOG_SHARE = 4
-_MAX_WORDS = 600
 _LASTED_S = 2 * _LONGEST_PAUSE_S
 _OURS = ("SUPER_", "AWS_")
 _FAILURES = {kind.__name__: kind for kind in ExecutorError.__subclasses__()}
@@ -218,7 +217,7 @@ class RayExecutor(Executor):
         elif "log" in message:
             _log.warning("%s", message["log"])
         elif "refused" in message:
-            words, is_wrong = one_line(message["refused"], _MAX_WORDS), message["wrong_settings"]
+            words, is_wrong = one_line(message["refused"]), message["wrong_settings"]
             error = ExecutorError(words) if is_wrong else self._unconnected(words)
             error.wrong_settings = is_wrong
             raise error
@@ -254,4 +253,4 @@ def _result_of(told: dict[str, Any], request_id: str) -> PrefetchResult:
         if "node" in told:
             error.args = (f"{told['node']}: {error}",)
         raise
-    return replace(result, messages={place: one_line(words, _MAX_WORDS) for place, words in messages.items()})
+    return replace(result, messages={place: one_line(words) for place, words in messages.items()})
