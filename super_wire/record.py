@@ -268,13 +268,12 @@ def verify_payload(header: Header, payload: Bytes) -> None:
 
 
 def checked_payload(
-    record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None, verify: bool = True
+    record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None
 ) -> tuple[Header, memoryview]:
     """Header and payload of a whole record that has to be of ``kind``; raises a :class:`RecordError` else."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
-    if verify:
-        verify_payload(header, payload)
+    verify_payload(header, payload)
     if header.kind is not kind:
         raise RecordVersionError(
             f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
@@ -282,14 +281,12 @@ def checked_payload(
     return header, payload
 
 
-def unpack(
-    record: Bytes, *, verify: bool = True, sample_id: bytes | None = None
-) -> tuple[Header, NDArray[Any]]:
+def unpack(record: Bytes, *, sample_id: bytes | None = None) -> tuple[Header, NDArray[Any]]:
     """A data record's header and array, or a :class:`RecordError`.
 
     The array is a view of ``record``, read-only if that is.
     """
-    header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id, verify=verify)
+    header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)
 

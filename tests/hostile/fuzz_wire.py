@@ -173,7 +173,6 @@ def _batch_ref(data: bytes) -> Any:
 
 PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
     "record": (_RECORD, unpack, RecordError),
-    "record, trusted": (_RECORD, lambda data: unpack(data, verify=False), RecordError),
     "header": (_RECORD[:HEADER_BYTES], parse_header, RecordError),
     "tombstone": (_TOMBSTONE, read_tombstone, RecordError),
     "pointer": (pack_pointer(Pointer("pack", 0, 64), _ID), read_pointer, RecordError),
