@@ -15,7 +15,7 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from superdl.super_wire.request import Outcome, PrefetchResult
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.coordinator.executors import ExecutorContext
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["IMAGENET_SAMPLES", "CoordinatorSpec", "coordinator_process", "synthetic_catalog"]
@@ -108,11 +107,6 @@ class AnswersAlone(Executor):
     region = ""
     fingerprint = "00" * 16
     scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
-
-    @classmethod
-    def of(cls, settings: Any, context: ExecutorContext) -> AnswersAlone:  # noqa: ARG003  # it has none
-        """One that needs nothing."""
-        return cls()
 
     async def start(self) -> None:
         """Nothing to start."""

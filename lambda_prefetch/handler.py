@@ -66,14 +66,14 @@ def handler(event: object, context: Any) -> dict[str, Any]:
     """Answer one event.
 
     Args:
-        event: a prefetch request (:class:`superdl.super_wire.PrefetchRequest`) or a warm event.
+        event: a prefetch request (:class:`superdl.super_wire.request.PrefetchRequest`) or a warm event.
         context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
             ``get_remaining_time_in_millis()``, ``memory_limit_in_mb`` where memory is billed, and
             ``end_when_answered()`` where this process can be ended, once a decoder is stuck in it.
 
     Returns:
-        A prefetch result (:class:`superdl.super_wire.PrefetchResult`), or for a warm event ``super_warm``,
-        ``function_version``, ``golden``, ``cold_start`` and ``clock_s``.
+        A prefetch result (:class:`superdl.super_wire.request.PrefetchResult`), or for a warm event
+        ``super_warm``, ``function_version``, ``golden``, ``cold_start`` and ``clock_s``.
 
     Raises:
         ConfigError: the request as a whole cannot be meant, or the function's settings forbid it.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,7 +29,7 @@ from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import checked_naming
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.super_wire.redaction import without_credentials
+from superdl.super_wire.source_url import split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["SuperDataset", "normalise_url"]
 
 _PING_TIMEOUT_S = 5.0
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _FOR_ONE_IMAGE = ("torchvision.transforms", "timm.data")
 _THREE_LINES = """\
     dataset = SuperDataset(source, recipe)
@@ -277,35 +274,12 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
         text = None
     if not isinstance(text, str):
         raise ConfigError(f"{name} is a URL or a path; not {value!r}")
-    if not text.strip() or "\0" in text:
-        msg = f"{name} is empty or holds a NUL: name s3://bucket/prefix, file:///directory or a path"
-        raise ConfigError(msg)
-    match = _SCHEME.fullmatch(text)
-    if match is None:
-        return _file_url(text)
-    scheme, rest = match[1].lower(), match[2]
-    if scheme == "s3":
-        return _s3_url(rest, text, name)
-    if scheme == "file":
-        if not rest.startswith("/"):
-            msg = f"{name} {text!r} names no absolute path: write file:///directory (three slashes)"
-            raise ConfigError(msg)
-        return _file_url(rest)
-    raise ConfigError(f"{name} {without_credentials(text)!r}: SUPER reads s3:// and file://, not {scheme}://")
-
-
-def _file_url(path: str) -> str:
+    bucket, path = split_url(text, name)
+    if bucket:
+        return f"s3://{bucket}/{path}".rstrip("/")
     # expanduser raises RuntimeError only where there is no home directory to expand to
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{path!r} begins with a home directory that is not known: {error}") from error
     return f"file://{os.path.realpath(expanded)}"
-
-
-def _s3_url(rest: str, text: str, name: str) -> str:
-    bucket, _, prefix = rest.partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise ConfigError(f"{name} {without_credentials(text)!r} names no bucket: write s3://bucket/prefix")
-    prefix = prefix.rstrip("/")
-    return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"

@@ -115,7 +115,7 @@ def sample_ids(
             :func:`id_bucket`.
         keys: full object keys, UTF-8; of a source with an alias relative to it.
         versions: ETag, or for files ``size-mtime_ns`` or :func:`digest_version`; as many as there are keys.
-        recipe_digest: :attr:`superdl.super_wire.Recipe.digest`.
+        recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
         randomness: (augment seed, epoch) if the recipe is random, else ``None``.
     """
     head = hashlib.blake2b(_with_length(bucket.encode()), digest_size=ID_BYTES)

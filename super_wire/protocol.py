@@ -1,10 +1,11 @@
-"""The version of the conversation between sampler and coordinator, and how failures travel over it.
+"""The conversation between sampler and coordinator: its version, addresses, and how failures travel over it.
 
 The messages themselves are ``coordinator.proto``. A coordinator refuses another version.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
@@ -15,7 +16,9 @@ __all__ = [
     "MAX_REPLY_BYTES",
     "PROTOCOL_VERSION",
     "TOKEN_METADATA_KEY",
+    "host_and_port",
     "installed_version",
+    "socket_path",
 ]
 
 PROTOCOL_VERSION = 1
@@ -30,6 +33,25 @@ TOKEN_METADATA_KEY = "authorization"  # noqa: S105  # the name of a header, not 
 
 MAX_REPLY_BYTES = 2**20
 """A ``NextBatches`` reply stays below this unless its first batch alone is larger."""
+
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
+_PORT_MAX = 65_535
+
+
+def socket_path(address: str) -> str | None:
+    """The path of ``unix:/path`` or ``unix:///path``; ``None`` for all else."""
+    if not address.startswith("unix:"):
+        return None
+    path = address.removeprefix("unix:")
+    return path.removeprefix("//") if path.startswith("///") else path
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of ``host:port`` or ``[address]:port``; empty and 0 for all else, such as a unix socket."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) <= _PORT_MAX:
+        return "", 0
+    return match["v6"] or match["host"], int(match["port"])
 
 
 @cache

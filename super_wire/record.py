@@ -39,7 +39,6 @@ __all__ = [
     "Header",
     "RecordKind",
     "Tombstone",
-    "check_shape",
     "checked_payload",
     "id_prefixes",
     "pack",
@@ -48,7 +47,6 @@ __all__ = [
     "parse_header",
     "payload_hash",
     "read_tombstone",
-    "stored_dtype",
     "unpack",
     "verify_payload",
 ]
@@ -108,7 +106,7 @@ class RecordKind(enum.IntEnum):
     POINTER = 4
     """It lies in a store, at this place."""
     ARRAYS = 7
-    """Here it is: several named arrays."""
+    """Kept for several named arrays. Nothing writes them yet, and readers refuse them."""
 
 
 _KINDS = frozenset(RecordKind)
@@ -165,19 +163,14 @@ def pack(
         RecordError: more than 6 dimensions, or a dimension of 2**32 or more.
         TypeError: a dtype that records do not hold.
     """
-    code, stored = stored_dtype(array.dtype)
-    check_shape(array.shape)
+    if array.ndim > MAX_NDIM or any(side > _MAX_U32 for side in array.shape):
+        raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {array.shape}")
+    code, stored = _stored_dtype(array.dtype)
     little_endian = np.ascontiguousarray(array, dtype=stored)
     payload = little_endian.reshape(-1).view(np.uint8).data
     times = (fetch_us, decode_us)
     header = pack_header(RecordKind.DATA, payload, sample_id, code=code, shape=array.shape, times=times)
     return header, payload
-
-
-def check_shape(shape: tuple[int, ...]) -> None:
-    """Refuse, by :class:`RecordError`, a shape that no header can tell."""
-    if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
-        raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
 
 
 def pack_header(
@@ -202,7 +195,7 @@ def pack_header(
 
 
 @functools.lru_cache(maxsize=64)  # numpy spells a dtype's name at each call
-def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
+def _stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     """A dtype's code in the header, and the dtype itself with the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
@@ -275,13 +268,12 @@ def verify_payload(header: Header, payload: Bytes) -> None:
 
 
 def checked_payload(
-    record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None, verify: bool = True
+    record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None
 ) -> tuple[Header, memoryview]:
     """Header and payload of a whole record that has to be of ``kind``; raises a :class:`RecordError` else."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
-    if verify:
-        verify_payload(header, payload)
+    verify_payload(header, payload)
     if header.kind is not kind:
         raise RecordVersionError(
             f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
@@ -289,14 +281,12 @@ def checked_payload(
     return header, payload
 
 
-def unpack(
-    record: Bytes, *, verify: bool = True, sample_id: bytes | None = None
-) -> tuple[Header, NDArray[Any]]:
+def unpack(record: Bytes, *, sample_id: bytes | None = None) -> tuple[Header, NDArray[Any]]:
     """A data record's header and array, or a :class:`RecordError`.
 
     The array is a view of ``record``, read-only if that is.
     """
-    header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id, verify=verify)
+    header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)
 

@@ -26,13 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the page."""
+    # --help needs none of this
     from superdl.experiments.comparing.comparison import is_comparison, read_comparison
     from superdl.experiments.comparing.show import comparison_page
     from superdl.experiments.output import write_whole
-    from superdl.experiments.reporting.page import (
-        PAGE_NAME,
-        plots_missing,  # --help needs none of this
-    )
+    from superdl.experiments.reporting.page import PAGE_NAME, plots_missing
     from superdl.experiments.reporting.run_files import read_run
     from superdl.experiments.reporting.run_page import run_page
     from superdl.super_wire.errors import ConfigError

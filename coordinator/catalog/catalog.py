@@ -128,11 +128,6 @@ class Catalog:
         """Bytes of a label that is given out."""
         return self._dtype.itemsize * math.prod(self.labels.shape[1:])
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of keys, versions and labels, in bytes."""
-        return self.keys.nbytes + self.versions.nbytes + self.labels.nbytes
-
     def labels_at(self, places: NDArray[np.int64]) -> NDArray[Any]:
         """The labels at places of the catalog, in their dtype: shape (places, ...)."""
         return self.labels[places].astype(self._dtype)
@@ -146,7 +141,7 @@ class Catalog:
         """Sample ids, concatenated, 16 bytes each.
 
         Args:
-            recipe_digest: :attr:`superdl.super_wire.Recipe.digest`.
+            recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
             randomness: (augment seed, epoch) of a random recipe, else ``None``.
             indices: places in the catalog, in the order wanted; ``None``: all. About half a microsecond each.
         """

@@ -20,10 +20,10 @@ import numpy as np
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
 from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
-from superdl.coordinator.catalog.source import local_path, scheme_of, split_s3_url
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.redaction import without_credentials
+from superdl.super_wire.source_url import split_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +73,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
         of_files: whether the source is a directory, out of which no key may lead.
 
     Raises:
+        ConfigError: the URL is none.
         SourceError: it is not there (``SourceNotFoundError``), may not be read (``SourceForbiddenError``),
             has no row (``SourceEmptyError``), or has a bad one: the message names line and reason.
         ListingCancelledError: nobody wants the list any more.
@@ -142,13 +143,14 @@ def _version(version: object) -> bytes:
 @contextmanager
 def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     """The bytes of a key list as a local, seekable file."""
-    if scheme_of(url, "key_list") == "s3":
+    bucket, place = split_url(url, "key_list")
+    if bucket:
         with tempfile.TemporaryFile() as stream:
-            _download(url, cast("BinaryIO", stream), tally)
+            _download(bucket, place, cast("BinaryIO", stream), tally)
             stream.seek(0)
             yield cast("BinaryIO", stream)
         return
-    path = Path(local_path(url)).absolute()
+    path = Path(place).absolute()
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
@@ -168,8 +170,8 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
         yield opened
 
 
-def _download(url: str, stream: BinaryIO, tally: Tally) -> None:
-    bucket, key = split_s3_url(url)
+def _download(bucket: str, key: str, stream: BinaryIO, tally: Tally) -> None:
+    url = f"s3://{bucket}/{key}"
     with s3_failures(f"key_list {url}"):
         answer = make_s3_client().get_object(Bucket=bucket, Key=key)
         with closing(answer["Body"]) as body:

@@ -62,7 +62,7 @@ def list_source(
         allowed: what may be read and how much.
 
     Raises:
-        ConfigError: that file says what cannot be.
+        ConfigError: a URL is none, or that file says what cannot be.
         SourceError: there is no such place (``SourceNotFoundError``) or no sample in it
             (``SourceEmptyError``), it may not be read (``SourceForbiddenError``), labels are missing, or the
             source cannot be reached.
@@ -96,8 +96,6 @@ def list_source(
 
 def list_objects(
     source: str,
-    progress: Callable[[int], None] = lambda _: None,
-    *,
     naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
     """Keys and versions, as ``naming`` has them, of all that lies below a source, in any order.
@@ -105,7 +103,7 @@ def list_objects(
     Raises:
         SourceError: as :func:`list_source`.
     """
-    tally = Tally(progress, threading.Event())
+    tally = Tally(lambda _: None, threading.Event())
     found = _list(parse_source(source), tally, images_only=False, naming=naming)
     return (
         PackedStrings.concatenate([folder.keys for folder in found]),

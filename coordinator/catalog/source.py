@@ -7,20 +7,15 @@ exists is seen when it is listed. What functions may read is :mod:`superdl.lambd
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
-from superdl.super_wire.redaction import without_credentials
+from superdl.super_wire.source_url import split_url
 
-__all__ = ["Allowed", "Source", "local_path", "parse_roots", "parse_source", "scheme_of", "split_s3_url"]
+__all__ = ["Allowed", "Source", "parse_roots", "parse_source"]
 
 _DESCRIPTORS = Path("/proc/self/fd")
-_FORMS = "s3://bucket/prefix, file:///directory or a plain path"
-_SHOWN = 200  # characters of a URL that a message repeats
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,61 +52,24 @@ class Source:
 
 
 def parse_source(url: str) -> Source:
-    """Read a source's URL; ``SourceError`` says what is wrong with one that is none.
+    """Read a source's URL; ``ConfigError`` says what is wrong with one that is none.
 
     Paths are taken as they stand, without percent-decoding. A plain relative path is one below the
     coordinator's working directory. An S3 prefix names a folder: ``s3://bucket/train`` does not include
     ``s3://bucket/training/...``.
     """
-    scheme = scheme_of(url)
-    if scheme == "s3":
-        name, path = split_s3_url(url)
+    bucket, path = split_url(url, "source")
+    if bucket:
         prefix = path.rstrip("/")
-        return Source(f"s3://{name}", f"{prefix}/" if prefix else "")
-    directory = os.path.realpath(local_path(url))
+        return Source(f"s3://{bucket}", f"{prefix}/" if prefix else "")
+    directory = os.path.realpath(path)
     try:
         directory.encode()
     except UnicodeEncodeError as error:
-        raise SourceError(
+        raise ConfigError(
             f"the path of a source is UTF-8; {os.fsencode(directory)!r} is not: rename the directory"
         ) from error
     return Source(f"file://{directory}", "")
-
-
-def scheme_of(url: str, what: str = "source") -> str:
-    """``s3`` or ``file`` (also for plain paths); for others a ``SourceError`` that says ``what`` it was."""
-    if not url or "\0" in url:
-        raise SourceError(f"a {what} is {_FORMS}; not {url!r}")
-    match = _SCHEME.match(url)
-    scheme = match.group(1).lower() if match else "file"
-    if scheme not in {"s3", "file"}:
-        shown = without_credentials(url)[:_SHOWN]
-        raise SourceError(f"{what} {shown!r} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}")
-    return scheme
-
-
-def split_s3_url(url: str) -> tuple[str, str]:
-    """Bucket name and key of ``s3://bucket/key``; the key may be empty."""
-    name, _, key = url[len("s3://") :].partition("/")
-    if "@" in name:
-        raise SourceError(
-            "an s3:// URL carries no credentials: give the coordinator AWS_ACCESS_KEY_ID and so on"
-        )
-    if not _BUCKET_NAME.fullmatch(name):
-        raise SourceError(
-            f"{url!r} names no bucket: write s3://bucket/prefix (bucket: letters, digits, '.', '-', '_')"
-        )
-    return name, key
-
-
-def local_path(url: str) -> str:
-    """The path of ``file:///path`` or of a plain path."""
-    if not _SCHEME.match(url):
-        return url
-    path = url[len("file://") :].removeprefix("localhost")
-    if not path.startswith("/"):
-        raise SourceError(f"{url!r} is not absolute: write file:///directory, with three slashes")
-    return path
 
 
 @dataclass(frozen=True, slots=True)

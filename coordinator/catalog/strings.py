@@ -39,22 +39,17 @@ class Strings(ABC):
     def __len__(self) -> int:
         """How many there are."""
 
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Memory that they take, in bytes."""
-
     @abstractmethod
     def lengths(self) -> NDArray[np.uint64]:
         """Length of every string in bytes: uint64, shape (len,)."""
 
     @abstractmethod
-    def slice(self, start: int, stop: int) -> list[bytes]:
-        """The strings from ``start`` to ``stop``, cut off at the end as slices are."""
-
-    @abstractmethod
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
         """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
+
+    def slice(self, start: int, stop: int) -> list[bytes]:
+        """The strings from ``start`` to ``stop``, cut off at the end as slices are."""
+        return self.take(np.arange(start, min(stop, len(self))))
 
     def __getitem__(self, index: int) -> bytes:
         return self.take([index])[0]
@@ -109,11 +104,6 @@ class PackedStrings(Strings):
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of blob and offsets, in bytes."""
-        return len(self.blob) + self.offsets.nbytes
 
     def lengths(self) -> NDArray[np.uint64]:
         """Length of every string in bytes: uint64, shape (len,)."""
@@ -218,20 +208,11 @@ class _HexStrings(Strings):
     def __len__(self) -> int:
         return len(self._digits)
 
-    @property
-    def nbytes(self) -> int:
-        return self._digits.nbytes
-
     def lengths(self) -> NDArray[np.uint64]:
         return np.full(len(self), 2 * self._digits.shape[1], dtype=np.uint64)
 
-    def slice(self, start: int, stop: int) -> list[bytes]:
-        return self._strings(self._digits[start:stop])
-
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        return self._strings(self._digits[self._places(indices)])
-
-    def _strings(self, digits: NDArray[np.uint8]) -> list[bytes]:
+        digits = self._digits[self._places(indices)]
         blob, length = digits.tobytes().hex().encode("ascii"), 2 * digits.shape[1]
         return [blob[begin : begin + length] for begin in range(0, len(blob), length)]
 
@@ -270,16 +251,9 @@ class _PrefixedStrings(Strings):
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self._prefixes)) + len(self._blob) + self._offsets.nbytes
-
     def lengths(self) -> NDArray[np.uint64]:
         shared = np.repeat(np.array([len(prefix) for prefix in self._prefixes], dtype=np.uint64), _BLOCK)
         return np.diff(self._offsets).astype(np.uint64) + shared[: len(self)]
-
-    def slice(self, start: int, stop: int) -> list[bytes]:
-        return self.take(np.arange(start, min(stop, len(self))))
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
         places = self._places(indices)

@@ -13,12 +13,14 @@ from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.request import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = [
+    "MAX_KIND",
+    "MAX_WORDS",
     "ConnectionLostError",
     "Executor",
     "ExecutorContext",
@@ -35,6 +37,8 @@ __all__ = [
     "setting",
 ]
 
+MAX_KIND, MAX_WORDS = 80, 600
+"""Characters of a failure's kind and of its words that are shown, whoever says them."""
 _SCAN = 4
 
 
@@ -113,7 +117,15 @@ class ExecutorContext:
 
 
 class Executor(Protocol):
-    """A way to run functions, used from one event loop. Most of what a class states has a default."""
+    """A way to run functions, used from one event loop. Most of what a class states has a default.
+
+    Args:
+        settings: its own among them.
+        context: what the coordinator gives.
+
+    Raises:
+        ConfigError: a setting of it is wrong.
+    """
 
     name: ClassVar[str]
     """Its row in the registry: ``local``, ``lambda``, ``ray``."""
@@ -145,15 +157,7 @@ class Executor(Protocol):
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
     """What helps where its functions do not see a directory."""
 
-    @classmethod
-    def of(cls, settings: Any, context: ExecutorContext) -> Executor:
-        """One that is not started yet, by its own settings.
-
-        Raises:
-            ConfigError: a setting of it is wrong.
-        """
-        make: Callable[..., Executor] = cls
-        return make(settings, context)
+    def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
 
     @classmethod
     def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings
@@ -216,7 +220,7 @@ def check_settings(settings: Any) -> None:
             raise ConfigError(f"{one.name} is from {low} to {high}; not {value}")
 
 
-def one_line(text: str, most: int) -> str:
+def one_line(text: str, most: int = MAX_WORDS) -> str:
     """At most ``most`` characters of a text from elsewhere, each printable, with one space for what is not.
 
     Such words end in logs, tombstones and replies.

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.datasets import Dataset
     from superdl.coordinator.core import Event
     from superdl.coordinator.executors.manager import ManagedExecutor
-    from superdl.coordinator.executors.messages import ListedDataset
 
 __all__ = ["Eligibility"]
 
@@ -104,7 +104,7 @@ class Eligibility:
         if len(errors) == len(self._executors):
             raise errors[0]
 
-    def is_known(self, dataset: ListedDataset) -> bool:
+    def is_known(self, dataset: Dataset) -> bool:
         """Whether it is known of a listed dataset which executors can produce it, of those that are there.
 
         Once a job reads it, an executor that comes later takes nothing back.
@@ -112,7 +112,7 @@ class Eligibility:
         is_open = any(self._is_open(dataset, number) for number in self._able(dataset))
         return not is_open or dataset.content in self._told
 
-    def ineligible(self, dataset: ListedDataset) -> frozenset[int]:
+    def ineligible(self, dataset: Dataset) -> frozenset[int]:
         """The executors, by number, that cannot produce it, or of which it is not known yet; never all."""
         able = self._able(dataset)
         out = {number for number in able if self._failure(dataset, number) or self._is_open(dataset, number)}
@@ -120,12 +120,12 @@ class Eligibility:
         unable = set(range(len(self._executors))) - set(able)
         return frozenset(unable if there <= out else unable | out)
 
-    def opened(self, dataset: ListedDataset) -> frozenset[int]:
+    def opened(self, dataset: Dataset) -> frozenset[int]:
         """Who is ineligible for a dataset that is opened; :meth:`tell_changes` says what changes."""
         ineligible = self._told[dataset.content] = self.ineligible(dataset)
         return ineligible
 
-    def warnings(self, dataset: ListedDataset) -> tuple[str, ...]:
+    def warnings(self, dataset: Dataset) -> tuple[str, ...]:
         """What people should know of a listed dataset."""
         told: dict[str, None] = {}
         able = self._able(dataset)
@@ -150,7 +150,7 @@ class Eligibility:
         """Why executors are not there, by number; empty for those that are."""
         return [executor.absence for executor in self._all]
 
-    async def check(self, dataset: ListedDataset, wait_s: float) -> None:
+    async def check(self, dataset: Dataset, wait_s: float) -> None:
         """Try a listed dataset at all executors that are there, and wait, at most ``wait_s``.
 
         Raises:
@@ -171,7 +171,7 @@ class Eligibility:
                 self._trials.pop((dataset.content, number), None)
             raise failures[0]
 
-    def tell_changes(self, datasets: Iterable[ListedDataset], post_event: Callable[[Event], None]) -> None:
+    def tell_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
         """Try executors that have started for open datasets, and tell the core which eligibility has changed.
 
         The core has to know before it hears that they take requests.
@@ -194,7 +194,7 @@ class Eligibility:
         self._threads.close(SourceError("the coordinator ends"))
         await cancel_and_wait(*(trial.task for trial in self._trials.values() if trial.task is not None))
 
-    def _attempt(self, dataset: ListedDataset, number: int) -> asyncio.Task[None] | None:
+    def _attempt(self, dataset: Dataset, number: int) -> asyncio.Task[None] | None:
         """The trial that is under way, or one that begins, unless what is known needs none now."""
         trial = self._trials.get((dataset.content, number))
         if not self._executors[number].remote:
@@ -207,7 +207,7 @@ class Eligibility:
             trial.task = asyncio.create_task(self._try(trial, dataset, number), name=f"preflight {number}")
         return trial.task
 
-    async def _try(self, trial: _Trial, dataset: ListedDataset, number: int) -> None:
+    async def _try(self, trial: _Trial, dataset: Dataset, number: int) -> None:
         executor, source = self._executors[number], dataset.listing.source
         trial.again_at_s = self._clock() + _AGAIN_S
         told = [await other_region(dataset, executor.region, self._threads, self._region_of)]
@@ -227,20 +227,20 @@ class Eligibility:
         for warning in trial.warnings:
             _log.warning("%s", warning)
 
-    def _is_open(self, dataset: ListedDataset, number: int) -> bool:
+    def _is_open(self, dataset: Dataset, number: int) -> bool:
         """Whether an executor is there, and it is not known whether it can produce a dataset."""
         trial = self._trials.get((dataset.content, number), _Trial())
         executor = self._executors[number]
         return executor.remote and not (executor.absence or trial.passed or trial.failure)
 
-    def _failure(self, dataset: ListedDataset, number: int) -> SuperError | None:
+    def _failure(self, dataset: Dataset, number: int) -> SuperError | None:
         """Why an executor cannot produce a dataset; ``None`` if it can, or where that is not known."""
         return self._trials.get((dataset.content, number), _Trial()).failure
 
-    async def _was_produced(self, dataset: ListedDataset) -> bool:
+    async def _was_produced(self, dataset: Dataset) -> bool:
         return self._audit is not None and await was_produced(dataset, self._audit)
 
-    def _able(self, dataset: ListedDataset) -> list[int]:
+    def _able(self, dataset: Dataset) -> list[int]:
         """The executors whose functions see the source at all, by number."""
         is_file = dataset.catalog.bucket.startswith("file://")
         return [

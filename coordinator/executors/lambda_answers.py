@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.executors.base import (
+    MAX_KIND,
+    MAX_WORDS,
     ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "from_function", "read_outcome", "read_reply", "read_report", "read_warm_reply"]
 
-_MAX_WORDS = 600
-_MAX_KIND = 80
 _MAX_RUN_US = 900_000_000
 """A function of Lambda runs for 15 minutes at most."""
 _NUMBER_MAX = 10**9
@@ -177,11 +177,11 @@ def _told(payload: bytes) -> tuple[str, str]:
         clean_text(text[:most])
         if isinstance(error, dict) and isinstance(text := error.get(name), str)
         else ""
-        for name, most in (("errorType", _MAX_KIND), ("errorMessage", _MAX_WORDS))
+        for name, most in (("errorType", MAX_KIND), ("errorMessage", MAX_WORDS))
     )
     if kind or words:
         return kind, words
-    return "", f"what is no error of Lambda's: {payload[:_MAX_WORDS].decode(errors='replace')!r}"
+    return "", f"what is no error of Lambda's: {payload[:MAX_WORDS].decode(errors='replace')!r}"
 
 
 @dataclass(frozen=True, slots=True)

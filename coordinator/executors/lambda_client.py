@@ -17,6 +17,8 @@ from botocore.config import Config
 
 from superdl.coordinator.catalog.s3_client import no_credentials
 from superdl.coordinator.executors.base import (
+    MAX_KIND,
+    MAX_WORDS,
     ConnectionLostError,
     ExecutorError,
     FunctionRaisedError,
@@ -41,8 +43,6 @@ _NAME = re.compile(
     r"[a-zA-Z0-9_.-]+(?::(?:\$LATEST(?:\.PUBLISHED)?|[a-zA-Z0-9_-]+))?"
 )
 
-_MAX_WORDS = 600
-_MAX_KIND = 80
 _NEVER_REACHED = (
     exceptions.ConnectTimeoutError,
     exceptions.EndpointConnectionError,
@@ -239,7 +239,7 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
         return _from_answer(dict(error.response), str(error), target)
     if isinstance(error, exceptions.ReadTimeoutError):
         return FunctionTimedOutError(f"{target} did not answer in time")
-    words = text_without_credentials(str(error))[:_MAX_WORDS]
+    words = text_without_credentials(str(error))[:MAX_WORDS]
     if isinstance(error, no_credentials()):
         failed = ExecutorError(
             f"{target} cannot be invoked: the coordinator has no usable AWS credentials ({words}): set "
@@ -260,9 +260,9 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
 
 def _from_answer(answer: dict[str, Any], text: str, target: Target) -> ExecutorError:
     details, status = answer.get("Error", {}), answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    code = str(details.get("Code", ""))[:_MAX_KIND]
-    words = str(answer.get("Reason", ""))[:_MAX_KIND]  # of throttling
-    words = words or f"{code}: {str(details.get('Message', '') or text)[:_MAX_WORDS]}"
+    code = str(details.get("Code", ""))[:MAX_KIND]
+    words = str(answer.get("Reason", ""))[:MAX_KIND]  # of throttling
+    words = words or f"{code}: {str(details.get('Message', '') or text)[:MAX_WORDS]}"
     for refusal in _REFUSALS:
         if {code, str(status)} & set(refusal.codes.split()):
             failed = refusal.kind(refusal.says.format(target=target, words=words))

@@ -12,9 +12,9 @@ import math
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
+from superdl.coordinator.executors.base import MAX_KIND, ExecutorError, FunctionRaisedError, one_line
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog import Catalog
-    from superdl.super_wire.recipe import Recipe
+    from superdl.coordinator.catalog.datasets import Dataset
 
 __all__ = [
     "FunctionClock",
-    "ListedDataset",
     "RecordPlaces",
     "Warmed",
     "read_object",
@@ -46,38 +44,8 @@ _HEX_DIGITS = 32
 _WARM_VERSION = 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHOWN = 120
-_MAX_KIND = 80
-_MAX_WORDS = 600
 _SAME_S = 5.0
 """A smaller difference of clocks may be the way of an answer; a request lasts far longer."""
-
-
-class _Listing(Protocol):
-    @property
-    def source(self) -> str: ...
-
-
-class ListedDataset(Protocol):
-    """What executors need to know of a dataset, as the server has it."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """What functions do with a sample."""
-
-    @property
-    def listing(self) -> _Listing:
-        """Names the source, for people."""
-
-    @property
-    def catalog(self) -> Catalog:
-        """Its samples."""
-
-    @property
-    def content(self) -> bytes:
-        """Digest of what decides the sample ids."""
-
-    def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
-        """The sample ids of some samples, concatenated."""
 
 
 class RecordPlaces(NamedTuple):
@@ -90,7 +58,7 @@ class RecordPlaces(NamedTuple):
 
 
 def request_for(
-    dataset: ListedDataset,
+    dataset: Dataset,
     indices: NDArray[np.int64],
     *,
     epoch: int,
@@ -168,8 +136,8 @@ def result_in(message: Mapping[str, Any], who: str = "the function") -> dict[str
         FunctionRaisedError: the function raised; or there is no result.
     """
     if isinstance(message.get("error"), str):
-        kind = one_line(message["error"], _MAX_KIND)
-        words = one_line(str(message.get("message", "")), _MAX_WORDS)
+        kind = one_line(message["error"], MAX_KIND)
+        words = one_line(str(message.get("message", "")))
         raise FunctionRaisedError(f"the function raised {kind}: {words}")
     result = message.get("result")
     if not isinstance(result, dict):

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.datasets import Dataset
     from superdl.coordinator.executors.cancelling import CallingThreads
     from superdl.coordinator.executors.manager import ManagedExecutor
-    from superdl.coordinator.executors.messages import ListedDataset
     from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["InconclusiveError", "check_source", "other_region", "try_out", "was_produced"]
@@ -66,7 +66,7 @@ def check_source(executor: ManagedExecutor, source: str) -> None:
         )
 
 
-async def try_out(executor: ManagedExecutor, dataset: ListedDataset, cache: str) -> str:
+async def try_out(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
     """The warning of an attempt to produce a few samples, if any; a second one where the first failed.
 
     Raises:
@@ -83,7 +83,7 @@ async def try_out(executor: ManagedExecutor, dataset: ListedDataset, cache: str)
     return await _try_once(executor, dataset, cache)
 
 
-async def _try_once(executor: ManagedExecutor, dataset: ListedDataset, cache: str) -> str:
+async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
     request = request_for(
         dataset,
         _some(dataset, _SAMPLES),
@@ -134,7 +134,7 @@ def _check_rights(said: str, cache: str) -> None:
 
 
 async def other_region(
-    dataset: ListedDataset, here: str, threads: CallingThreads, region_of: Callable[[str], str]
+    dataset: Dataset, here: str, threads: CallingThreads, region_of: Callable[[str], str]
 ) -> str:
     """The warning of a bucket in another region: it works, where a network leads there at all."""
     bucket = dataset.catalog.bucket
@@ -156,9 +156,7 @@ async def other_region(
     )
 
 
-async def was_produced(
-    dataset: ListedDataset, audit: Callable[[bytes], Awaitable[NDArray[np.int64]]]
-) -> bool:
+async def was_produced(dataset: Dataset, audit: Callable[[bytes], Awaitable[NDArray[np.int64]]]) -> bool:
     """Whether the cache holds any of some samples, of a random recipe as the first epoch has them."""
     try:
         found = await audit(dataset.ids(_some(dataset, _LOOKED_AT), 0))
@@ -168,7 +166,7 @@ async def was_produced(
     return bool((found > 0).any())
 
 
-def _some(dataset: ListedDataset, count: int) -> NDArray[np.int64]:
+def _some(dataset: Dataset, count: int) -> NDArray[np.int64]:
     """Samples from all over a dataset."""
     size = len(dataset.catalog)
     return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))

@@ -22,11 +22,8 @@ from superdl.coordinator.executors.base import (
     ConnectionLostError,
     Executor,
     ExecutorError,
-    FunctionCrashedError,
     FunctionRaisedError,
-    FunctionTimedOutError,
     Scaling,
-    ThrottledError,
     one_line,
     setting,
 )
@@ -53,20 +50,10 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
 _BACKLOG_SHARE = 4
-_MAX_WORDS = 600
 _LASTED_S = 2 * _LONGEST_PAUSE_S
 _OURS = ("SUPER_", "AWS_")
-_FAILURES: dict[str, type[ExecutorError]] = {
-    kind.__name__: kind
-    for kind in (
-        ConnectionLostError,
-        ExecutorError,
-        FunctionCrashedError,
-        FunctionRaisedError,
-        FunctionTimedOutError,
-        ThrottledError,
-    )
-}
+_FAILURES = {kind.__name__: kind for kind in ExecutorError.__subclasses__()}
+"""What the driver names of base's errors; all else is an ExecutorError as such."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +188,7 @@ class RayExecutor(Executor):
         except TimeoutError:
             self._failure = self._unconnected(f"no answer within {_SILENCE_S:.0f} s")
         except (asyncio.IncompleteReadError, ConnectionError, MessageError) as error:
-            words = (
-                str(error) if isinstance(error, MessageError) or child is None else await child.last_words()
-            )
+            words = str(error) if child is None else await child.last_words(error)
             self._failure = self._unconnected(f"its driver ended: {words}")
         except ExecutorError as error:
             self._failure = error
@@ -232,7 +217,7 @@ class RayExecutor(Executor):
         elif "log" in message:
             _log.warning("%s", message["log"])
         elif "refused" in message:
-            words, is_wrong = one_line(message["refused"], _MAX_WORDS), message["wrong_settings"]
+            words, is_wrong = one_line(message["refused"]), message["wrong_settings"]
             error = ExecutorError(words) if is_wrong else self._unconnected(words)
             error.wrong_settings = is_wrong
             raise error
@@ -268,4 +253,4 @@ def _result_of(told: dict[str, Any], request_id: str) -> PrefetchResult:
         if "node" in told:
             error.args = (f"{told['node']}: {error}",)
         raise
-    return replace(result, messages={place: one_line(words, _MAX_WORDS) for place, words in messages.items()})
+    return replace(result, messages={place: one_line(words) for place, words in messages.items()})

@@ -113,7 +113,7 @@ class InvocationContext:
 def run_task(
     function: str, event: bytes, invocation: str, timeout_s: float, decoders: int
 ) -> Iterator[bytes]:
-    """One request as a task on Ray: say :data:`BEGUN`, then the answer as JSON.
+    """One request as a task on Ray: say :data:`BEGUN`, then the answer, a line of JSON.
 
     So the time that it waited for CPUs is not taken for the function's. No object of ours is ever pickled,
     nor is an exception. It decodes ``decoders`` images at once, unless the node's environment says otherwise.
@@ -122,7 +122,7 @@ def run_task(
     for name, value in {**QUIET, "SUPER_DECODERS": str(decoders)}.items():
         os.environ.setdefault(name, value)
     context = InvocationContext("ray", invocation, timeout_s)
-    answer = _invoke(function, json.loads(event), context, timeout_s, _encoded)
+    answer = _invoke(function, json.loads(event), context, timeout_s, line_of)
     if context.ends:  # once Ray has taken the answer; a task that begins here before that puts it off
         faulthandler.dump_traceback_later(_OVERTIME_S, exit=True, file=_STDERR)
     yield answer
@@ -187,10 +187,6 @@ def _invoke(
         return encode({"error": type(error).__name__, "message": str(error)})
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _encoded(answer: dict[str, Any]) -> bytes:
-    return json.dumps(answer, separators=(",", ":")).encode()
 
 
 @functools.cache

@@ -81,7 +81,6 @@ _RETRY_S = 0.5
 _NUMBER_MAX = 2**40
 _DIGITS_MAX = 10
 _SAVING_S = 2.0
-_MAX_WORDS = 600
 _TICK_LEAST_S = 0.001
 _SENDS_PER_TURN = 16
 _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
@@ -300,7 +299,7 @@ class Engine:
             pack=pack,
             stored=stored,
             pointers=None if stored is None else stored & (np.array(result.record_bytes) < result.lengths),
-            store_trouble=one_line(result.store_trouble, _MAX_WORDS),
+            store_trouble=one_line(result.store_trouble),
             store_requests=result.store_requests,
             store_bytes=result.store_bytes,
         )

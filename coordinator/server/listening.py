@@ -22,9 +22,9 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from superdl.coordinator.server.tokens import HEALTH_SERVICE, TokenInterceptor
-from superdl.coordinator.server.trust import socket_path
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -120,7 +120,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     outcomes = OutcomeReader(cache) if by_stream else None
     context = executor_context(settings, outcomes)
     manager = ExecutorManager(
-        [partial(executor.of, settings, context) for executor in executors],
+        [partial(executor, settings, context) for executor in executors],
         [partial(make, context) for make in settings.store_only],
     )
     stack.push_async_callback(manager.close)

@@ -100,7 +100,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reports: follows the jobs' report streams.
         eligibility: which executors can produce a dataset.
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
-        settings: what is told of this coordinator; nothing where none are given.
+        settings: what is told of this coordinator.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         eligibility: Eligibility,
         *,
         cache_was_empty: bool,
-        settings: Settings | None = None,
+        settings: Settings,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -288,7 +288,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 for job in jobs
             ],
             cache=cache_stats(core, self._engine.keeper, self._engine.now_s()),
-            coordinating=coordinating(self._settings) if self._settings else None,
+            coordinating=coordinating(self._settings),
             prices=executor_prices(core),
             executors=executor_stats(core, self._eligibility.absences),
         )

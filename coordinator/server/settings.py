@@ -143,7 +143,7 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         if not address or self._is_seen(address):
             return []
         few = replace(self, workers=min(self.workers, _STORE_WORKERS))
-        return [partial(LocalExecutor.of, few)]
+        return [partial(LocalExecutor, few)]
 
     def _is_seen(self, address: str) -> bool:
         """Whether the functions of an executor see the store."""

@@ -144,9 +144,8 @@ def _no_password() -> str:
 
 def _warn_of_the_end(path: str) -> None:
     """Log it if the first certificate in a file has ended, or will within 30 days."""
-    read: Any = getattr(
-        ssl, "_ssl", None
-    )  # no public function of ssl reads a certificate that no peer has shown
+    # No public function of ssl reads a certificate that no peer has shown.
+    read: Any = getattr(ssl, "_ssl", None)
     if not hasattr(read, "_test_decode_cert"):
         return
     end_s = ssl.cert_time_to_seconds(str(read._test_decode_cert(path)["notAfter"]))  # noqa: SLF001

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,20 +18,18 @@ from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.coordinator_credentials import tokens_given
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import host_and_port, socket_path
 
 __all__ = [
     "TrustSettings",
     "check_listen_address",
     "file_stamp",
     "leaves_this_machine",
-    "socket_path",
     "warn_if_insecure",
 ]
 
 _log = logging.getLogger(__name__)
 
-_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
-_PORT_MAX = 65_535
 _SOCKET_PATH_BYTES = 107  # what fits into the kernel's sockaddr_un
 
 
@@ -122,20 +119,11 @@ def warn_if_insecure(settings: TrustSettings) -> None:
         _log.warning("INSECURE: the cache's password and all samples go to %s in plain text", settings.cache)
 
 
-def socket_path(listen: str) -> str | None:
-    """The path of ``unix:/path`` or ``unix:///path``; ``None`` for ``host:port``."""
-    if not listen.startswith("unix:"):
-        return None
-    path = listen.removeprefix("unix:")
-    return path.removeprefix("//") if path.startswith("///") else path
-
-
 def check_listen_address(listen: str, name: str = "listen") -> None:
     """Raise :class:`ConfigError`, which names the setting, unless a server can listen there."""
     path = socket_path(listen)
     if path is None:
-        match = _HOST_AND_PORT.fullmatch(listen)
-        if match is None or not 0 < int(match["port"]) <= _PORT_MAX:
+        if not host_and_port(listen)[1]:
             raise ConfigError(f"{name} is host:port or unix:/path; not {listen!r}")
         return
     if not path.startswith("/") or path.endswith("/"):
@@ -148,8 +136,8 @@ def check_listen_address(listen: str, name: str = "listen") -> None:
 
 def leaves_this_machine(listen: str) -> bool:
     """Whether a server that listens there can be reached from elsewhere."""
-    match = _HOST_AND_PORT.fullmatch(listen)
-    return match is not None and not is_loopback(match["v6"] or match["host"])
+    host, _ = host_and_port(listen)
+    return bool(host) and not is_loopback(host)
 
 
 def file_stamp(path: str) -> tuple[int, ...]:

@@ -78,9 +78,8 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
         ConfigError: they decode to other pixels.
     """
     agreed, is_new = await cache.agree_on_fingerprint(digest)
-    if (
-        agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed
-    ):  # functions write it once
+    # Functions write it once.
+    if agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed:
         raise CacheUnreachableError(
             f"the cache at {cache.address} tells two decoder fingerprints: its answers are garbled"
         )

@@ -7,7 +7,6 @@ are, as everywhere, ``SUPER_*`` variables.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -17,7 +16,7 @@ from infra.launcher.processes import Service, race
 from infra.launcher.settings import SPARE
 from infra.launcher.training import ranks_here
 from infra.launcher.trust import ray_environment
-from superdl.sampler.embedded import available_memory_bytes, server_binary, usable_cores
+from superdl.sampler.embedded import available_memory_bytes, cache_configuration, server_binary, usable_cores
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError, EmbeddedError
 from superdl.super_wire.sizes import parse_bytes
@@ -137,21 +136,15 @@ def cache_command(launch: Launch) -> list[str]:
     wanted = launch.settings.cache_bytes or parse_bytes(told, "SUPER_CACHE_BYTES")
     own = max(available_memory_bytes() // _CACHE_SHARE, _LEAST_CACHE_BYTES)
     tls = [f"tls-port {port}", f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no"]
-    lines = [
+    listens = [
         f"bind {launch.address}",
         "protected-mode no",  # infra.launcher.trust has decided already who may come in
         *(["port 0", *tls] if cert else [f"port {port}"]),
-        'save ""',
-        "appendonly no",
-        f'dir "{launch.directory}"',
-        f"maxmemory {wanted or own}",
-        "maxmemory-policy noeviction",
-        "loglevel warning",
-        *_users(Credentials.from_environment(environment)),
     ]
+    credentials = Credentials.from_environment(environment)
     file = launch.directory / "cache.conf"
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-        opened.write("\n".join([*lines, ""]))
+        opened.write(cache_configuration(listens, launch.directory, wanted or own, credentials))
     return [_cache_binary(tls=bool(cert)), str(file)]
 
 
@@ -170,17 +163,6 @@ def _cache_binary(*, tls: bool) -> str:
             f"valkey-server or redis-server with the system's package manager, {elsewhere}"
         )
     return found
-
-
-def _users(credentials: Credentials) -> list[str]:
-    if not credentials.password:
-        return []
-    user = credentials.username or "default"
-    if not user.isprintable() or " " in user:
-        raise ConfigError("SUPER_CACHE_USERNAME has a space or a control character")
-    digest = hashlib.sha256(credentials.password.encode()).hexdigest()  # hex needs no quoting
-    others = [] if user == "default" else ["user default off"]
-    return [*others, f"user {user} on #{digest} ~* &* +@all"]
 
 
 def ray_service(launch: Launch, head: str, cpus: int, token: str) -> Service:

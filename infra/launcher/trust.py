@@ -35,12 +35,8 @@ _log = logging.getLogger(__name__)
 _MAY_DIFFER = {
     *("data_cpus", "trainer_cpus", "ranks_per_host", "cache_bytes", "insecure"),
     *("start_wait_s", "stop_wait_s", "silence_s"),
-    *(
-        "host",
-        "command",
-        "config_dir",
-        "failure_file",
-    ),  # they may name the host, as a folder for its logs does
+    # These may name the host, as a folder for its logs does.
+    *("host", "command", "config_dir", "failure_file"),
     *("data_hosts", "training_hosts"),  # of which the cluster is made
 }
 _RAY_MODE = "RAY_AUTH_MODE"

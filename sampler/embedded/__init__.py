@@ -4,7 +4,7 @@ host.
 
 from __future__ import annotations
 
-from superdl.sampler.embedded.children import server_binary
+from superdl.sampler.embedded.children import cache_configuration, server_binary
 from superdl.sampler.embedded.host import available_memory_bytes, usable_cores
 
-__all__ = ["available_memory_bytes", "server_binary", "usable_cores"]
+__all__ = ["available_memory_bytes", "cache_configuration", "server_binary", "usable_cores"]

@@ -16,16 +16,17 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.errors import EmbeddedError
+from superdl.super_wire.cache import Credentials
+from superdl.super_wire.errors import ConfigError, EmbeddedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from superdl.sampler.embedded.run_directory import RunDirectory
     from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 
-__all__ = ["CacheServer", "Child", "CoordinatorProcess", "server_binary"]
+__all__ = ["CacheServer", "Child", "CoordinatorProcess", "cache_configuration", "server_binary"]
 
 _PROBE_TIMEOUT_S = 1.0
 _WORKER_NICE = 10  # a core that the trainer wants is its own, nearly all of it
@@ -57,6 +58,34 @@ def server_binary() -> str:
             "coordinator by SUPER_COORDINATOR"
         )
     return found
+
+
+def cache_configuration(
+    listens: Sequence[str], directory: Path, cache_bytes: int, credentials: Credentials
+) -> str:
+    """What a cache server that keeps records in memory alone is told, beside where it listens.
+
+    Raises:
+        ConfigError: the user's name is none.
+    """
+    lines = [
+        *listens,
+        'save ""',
+        "appendonly no",
+        f'dir "{directory}"',
+        f"maxmemory {cache_bytes}",
+        "maxmemory-policy noeviction",
+        "loglevel warning",
+    ]
+    if credentials.password:
+        user = credentials.username or "default"
+        if not user.isprintable() or " " in user:
+            raise ConfigError("SUPER_CACHE_USERNAME has a space or a control character")
+        if user != "default":
+            lines.append("user default off")
+        digest = hashlib.sha256(credentials.password.encode()).hexdigest()  # hex needs no quoting
+        lines.append(f"user {user} on #{digest} ~* &* +@all")
+    return "\n".join([*lines, ""])
 
 
 class Child(abc.ABC):
@@ -149,32 +178,19 @@ class CacheServer(Child):
 
     def start(self) -> None:
         """Start it, configured by standard input: everybody on the host may read command lines."""
+        # Clients send these to whichever cache they are given: so this one must want them too.
+        username, password = (os.environ.get(f"SUPER_CACHE_{name}", "") for name in ("USERNAME", "PASSWORD"))
+        listens = ("port 0", f'unixsocket "{self._directory.cache_socket}"', "unixsocketperm 700")
+        try:
+            credentials = Credentials(username, password)
+            size = self._settings.cache_bytes
+            configuration = cache_configuration(listens, self._directory.path, size, credentials)
+        except ConfigError as error:
+            raise EmbeddedError(str(error)) from error
         process = self._spawn([server_binary(), "-"])
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), process.stdin:  # if it died at once, ended() will tell
-                process.stdin.write(self._configuration().encode())
-
-    def _configuration(self) -> str:
-        lines = [
-            "port 0",
-            f'unixsocket "{self._directory.cache_socket}"',
-            "unixsocketperm 700",
-            'save ""',
-            "appendonly no",
-            f'dir "{self._directory.path}"',
-            f"maxmemory {self._settings.cache_bytes}",
-            "maxmemory-policy noeviction",
-            "loglevel warning",
-        ]
-        # Clients send these to whichever cache they are given: so this one must want them too.
-        password = os.environ.get("SUPER_CACHE_PASSWORD", "")
-        if password:
-            user = os.environ.get("SUPER_CACHE_USERNAME", "") or "default"
-            if not user.isprintable() or " " in user:
-                raise EmbeddedError("SUPER_CACHE_USERNAME has a space or a control character")
-            digest = hashlib.sha256(password.encode()).hexdigest()  # hex needs no quoting, and tells nobody
-            lines.append(f"user {user} on #{digest} ~* &* +@all")
-        return "\n".join([*lines, ""])
+                process.stdin.write(configuration.encode())
 
     def ready(self) -> bool:
         """Whether it answers PING, be it with a demand for a password."""

@@ -12,13 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.rpc.connection import (
-    CallCutError,
-    CallFailedError,
-    Connection,
-    connection_to,
-    host_and_port,
-)
+from superdl.sampler.rpc.connection import CallCutError, CallFailedError, Connection, connection_to
 from superdl.sampler.rpc.distrust import why_distrusted
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.errors import (
@@ -30,7 +24,7 @@ from superdl.super_wire.errors import (
     SuperError,
     error_from_name,
 )
-from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.protocol import PROTOCOL_VERSION, host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

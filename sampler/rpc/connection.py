@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import ssl
 import threading
 from pathlib import Path
@@ -19,7 +18,7 @@ from superdl.sampler.rpc.forking import GrpcThreads
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
+from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY, host_and_port, socket_path
 from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ __all__ = [
     "Connection",
     "checked_address",
     "connection_to",
-    "host_and_port",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -41,8 +39,6 @@ _LOG = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 8 * 2**20
 """Replies stay below 1 MiB unless one batch alone is larger; nothing legitimate comes near this bound."""
 
-_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
-_MAX_PORT = 65535
 _PARK_WAIT_S = 5.0  # a call that was cut returns within milliseconds
 _SHUTDOWN_WAIT_S = 1.0
 _SHUTDOWN_WAIT_AGAIN_S = 0.05
@@ -302,21 +298,13 @@ def checked_address(address: object, origin: str) -> str:
     if not isinstance(address, str):
         raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")
     shown = repr(without_credentials(address))
-    if address.startswith("unix:"):
-        path = address.removeprefix("unix:")
-        path = path.removeprefix("//") if path.startswith("///") else path
+    path = socket_path(address)
+    if path is not None:
         if not path.startswith("/") or path.startswith("//") or path == "/":
             raise ConfigError(
                 f"{origin} names a socket by its absolute path, as in unix:/path/to.sock; not {shown}"
             )
         return f"unix:{path}"
-    match = _HOST_AND_PORT.fullmatch(address)
-    if match is None or not 0 < int(match["port"]) <= _MAX_PORT:
+    if not host_and_port(address)[1]:
         raise ConfigError(f"{origin} is 'host:port' or 'unix:/path/to.sock'; not {shown}")
     return address
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Of an address that :func:`checked_address` gave; empty and 0 for a unix socket."""
-    match = _HOST_AND_PORT.fullmatch(address)
-    return (match["v6"] or match["host"], int(match["port"])) if match else ("", 0)

@@ -10,8 +10,8 @@ import socket
 import ssl
 from typing import TYPE_CHECKING
 
-from superdl.sampler.rpc.connection import host_and_port
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
+from superdl.super_wire.protocol import host_and_port
 
 if TYPE_CHECKING:
     from superdl.super_wire.coordinator_credentials import CoordinatorCredentials

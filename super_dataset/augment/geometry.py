@@ -10,7 +10,6 @@ as long on the CPU and is not antialiased.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,26 +23,12 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.augment.random_numbers import BatchRandom
 
-__all__ = ["Boxes", "crop_resize", "crop_resize_by_products", "random_boxes"]
+__all__ = ["crop_resize", "crop_resize_by_products", "random_boxes"]
 
 _TRIES = 10
 _HALF_UP = 0.5 + 2**-12
 """Halves are rounded up, as Pillow's fixed point does, also where float32 falls short of them."""
 _DRAWS = 2 * _TRIES + 2  # area and aspect for each try; top and left
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Boxes:
-    """A box for each sample, in whole pixels: int64 of shape (samples,) each."""
-
-    top: NDArray[np.int64]
-    left: NDArray[np.int64]
-    height: NDArray[np.int64]
-    width: NDArray[np.int64]
-
-    def sides(self, first: int, end: int) -> NDArray[np.int64]:
-        """Those of samples ``first`` to ``end``: int64 of shape (4, samples), in the fields' order."""
-        return np.stack([side[first:end] for side in (self.top, self.left, self.height, self.width)])
 
 
 def random_boxes(
@@ -53,8 +38,9 @@ def random_boxes(
     *,
     scale: tuple[float, float],
     ratio: tuple[float, float],
-) -> Boxes:
-    """A random part of each sample, as torchvision's RandomResizedCrop chooses it.
+) -> NDArray[np.int64]:
+    """A random part of each sample, as torchvision's RandomResizedCrop chooses it: int64 of shape (4,
+    samples), top, left, height and width in whole pixels.
 
     Its share of the area is uniform in ``scale``, the logarithm of its aspect ratio (width to height) uniform
     in that of ``ratio``. Where ten tries do not fit into the image, it is the largest central part whose
@@ -75,7 +61,7 @@ def random_boxes(
     width = np.where(found, tried_widths[first, every], central_widths)
     top = np.where(found, below(bits[-2], heights - height + 1), (heights - height) // 2)
     left = np.where(found, below(bits[-1], widths - width + 1), (widths - width) // 2)
-    return Boxes(top, left, height, width)
+    return np.stack([top, left, height, width])
 
 
 def _central(

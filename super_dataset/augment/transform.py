@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
-from superdl.super_dataset.augment.geometry import Boxes, crop_resize, crop_resize_by_products, random_boxes
+from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom
 from superdl.super_dataset.memory import memory_here
 from superdl.super_dataset.reading import BatchInfo
@@ -136,7 +136,7 @@ class Augment:
         draws = BatchRandom(info.sample_ids, seed=self._seed, epoch=info.epoch)
         if self._size is None:
             nothing = np.zeros_like(heights)
-            boxes = Boxes(nothing, nothing, heights, widths)
+            boxes = np.stack([nothing, nothing, heights, widths])
         else:
             boxes = random_boxes(draws, heights, widths, scale=self._scale, ratio=self._ratio)
         flips = draws.uniform("flip", 1)[0] < self._flip
@@ -153,7 +153,7 @@ class Augment:
     def _on_host(
         self,
         images: Images,
-        boxes: Boxes,
+        boxes: NDArray[np.int64],
         flips: NDArray[np.bool_],
         jitter: JitterValues | None,
         made: torch.Tensor,
@@ -162,8 +162,7 @@ class Augment:
         height, width, channels = made.shape[1:]
         factors, offsets = (column.repeat(width) for column in self._affine(channels))
         scratch = torch.empty(height, width * channels)
-        places = boxes.sides(0, len(made)).T.tolist()
-        for at, (image, target, place) in enumerate(zip(images, made, places, strict=True)):
+        for at, (image, target, place) in enumerate(zip(images, made, boxes.T.tolist(), strict=True)):
             pixels = crop_resize(image, place, (height, width))
             if flips[at]:
                 pixels = pixels.flip(-1)
@@ -180,7 +179,7 @@ class Augment:
     def _on_device(
         self,
         images: Images,
-        boxes: Boxes,
+        boxes: NDArray[np.int64],
         flips: NDArray[np.bool_],
         jitter: JitterValues | None,
         made: torch.Tensor,
@@ -199,8 +198,8 @@ class Augment:
             if self._size is None:
                 planes = torch.where(mirrored[:, None, None, None], planes.flip(-1), planes)
             else:
-                box_sides = torch.from_numpy(boxes.sides(first, end)).to(made.device)
-                planes = crop_resize_by_products(planes, box_sides, mirrored, (height, width))
+                sides = torch.from_numpy(boxes[:, first:end]).to(made.device)
+                planes = crop_resize_by_products(planes, sides, mirrored, (height, width))
             if jitter is not None:
                 self._jitter.apply(planes, jitter.only(first, end))
             self._deliver(planes, made[first:end])

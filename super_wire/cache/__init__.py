@@ -5,7 +5,7 @@ Readers, functions and warming share it; the coordinator takes addresses, creden
 
 from __future__ import annotations
 
-from superdl.super_wire.cache.address import CACHE_FORMS, CacheAddress, Credentials
+from superdl.super_wire.cache.address import CacheAddress, Credentials
 from superdl.super_wire.cache.commands import Command, exchange
 from superdl.super_wire.cache.connection import IO_TIMEOUT_S, CacheConnection, ProtocolDoubtError
 from superdl.super_wire.cache.nodes import (
@@ -21,10 +21,7 @@ from superdl.super_wire.cache.nodes import (
 from superdl.super_wire.cache.refusals import (
     WrongPasswordError,
     is_for_memory,
-    is_passing,
-    is_redirection,
     refusal,
-    wants_credentials,
 )
 from superdl.super_wire.cache.resp import (
     CRLF,
@@ -38,7 +35,6 @@ from superdl.super_wire.cache.resp import (
 )
 
 __all__ = [
-    "CACHE_FORMS",
     "CRLF",
     "IO_TIMEOUT_S",
     "MAX_BULK_BYTES",
@@ -60,12 +56,9 @@ __all__ = [
     "encode_command",
     "exchange",
     "is_for_memory",
-    "is_passing",
-    "is_redirection",
     "key_slot",
     "parse_redirection",
     "parse_reply",
     "parse_slots",
     "refusal",
-    "wants_credentials",
 ]

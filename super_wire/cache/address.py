@@ -18,9 +18,9 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CACHE_FORMS", "CacheAddress", "Credentials"]
+__all__ = ["CacheAddress", "Credentials"]
 
-CACHE_FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
+_FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class CacheAddress:
         if parts.username or parts.password or options.keys() & _CREDENTIAL_OPTIONS:
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         if parts.scheme not in {"redis", "rediss", "unix"} or parts.fragment:
-            raise ConfigError(f"a cache address is {CACHE_FORMS}; not {text!r}")
+            raise ConfigError(f"a cache address is {_FORMS}; not {text!r}")
         unknown = options.keys() - ({"db"} if parts.scheme == "unix" else set())
         if unknown:
             raise ConfigError(f"cache address {text!r}: there is no option {', '.join(sorted(unknown))}")

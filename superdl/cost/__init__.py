@@ -6,7 +6,7 @@ people see. What running jobs have cost is :mod:`superdl.coordinator.core.ledger
 
 from __future__ import annotations
 
-from superdl.cost.model import Bill, Period, bills
-from superdl.cost.scenario import PRESETS, Scenario, load_scenario
+from superdl.cost.model import bills
+from superdl.cost.scenario import load_scenario
 
-__all__ = ["PRESETS", "Bill", "Period", "Scenario", "bills", "load_scenario"]
+__all__ = ["bills", "load_scenario"]

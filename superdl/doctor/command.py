@@ -78,12 +78,12 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     Raises:
         ConfigError: something of it cannot be meant.
     """
-    from superdl.coordinator.catalog.source import parse_source, scheme_of
+    from superdl.coordinator.catalog.source import parse_source
     from superdl.coordinator.server.settings import Settings, load_settings
     from superdl.doctor import Case
-    from superdl.super_wire.errors import SourceError
     from superdl.super_wire.recipe import Recipe
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
+    from superdl.super_wire.source_url import split_url
 
     keep_secrets_out_of_logs()
     stack = read_stack(arguments.stack) if arguments.stack else {}
@@ -94,16 +94,12 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     function, wanted = stack.get("FunctionArn"), arguments.batches_per_s
     if function and not (named["executor"] or named["lambda_function"]):
         named |= {"executor": "lambda", "lambda_function": function, "lambda_region": stack.get("Region", "")}
-    try:
-        source = parse_source(arguments.source).url if arguments.source else ""
-        if arguments.key_list:
-            scheme_of(arguments.key_list, "key list")
-    except SourceError as error:
-        raise ConfigError(str(error)) from error
+    if arguments.key_list:
+        split_url(arguments.key_list, "key list")
     return Case(
         settings=load_settings(named, {}),
         recipe=recipe_of(arguments) or Recipe.image(resize=256, crop=224),
-        source=source,
+        source=parse_source(arguments.source).url if arguments.source else "",
         key_list=arguments.key_list,
         coordinator=(
             arguments.coordinator

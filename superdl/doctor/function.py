@@ -69,7 +69,7 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> tuple[str, int
     context = executor_context(replace(settings, cache=cache or settings.cache))
 
     async def start() -> tuple[str, int]:
-        executor = executor_type.of(replace(settings, **executor_type.first_look), context)
+        executor = executor_type(replace(settings, **executor_type.first_look), context)
         try:
             await executor.start()
             return executor.fingerprint, executor.scaling.capacity

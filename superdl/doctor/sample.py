@@ -52,10 +52,11 @@ def check_sample(case: Case) -> Finding:
         remedy = "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
         return skipped("no source is named", remedy)
     from superdl.sampler import SuperSampler
+    from superdl.sampler.embedded.embedded import release_all
     from superdl.super_dataset import SuperDataset
 
     if not case.coordinator:
-        case.closing.callback(_end_embedded)
+        case.closing.callback(release_all)
     dataset = case.dataset = SuperDataset(
         case.source,
         _fresh(case.recipe),
@@ -133,13 +134,6 @@ def _variables(case: Case) -> Iterator[None]:
         for name in named:
             os.environ.pop(name, None)
         os.environ.update(before)
-
-
-def _end_embedded() -> None:
-    """End the embedded default that was started for this."""
-    from superdl.sampler.embedded.embedded import release_all
-
-    release_all()
 
 
 def check_dataset_fits(case: Case) -> Finding:

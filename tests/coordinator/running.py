@@ -25,6 +25,7 @@ from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen, listen_for_health
 from superdl.coordinator.server.service import CoordinatorService
+from superdl.coordinator.server.settings import Settings
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import SuperError, error_from_name
@@ -233,7 +234,9 @@ async def running(
         reports = ReportReader(cache, engine.post_all)
         eligibility = Eligibility(manager.executors, cache.address)
         stack.push_async_callback(eligibility.close)
-        service = CoordinatorService(engine, reports, eligibility, cache_was_empty=cache_was_empty)
+        service = CoordinatorService(
+            engine, reports, eligibility, cache_was_empty=cache_was_empty, settings=Settings()
+        )
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)
         stack.push_async_callback(server.stop, 0)

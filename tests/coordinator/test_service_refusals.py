@@ -16,7 +16,6 @@ from superdl.super_wire.errors import (
     ProtocolMismatchError,
     RecipeError,
     SourceEmptyError,
-    SourceError,
     SourceNotFoundError,
     UnknownJobError,
 )
@@ -95,7 +94,7 @@ def test_a_source_that_cannot_be_listed_is_told_by_the_poll(run, tmp_path):
             await coordinator.register(tmp_path / "empty")
         for source in ("gopher://a", "", "file:///a\0b"):
             answer = await coordinator.call("RegisterDataset", registration(source=source))
-            with pytest.raises(SourceError):
+            with pytest.raises(ConfigError):
                 await coordinator.call(
                     "GetDataset", pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
                 )

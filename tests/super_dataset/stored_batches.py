@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.super_dataset import SuperDataset
-from superdl.super_wire import BatchRef, ReadReport, Recipe
+from superdl.super_wire import BatchRef, Recipe
 from superdl.super_wire.batch_ref import DatasetBinding, Places
 from superdl.super_wire.ids import batch_id, digest128
 from superdl.super_wire.keys import cache_key, report_stream
+from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack_tombstone
 from superdl.super_wire.record import pack as pack_record
 from superdl.super_wire.store import PackMeta

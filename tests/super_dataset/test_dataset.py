@@ -187,14 +187,7 @@ def test_paths_become_real_file_urls(tmp_path, monkeypatch):
         assert normalise_url(form, name="source") == url
 
 
-REFUSED = {
-    "gs://bucket/train": "gs://",
-    "http://host/list.csv": "http://",
-    "s3://": "bucket",
-    "s3:///t": "bucket",
-}
-REFUSED |= {"file://relative/dir": "three slashes", "": "empty", " ": "empty", "a\0b": "NUL"}
-REFUSED |= dict.fromkeys((b"/bytes", 7, None), "URL or a path")
+REFUSED = {"gs://bucket/train": "gs://"} | dict.fromkeys((b"/bytes", 7, None), "URL or a path")
 
 
 @pytest.mark.parametrize(("value", "reason"), REFUSED.items())

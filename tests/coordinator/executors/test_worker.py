@@ -96,7 +96,7 @@ TASK = """
 import os, sys
 from superdl.coordinator.executors.worker import run_task
 for item in run_task(sys.argv[1], sys.argv[2].encode(), "ray-1", 60.0, 2):
-    print(item.decode(), flush=True)
+    print(item.decode().rstrip(), flush=True)
 print(os.environ["SUPER_DECODERS"], os.environ["SUPER_LOG_LEVEL"])
 """
 

@@ -7,13 +7,9 @@ import logging
 import pytest
 
 from superdl.coordinator.server.settings import Settings
-from superdl.coordinator.server.trust import (
-    check_listen_address,
-    leaves_this_machine,
-    socket_path,
-    warn_if_insecure,
-)
+from superdl.coordinator.server.trust import check_listen_address, leaves_this_machine, warn_if_insecure
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import socket_path
 
 AWAY = "0.0.0.0:50051"
 TLS = {"tls_cert": "/run/server.pem", "tls_key": "/run/server.key"}

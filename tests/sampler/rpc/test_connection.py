@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.sampler.rpc.client import RUNNING, Client
-from superdl.sampler.rpc.connection import CallCutError, checked_address, connection_to, host_and_port
+from superdl.sampler.rpc.connection import CallCutError, checked_address, connection_to
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import host_and_port
 from tests.sampler.relay import Relay
 
 if TYPE_CHECKING:
