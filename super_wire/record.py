@@ -39,6 +39,7 @@ __all__ = [
     "Header",
     "RecordKind",
     "Tombstone",
+    "check_shape",
     "checked_payload",
     "id_prefixes",
     "pack",
@@ -47,6 +48,7 @@ __all__ = [
     "parse_header",
     "payload_hash",
     "read_tombstone",
+    "stored_dtype",
     "unpack",
     "verify_payload",
 ]
@@ -106,7 +108,7 @@ class RecordKind(enum.IntEnum):
     POINTER = 4
     """It lies in a store, at this place."""
     ARRAYS = 7
-    """Kept for several named arrays. Nothing writes them yet, and readers refuse them."""
+    """Here it is: several named arrays."""
 
 
 _KINDS = frozenset(RecordKind)
@@ -163,14 +165,19 @@ def pack(
         RecordError: more than 6 dimensions, or a dimension of 2**32 or more.
         TypeError: a dtype that records do not hold.
     """
-    if array.ndim > MAX_NDIM or any(side > _MAX_U32 for side in array.shape):
-        raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {array.shape}")
-    code, stored = _stored_dtype(array.dtype)
+    code, stored = stored_dtype(array.dtype)
+    check_shape(array.shape)
     little_endian = np.ascontiguousarray(array, dtype=stored)
     payload = little_endian.reshape(-1).view(np.uint8).data
     times = (fetch_us, decode_us)
     header = pack_header(RecordKind.DATA, payload, sample_id, code=code, shape=array.shape, times=times)
     return header, payload
+
+
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Refuse, by :class:`RecordError`, a shape that no header can tell."""
+    if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
+        raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
 
 
 def pack_header(
@@ -195,7 +202,7 @@ def pack_header(
 
 
 @functools.lru_cache(maxsize=64)  # numpy spells a dtype's name at each call
-def _stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
+def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     """A dtype's code in the header, and the dtype itself with the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:

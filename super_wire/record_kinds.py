@@ -1,27 +1,55 @@
-"""Records beside one array and tombstones: pointers into a store.
+"""Records beside one array and tombstones: pointers into a store, and several named arrays of one sample.
 
-They are records like all others: the header of :mod:`superdl.super_wire.record`, with a payload of plain
-bytes whose hash it names. A pointer's payload is ``<QQ`` and the pack's name: where in the pack the record
-begins, how long it is, and which pack.
+Both are records like all others: the header of :mod:`superdl.super_wire.record`, with a payload of plain
+bytes whose hash it names. Their form is fixed here, so that each reader of this version knows every kind.
+
+A pointer's payload is ``<QQ`` and the pack's name: where in the pack the record begins, how long it is, and
+which pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a
+64-byte boundary of the payload. The table is ``<I``, the number of arrays, then for each array
+``<BBBx6I`` (length of its name, dtype code, dimensions, shape) and its name. All padding is zero.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from superdl.super_wire.errors import RecordError
-from superdl.super_wire.record import HEADER_BYTES, RecordKind, checked_payload, pack_header
+from superdl.super_wire.record import (
+    DTYPE_NAMES,
+    HEADER_BYTES,
+    MAX_NDIM,
+    RecordKind,
+    check_shape,
+    checked_payload,
+    pack_header,
+    stored_dtype,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
     from superdl.super_wire.record import Bytes
 
-__all__ = ["Pointer", "pack_pointer", "read_pointer"]
+__all__ = ["MAX_ARRAYS", "Pointer", "pack_arrays", "pack_pointer", "read_arrays", "read_pointer"]
 
+MAX_ARRAYS = 64
+"""How many arrays one record may hold."""
+
+_ALIGNMENT = 64
 _MAX_U64 = 2**64 - 1
+_MAX_NAME_BYTES = 255
 _PLACE = struct.Struct("<QQ")
+_COUNT = struct.Struct("<I")
+_ENTRY = struct.Struct("<BBBx6I")
 
 # A pack lies in its store's directory: no name may lead out of it.
 _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
@@ -68,3 +96,75 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
         )
     offset, length = _PLACE.unpack_from(payload)
     return Pointer(bytes(payload[_PLACE.size :]).decode(errors="replace"), offset, length)
+
+
+def pack_arrays(
+    arrays: Mapping[str, NDArray[Any]], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
+) -> bytes:
+    """A whole record of several named arrays, kept in the order of their names.
+
+    Raises:
+        RecordError: no array, more than 64, more than 6 dimensions, or a name of no or of more than
+            255 bytes.
+        TypeError: a dtype that records do not hold.
+    """
+    if not 1 <= len(arrays) <= MAX_ARRAYS:
+        raise RecordError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
+    table, bodies = [_COUNT.pack(len(arrays))], []
+    for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
+        if not 1 <= len(name) <= _MAX_NAME_BYTES:
+            raise RecordError(f"an array's name has 1 to {_MAX_NAME_BYTES} bytes; not {name[:40]!r}")
+        code, stored = stored_dtype(array.dtype)
+        check_shape(array.shape)
+        sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
+        table.append(_ENTRY.pack(len(name), code, array.ndim, *sides) + name)
+        bodies.append(np.ascontiguousarray(array, dtype=stored).tobytes())
+    parts = [b"".join(table), *bodies]
+    payload = b"".join(part.ljust(_aligned(len(part)), b"\0") for part in parts[:-1]) + parts[-1]
+    return pack_header(RecordKind.ARRAYS, payload, sample_id, times=(fetch_us, decode_us)) + payload
+
+
+def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, NDArray[Any]]:
+    """The named arrays of a record, views of ``record``.
+
+    Raises:
+        RecordError: any of its kinds, also when the table contradicts itself or the payload's length.
+    """
+    _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
+    try:
+        table, at = _read_table(payload)
+        found = {}
+        for name, dtype, shape in table:
+            start, at = _aligned(at), _aligned(at) + math.prod(shape) * dtype.itemsize
+            found[name] = np.frombuffer(payload[start:at], dtype=dtype).reshape(shape)
+    except (struct.error, ValueError, UnicodeDecodeError) as error:
+        raise RecordError(f"a table of named arrays that its payload does not hold: {error}") from error
+    if at != len(payload):
+        raise RecordError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
+    return found
+
+
+def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tuple[int, ...]]], int]:
+    """Name, dtype and shape of each array, and where the table ends; ``ValueError`` where it is none."""
+    (count,) = _COUNT.unpack_from(payload)
+    if not 1 <= count <= MAX_ARRAYS:
+        raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")
+    at, table = _COUNT.size, []
+    for _ in range(count):
+        name_bytes, code, ndim, *sides = _ENTRY.unpack_from(payload, at)
+        at += _ENTRY.size
+        name = bytes(payload[at : at + name_bytes]).decode()
+        at += name_bytes
+        if not name or code not in DTYPE_NAMES or ndim > MAX_NDIM or any(sides[ndim:]):
+            raise ValueError(
+                f"the entry of array {name!r} has dtype code {code}, {ndim} dimensions and sides {sides}"
+            )
+        table.append((name, np.dtype(DTYPE_NAMES[code]).newbyteorder("<"), tuple(sides[:ndim])))
+    names = [name.encode() for name, _, _ in table]
+    if any(first >= second for first, second in itertools.pairwise(names)):
+        raise ValueError("names are not in order, or one comes twice")
+    return table, at
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -44,7 +44,7 @@ from superdl.super_wire.record import (
     read_tombstone,
     unpack,
 )
-from superdl.super_wire.record_kinds import Pointer, pack_pointer, read_pointer
+from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, read_arrays, read_pointer
 from superdl.super_wire.request import (
     OUTCOME_FIELD,
     PrefetchRequest,
@@ -85,6 +85,7 @@ _HEADER, _PAYLOAD = pack(np.arange(24, dtype=np.uint8).reshape(2, 4, 3), _ID)
 _RECORD = _HEADER + bytes(_PAYLOAD)
 _TOMBSTONE = pack_tombstone(Tombstone("k", "r", "m", permanent=True), _ID)
 _POINTER_PAYLOAD = pack_pointer(Pointer("pack", 0, 64), _ID)[HEADER_BYTES:]
+_ARRAYS = pack_arrays({"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.zeros(0)}, _ID)
 _REPORT = ReadReport(0, 1, 2, 4, 3, 5, 6, 7, 8, 1, 0, missed=(1, 3), corrupt=(3,))
 _REQUEST = PrefetchRequest(
     *("r", "s3://b", Recipe.image().json, 0, "redis://h", 1e10, ("k",), ("v",), ("0" * 32,)),
@@ -177,6 +178,8 @@ PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
     "tombstone": (_TOMBSTONE, read_tombstone, RecordError),
     "pointer": (pack_pointer(Pointer("pack", 0, 64), _ID), read_pointer, RecordError),
     "pointer's payload": (_POINTER_PAYLOAD, _rehashed(RecordKind.POINTER, read_pointer), RecordError),
+    "named arrays": (_ARRAYS, read_arrays, RecordError),
+    "named arrays' payload": (_ARRAYS[HEADER_BYTES:], _rehashed(RecordKind.ARRAYS, read_arrays), RecordError),
     "pack": (_PACK, index_of, StoreFormatError),
     "pack's index": (_PACK[_INDEX_AT:-64], _resealed_pack, StoreFormatError),
     "segment": (_SEGMENT, read_segment, StoreFormatError),

@@ -12,16 +12,8 @@ import xxhash
 from hypothesis import given
 
 from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError, StoreFormatError
-from superdl.super_wire.record import (
-    HEADER_BYTES,
-    RecordKind,
-    Tombstone,
-    pack,
-    pack_header,
-    pack_tombstone,
-    unpack,
-)
-from superdl.super_wire.record_kinds import Pointer, pack_pointer
+from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone, unpack
+from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer
 from superdl.super_wire.store import (
     PackMeta,
     PackWriter,
@@ -206,7 +198,7 @@ def test_a_payload_is_not_copied():
 
 def test_named_arrays_are_kept_and_what_is_no_data_is_not():
     sample_id, writer = bytes(range(16)), PackWriter(io.BytesIO(), META)
-    arrays = pack_header(RecordKind.ARRAYS, b"named arrays", sample_id) + b"named arrays"
+    arrays = pack_arrays({"a": np.arange(3)}, sample_id)
     writer.add(sample_id, arrays[:HEADER_BYTES], arrays[HEADER_BYTES:])
     check_record(arrays, sample_id)
     tombstone = pack_tombstone(Tombstone("k", "r", "m", permanent=True), sample_id)
