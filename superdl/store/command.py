@@ -256,7 +256,7 @@ def _sum_text(contents: Contents) -> str:
 
 def _print_broken(contents: Contents, console: Console) -> None:
     for pack, why in list(contents.broken.items())[:_SHOWN]:
-        console.print(f"broken: {pack}: {shown(why)}; superdl store verify drops it")
+        console.print(f"not readable: {pack}: {shown(why)}; superdl store verify drops what is broken")
 
 
 def _mapping(contents: Contents) -> dict[str, Any]:

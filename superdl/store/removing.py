@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.store.contents import AT_ONCE, INSTANCE, threads
+from superdl.coordinator.store import AT_ONCE, threads
+from superdl.store.contents import INSTANCE
 from superdl.super_wire.errors import StoreFormatError, StoreGoneError, StoreRefusedError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _segments_of_nothing(store: Store) -> Iterator[str]:
         try:
             if not any(pack.name in left for pack in store.read_segment(name).packs):
                 yield name
-        except (StoreFormatError, StoreGoneError):  # nobody reads it, or it is of another version
+        except (StoreFormatError, StoreGoneError, StoreRefusedError):  # gone, of another version, another's
             continue
 
 

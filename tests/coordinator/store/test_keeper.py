@@ -19,7 +19,8 @@ from superdl.coordinator.store import keeper as module
 from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.coordinator.store.opening import open_own
-from superdl.super_wire.errors import StoreFormatError
+from superdl.store import contents_of
+from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import pack
 from superdl.super_wire.request import Outcome, PrefetchResult
@@ -142,6 +143,43 @@ def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):
         assert len(one.keeper.room.useless) == 2
         places = one.keeper.places.of(dataset.content, np.array([2, 3]))
         assert (places.packs, places.pack_of.tolist()) == ((good,), [1, 0])
+
+    kept(work)
+
+
+class Another(DirectoryStore):
+    """A store in which some packs and segments are another user's: nobody else may read them."""
+
+    private: frozenset[str] = frozenset()
+
+    def read_index(self, pack: str, size: int) -> Any:
+        self._check(pack)
+        return super().read_index(pack, size)
+
+    def read_segment(self, name: str) -> Any:
+        self._check(name)
+        return super().read_segment(name)
+
+    def _check(self, name: str) -> None:
+        if name in self.private:
+            raise StoreRefusedError(f"{self.address}/{name}: Permission denied")
+
+
+def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
+    async def work(one, dataset):
+        collection = collection_of(dataset.catalog.bucket, RECIPE.digest)
+        private = {write_pack(one.path, dataset, [n]) for n in range(4)}
+        look(DirectoryStore.open(one.path, create=False), collection, FINGERPRINT, Known())
+        store = Another.open(one.path, create=False)
+        good = write_pack(one.path, dataset, [8, 9])
+        store.private = frozenset(private | set(store.segments()))
+        found = look(store, collection, FINGERPRINT, Known())
+        assert [pack.name for pack in found.told.packs] == [good]
+        assert (found.useless, found.gone) == (frozenset(), frozenset())
+        contents = contents_of(store, 0.0)
+        assert contents.broken.keys() == private
+        assert contents.collections[collection].records == 2
+        assert sum("packs of the store that are not used: 4" in line for line in caplog.messages) == 1
 
     kept(work)
 
