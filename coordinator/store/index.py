@@ -41,7 +41,6 @@ __all__ = [
     "merge_segments",
     "read_indexes",
     "read_segments",
-    "segment_of",
     "threads",
     "write_segment",
 ]
@@ -116,16 +115,6 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     known.segments.update(names)
     known.packs = there | (known.packs - before)
     return Found(sizes, told, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
-
-
-def segment_of(
-    pack: SegmentPack, ids: bytes, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> Segment:
-    """What is known of a pack that was just written: whose records lie where."""
-    entries = np.zeros(offsets.size, dtype=SEGMENT_DTYPE)
-    entries["id"] = np.frombuffer(ids, dtype=SEGMENT_DTYPE["id"])
-    entries["offset"], entries["bytes"] = offsets, lengths
-    return Segment((pack,), entries)
 
 
 def write_segment(store: Store, collection: str, pieces: Iterable[Segment]) -> str:

@@ -45,6 +45,7 @@ from superdl.super_wire.store.segment import (
     pack_segment,
     read_segment,
     segment_entries,
+    segment_of,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ __all__ = [
     "read_pack_index",
     "read_segment",
     "segment_entries",
+    "segment_of",
 ]
 
 

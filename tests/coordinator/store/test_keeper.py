@@ -256,6 +256,45 @@ def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, 
     kept(work)
 
 
+def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(kept):
+    async def work(one, dataset):
+        keeper = one.keeper
+        write_pack(one.path, dataset, [0, 1])
+        one.path.rename(f"{one.path}-unmounted")
+        one.path.write_bytes(b"no store")
+        one.datasets.open(dataset)
+        keeper._store = None  # as it is where it does not answer at the start
+        await keeper.opened(dataset)
+        assert keeper.stored(dataset.content) == []
+        one.path.unlink()
+        one.path.with_name(f"{one.path.name}-unmounted").rename(one.path)
+        keeper.step()
+        await keeper._upkeep
+        (event,) = one.events
+        assert event.indices.tolist() == [0, 1]
+        at, written = np.array([2, 3]), write_pack(one.path, dataset, [2, 3])
+        number, _ = keeper.heard(dataset, at, answer(pack=written))
+        places = keeper.places.of(dataset.content, at)
+        assert (number, len(places.packs), places.pack_of.tolist()) == (2, 1, [1, 1])
+
+    kept(work)
+
+
+def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept):
+    async def work(one, _):
+        one.keeper.step()
+        await one.keeper._upkeep
+        left = one.path / "tmp" / "left by a function that was killed"
+        left.write_bytes(b"x")
+        os.utime(left, (1, 1))
+        one.keeper._due_s = dict.fromkeys(one.keeper._due_s, 0.0)  # an hour has passed
+        one.keeper.step()
+        await one.keeper._upkeep
+        assert not left.exists()
+
+    kept(work)
+
+
 def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
     async def work(one, dataset):
         write_pack(one.path, dataset, [0, 1])
