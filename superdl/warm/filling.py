@@ -125,11 +125,10 @@ class _Filling:
                 self._is_open = True
             told = self._client.call("FillUp", self._fill, RUNNING)
             stats = self._client.call("GetJobStats", self._ask, RUNNING)
-        except UnknownJobError:  # the coordinator was restarted, and may have to list again
-            found = standing_of(self._client.address, self._dataset, run=self._run, listed=lambda _: None)
-            self._open.dataset_id, self._is_open = found.dataset_id, False
-            self._counted.forget()
-            return False
+        except UnknownJobError:
+            return self._begin_again()
+        if not stats.jobs:  # it was restarted between two calls
+            return self._begin_again()
         report = self._report
         self._counted.look(stats.jobs[0], stats.cache, report)
         report.warm, report.failed, report.record_bytes = told.there, told.failed, told.size_bytes
@@ -141,6 +140,13 @@ class _Filling:
         if now != self._before:
             self._before, self._moved_s = now, now_s
         return self._is_enough(now_s, stats.cache.store_trouble)
+
+    def _begin_again(self) -> bool:
+        """The coordinator was restarted, and may have to list again; it is not over."""
+        found = standing_of(self._client.address, self._dataset, run=self._run, listed=lambda _: None)
+        self._open.dataset_id, self._is_open = found.dataset_id, False
+        self._counted.forget()
+        return False
 
     def close(self) -> None:
         """Say goodbye; a coordinator that hears it not forgets the job by itself."""
