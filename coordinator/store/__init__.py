@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from superdl.coordinator.store.index import AT_ONCE, read_indexes, read_segments, threads
-from superdl.coordinator.store.opening import AUTO, StoreChoice, chosen_store, default_store, open_store
+from superdl.coordinator.store.opening import (
+    AUTO,
+    NONE,
+    StoreChoice,
+    chosen_store,
+    default_store,
+    open_store,
+)
 
 __all__ = [
     "AT_ONCE",
     "AUTO",
+    "NONE",
     "StoreChoice",
     "chosen_store",
     "default_store",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.store import read_indexes, read_segments
+from superdl.coordinator.store import AUTO, NONE, read_indexes, read_segments
 from superdl.super_wire.errors import ConfigError, StoreError
 from superdl.super_wire.store import IN_USE_S, default_directory, parse_store
 
@@ -66,10 +66,10 @@ def store_address(named: str | None, environment: Mapping[str, str]) -> str:
     Raises:
         ConfigError: it is no address, or ``SUPER_STORE`` says that there is none.
     """
-    text = named or environment.get("SUPER_STORE") or "auto"
-    if text == "auto":
+    text = named or environment.get("SUPER_STORE") or AUTO
+    if text.lower() == AUTO:
         return str(default_directory(environment))
-    if text == "none":
+    if text.lower() == NONE:
         raise ConfigError("SUPER_STORE=none turns the store off: name the one that you mean as the argument")
     return parse_store(text)
 

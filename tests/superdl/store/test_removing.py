@@ -161,9 +161,10 @@ def test_what_is_no_store_is_refused(tmp_path, action, capsys):
 def test_the_store_that_is_meant(monkeypatch, tmp_path, filled, capsys):
     monkeypatch.setenv("SUPER_STORE", filled.address)
     assert asked(capsys, "du")[1]["store"] == filled.address
-    monkeypatch.setenv("SUPER_STORE", "none")
-    assert main(["store", "du"]) == 2
-    assert "SUPER_STORE=none" in capsys.readouterr().err
+    for none in ("none", "None"):
+        monkeypatch.setenv("SUPER_STORE", none)
+        assert main(["store", "du"]) == 2
+        assert "SUPER_STORE=none" in capsys.readouterr().err
     monkeypatch.delenv("SUPER_STORE")
     assert main(["store", "du"]) == 1
     assert str(tmp_path / "cache-of-the-user" / "superdl" / "store") in capsys.readouterr().err
