@@ -11,16 +11,19 @@ from superdl.coordinator.store.opening import (
     default_store,
     open_store,
 )
+from superdl.coordinator.store.room import StoredPack, to_prune
 
 __all__ = [
     "AT_ONCE",
     "AUTO",
     "NONE",
     "StoreChoice",
+    "StoredPack",
     "chosen_store",
     "default_store",
     "open_store",
     "read_indexes",
     "read_segments",
     "threads",
+    "to_prune",
 ]
