@@ -77,9 +77,9 @@ def _save_some(
             record = _whole(answer, sample_id, nodes)
             check_record(record, sample_id)
         except CacheError as error:
-            _fail(index, Outcome.CACHE_ERROR, f"the cache did not tell it: {error}", columns)
+            columns.fail(index, Outcome.CACHE_ERROR, f"the cache did not tell it: {error}")
         except RecordError as error:
-            _fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}", columns)
+            columns.fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}")
         else:
             longest = max(longest, len(record))
             columns.outcomes[index], columns.record_bytes[index] = Outcome.CACHED, len(record)
@@ -117,8 +117,3 @@ def _bytes(answer: object) -> bytes:
     if isinstance(answer, ErrorReply) and not answer.text.startswith("WRONGTYPE"):
         raise CacheError(answer.text)
     return answer if isinstance(answer, bytes) else b""
-
-
-def _fail(index: int, outcome: Outcome, why: str, columns: ResultColumns) -> None:
-    columns.outcomes[index] = outcome
-    columns.explain(index, why)
