@@ -254,7 +254,7 @@ def saves_what_has_gone(request, state, executor, key, indices, now):
     request(state, executor, key, gone[:1] if gone.size else indices, now)
 
 
-def saves_with_all_functions(_, state, key, now):
+def saves_with_all_functions(_, state, now):
     idle = [each for each in state.fleet.executors if each.store is not None and each.idle(now) > 0]
     return idle[0] if idle else None
 
