@@ -20,9 +20,10 @@ from superdl.super_wire.errors import (
     CoordinatorUnreachableError,
     PlanError,
     SourceError,
+    StoreError,
     UnknownJobError,
 )
-from superdl.super_wire.store import DirectoryStore, StoreError
+from superdl.super_wire.store import DirectoryStore
 
 __all__ = ["JobSpec", "Session"]
 

@@ -14,14 +14,8 @@ from hypothesis import given
 from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError, StoreFormatError
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone, unpack
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer
-from superdl.super_wire.store import (
-    PackMeta,
-    PackWriter,
-    check_record,
-    collection_of,
-    new_pack_name,
-    read_pack_index,
-)
+from superdl.super_wire.store import PackMeta, check_record, collection_of
+from superdl.super_wire.store.pack import PackWriter, new_pack_name, read_pack_index
 from tests.super_wire.mutating import mutated
 from tests.super_wire.store.packing import META, METAS, RECORDS, fill, index_of, pack_bytes, records
 
