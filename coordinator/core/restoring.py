@@ -28,7 +28,7 @@ from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.throttling import CircuitBreaker
 
 __all__ = [
-    "WRITING",
     "Way",
     "all_straight",
     "answered",
@@ -75,7 +74,7 @@ _BLIND = (
     "comes through the cache. Are its packs another user's, or is the directory a copy?"
 )
 _READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
-WRITING = (
+_WRITING = (
     "nothing can be written to the store by the executor {}: {}; what is decoded is not kept, until it can"
 )
 
@@ -280,8 +279,7 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
     if access is None:
         return
     if request.save and event.store_trouble:
-        refuse = access.writing.refused
-        distrust(state, executor, access.writing, refuse, WRITING, event.store_trouble, request, now)
+        distrust(state, request, event.store_trouble, now, writing=True, refused=True)
     elif request.save and event.pack:
         access.writing.worked()
     if not request.restore:
@@ -291,46 +289,38 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
     failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
-        refuse = access.reading.refused
-        distrust(state, executor, access.reading, refuse, _READING, reason, request, now)
+        distrust(state, request, reason, now, writing=False, refused=True)
     elif (event.outcomes == CACHED).any():
         access.reading.worked()
 
 
-def came_to_nothing(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:
+def came_to_nothing(state: State, request: Request, reason: str, now: float) -> None:
     """No answer came to a restore: its samples are decoded next, for one that crashes or hangs a function
     would do so again. Or none came in time to what was to write a pack: the store may hang, and hold it up.
     """
     if request.restore:
         _forget(state, state.set_of(request.samples), request.indices[request.unsettled])
-    if executor.store is not None and request.restore:
-        reading = executor.store.reading
-        distrust(state, executor, reading, reading.failed, _READING, reason, request, now)
-    elif executor.store is not None and request.save:
-        writing = executor.store.writing
-        distrust(state, executor, writing, writing.failed, WRITING, reason, request, now)
+    if request.restore or request.save:
+        distrust(state, request, reason, now, writing=request.save)
 
 
 def overtaken(state: State, restore: Request, now: float) -> None:
     """Decoding was quicker than a restore that had begun long before."""
-    executor = state.fleet.executors[restore.executor]
-    if executor.store is not None:
-        reading, reason = executor.store.reading, f"no answer within {now - restore.made_s:.1f} s"
-        distrust(state, executor, reading, reading.failed, _READING, reason, restore, now)
+    distrust(state, restore, f"no answer within {now - restore.made_s:.1f} s", now, writing=False)
 
 
 def distrust(
-    state: State,
-    executor: ExecutorState,
-    breaker: CircuitBreaker,
-    blame: Callable[[str, float, float], None],
-    text: str,
-    reason: str,
-    request: Request,
-    now: float,
+    state: State, request: Request, reason: str, now: float, *, writing: bool, refused: bool = False
 ) -> None:
-    """Blame the store; people are told when it is left alone for the first time since it has worked."""
+    """Blame the store, which failed a request or ``refused`` it; people are told when it is left alone for
+    the first time since it has worked.
+    """
+    executor = state.fleet.executors[request.executor]
+    if executor.store is None:
+        return
+    breaker, text = (executor.store.writing, _WRITING) if writing else (executor.store.reading, _READING)
     was_tripped = breaker.tripped
+    blame = breaker.refused if refused else breaker.failed
     blame(reason, request.made_s, now)
     if breaker.tripped and not was_tripped:
         state.actions.append(Warn(text.format(executor.name, reason)))
@@ -338,16 +328,13 @@ def distrust(
 
 def trouble(state: State) -> str:
     """Why the store is not read now, or not written to; empty while all is well."""
-    told = []
-    for executor in state.fleet.executors:
-        for breaker, text in (
-            ((executor.store.reading, _READING), (executor.store.writing, WRITING))
-            if (executor.store)
-            else ()
-        ):
-            if breaker.tripped:
-                told.append(text.format(executor.name, breaker.reason))
-    return ". ".join(told)
+    breakers = [
+        (executor.name, breaker, text)
+        for executor in state.fleet.executors
+        if executor.store is not None
+        for breaker, text in ((executor.store.reading, _READING), (executor.store.writing, _WRITING))
+    ]
+    return ". ".join(text.format(name, breaker.reason) for name, breaker, text in breakers if breaker.tripped)
 
 
 def waits_for_the_store(state: State, samples: SampleSet, indices: NDArray[np.int64], now: float) -> bool:

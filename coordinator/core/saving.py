@@ -16,8 +16,8 @@ import numpy as np
 from superdl.coordinator.core.events import OUTCOME_ORDER
 from superdl.coordinator.core.jobs import JobCounters
 from superdl.coordinator.core.requesting import charge, send
-from superdl.coordinator.core.restoring import WRITING, distrust, is_usable
 from superdl.coordinator.core.restoring import answered as note_places
+from superdl.coordinator.core.restoring import distrust, is_usable
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import Request
 from superdl.super_wire.request import Outcome
@@ -139,7 +139,8 @@ def answered(state: State, request: Request, event: RequestDone, now: float) -> 
     _access(executor).saves -= 1
     note_places(state, request, executor, event, now)
     if left.any() and not event.store_trouble:
-        _give_up(state, request, executor, next(iter(event.messages.values()), "no pack was written"), now)
+        reason = next(iter(event.messages.values()), "no pack was written")
+        distrust(state, request, reason, now, writing=True)
     _put_back(state, request, left, now)
     request.end(now, f"{int(np.count_nonzero(stored))} saved")
     return True
@@ -152,14 +153,9 @@ def failed(state: State, request: Request, reason: str, now: float) -> bool:
     executor = state.fleet.executors[request.executor]
     _access(executor).saves -= 1
     request.end(now, reason)
-    _give_up(state, request, executor, reason, now)
+    distrust(state, request, reason, now, writing=True)
     _put_back(state, request, np.ones(request.indices.size, dtype=np.bool_), now)
     return True
-
-
-def _give_up(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:
-    writing = _access(executor).writing
-    distrust(state, executor, writing, writing.failed, WRITING, reason, request, now)
 
 
 def _put_back(state: State, request: Request, left: NDArray[np.bool_], now: float) -> None:
