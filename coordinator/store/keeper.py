@@ -151,7 +151,7 @@ class StoreKeeper:
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
             self._late.add(content)
-            _log.warning("the store has not told within %g s what it holds: jobs begin without", _LOOK_S)
+            self._in_trouble(f"it has not told within {_LOOK_S:g} s what it holds: jobs begin without")
 
     def stored(self, content: bytes) -> list[Event]:
         """What the core should know of an open dataset."""

@@ -310,9 +310,10 @@ def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
         monkeypatch.setattr(module, "_LOOK_S", 0.1)
         await one.keeper.opened(dataset)
         assert one.keeper.stored(dataset.content) == []
+        assert "it has not told within 0.1 s" in one.keeper.trouble  # superdl stats shows it
         answers.set()
         await asyncio.wait_for(told.wait(), 20)
-        assert one.events[0].indices.tolist() == [0, 1]
+        assert (one.events[0].indices.tolist(), one.keeper.trouble) == ([0, 1], "")
 
     kept(work)
 
