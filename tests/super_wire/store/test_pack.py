@@ -176,20 +176,6 @@ def test_a_long_index_takes_two_reads():
     assert sum(reads) < 3000 * 32 + 1000
 
 
-def test_a_payload_is_not_copied():
-    written = []
-
-    class Sink(io.RawIOBase):
-        def write(self, data):
-            written.append(data)
-            return len(data)
-
-    array = np.zeros(10**6, np.uint8)
-    header, payload = pack(array, bytes(16))
-    PackWriter(Sink(), META).add(bytes(16), header, payload)
-    assert any(np.shares_memory(np.frombuffer(data, np.uint8), array) for data in written)
-
-
 def test_named_arrays_are_kept_and_what_is_no_data_is_not():
     sample_id, writer = bytes(range(16)), PackWriter(io.BytesIO(), META)
     arrays = pack_arrays({"a": np.arange(3)}, sample_id)
