@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client
-from superdl.super_wire.errors import CacheError, CoordinatorError, UnknownJobError
+from superdl.super_wire.errors import CacheError, ConfigError, CoordinatorError, UnknownJobError
 from superdl.warm.estimate import standing_of
 from superdl.warm.report import Counted, Ended, Limits, WarmReport
 
@@ -64,7 +64,7 @@ def fill(
             while not filling.step(time.monotonic() - begin_s):
                 tell(report)
                 time.sleep(_POLL_S)
-        except (CacheError, CoordinatorError) as error:
+        except (CacheError, ConfigError, CoordinatorError) as error:  # a store may be full, or gone
             report.ended, report.why = Ended.STALLED, f"{type(error).__name__}: {error}"
         except KeyboardInterrupt:
             report.ended = Ended.INTERRUPTED
