@@ -136,12 +136,12 @@ class _Decoders:
                 del self._making[thread]
                 self._threads.remove(thread)
         for _, (_, index) in overdue:
-            self._columns.explain(
+            self._columns.fail(
                 index,
+                Outcome.TIMED_OUT,
                 f"decoding it took longer than {timeout_s:g} s and was given up: where the machine is slow, "
                 "raise SUPER_DECODE_TIMEOUT_S for the functions; else replace or remove the object",
             )
-            self._columns.outcomes[index] = Outcome.TIMED_OUT
             self._columns.stuck = True
             self._fetchers.stop()
 
@@ -209,8 +209,7 @@ class _Decoders:
     def _fail(self, index: int, failure: SampleFailedError) -> None:
         if not self._claim():
             return
-        message = self._columns.explain(index, failure.why)
-        self._columns.outcomes[index] = failure.outcome
+        message = self._columns.fail(index, failure.outcome, failure.why)
         if failure.reason:
             key = self._request.keys[index]
             tombstone = Tombstone(key=key, reason=failure.reason, message=message, permanent=True)

@@ -57,8 +57,7 @@ def restore(request: PrefetchRequest, settings: FunctionSettings, *, expires_at:
     except Exception as error:  # noqa: BLE001  # told in the result: the coordinator decodes meanwhile
         columns.store_trouble = trouble_in_words(error)
         for index in range(len(request.keys)):
-            columns.outcomes[index] = Outcome.STORE_ERROR
-            columns.explain(index, columns.store_trouble)
+            columns.fail(index, Outcome.STORE_ERROR, columns.store_trouble)
         return columns
     pieces = list(_pieces(request))
     threads = min(len(pieces), _S3_THREADS if is_bucket(request.store) else _DIRECTORY_THREADS)
@@ -171,5 +170,4 @@ class _Reader:
 
     def _fail(self, indices: list[int], outcome: Outcome, why: str) -> None:
         for index in indices:
-            self._columns.outcomes[index] = outcome
-            self._columns.explain(index, why)
+            self._columns.fail(index, outcome, why)

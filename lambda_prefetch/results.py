@@ -42,8 +42,9 @@ class ResultColumns:
         self.store_requests = 0
         self.store_bytes = 0
 
-    def explain(self, index: int, why: str) -> str:
-        """Note why a sample is not cached; the sentence for people names it."""
+    def fail(self, index: int, outcome: Outcome, why: str) -> str:
+        """Note what became of a sample that is not cached, and why; the sentence for people names it."""
+        self.outcomes[index] = outcome
         message = clean_text(f"{self._request.bucket}/{self._request.keys[index]}: {why}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
@@ -53,15 +54,14 @@ class ResultColumns:
         answered = {pushed.index for pushed in results}
         for index, outcome in enumerate(self.outcomes):
             if outcome in _IN_CACHE and index not in answered:
-                self.outcomes[index] = Outcome.CACHE_ERROR
-                self.explain(index, "it was not stored")
+                self.fail(index, Outcome.CACHE_ERROR, "it was not stored")
         for pushed in results:
             self.push_us[pushed.index] = pushed.push_us
             if pushed.refusal:
                 # The only refusal whose remedy is the coordinator's: room.
                 is_full = pushed.refusal.startswith("OOM")
-                self.outcomes[pushed.index] = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
-                self.explain(pushed.index, f"the cache did not take it: {pushed.refusal}")
+                outcome = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
+                self.fail(pushed.index, outcome, f"the cache did not take it: {pushed.refusal}")
             else:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 

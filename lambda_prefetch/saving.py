@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.caches import keep_cache, take_cache
 from superdl.lambda_prefetch.results import ResultColumns
-from superdl.lambda_prefetch.store import Pace, PackSaver
+from superdl.lambda_prefetch.store import PackSaver
 from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError, RecordError
 from superdl.super_wire.keys import cache_key
@@ -34,13 +34,6 @@ _FIRST_RECORDS, _MOST_RECORDS = 4, 64
 _TIMEOUT_S = 15.0
 
 
-class _Unhurried(Pace):
-    """Nobody waits for a save, however slow the disk is."""
-
-    def check(self, waited_s: float, passed_s: float) -> None:
-        """Never raise."""
-
-
 def save(
     request: PrefetchRequest, settings: FunctionSettings, meta: PackMeta | None, *, expires_at: float
 ) -> ResultColumns:
@@ -54,7 +47,8 @@ def save(
         columns.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
         return columns
     nodes = take_cache(request.cache, settings)
-    with PackSaver(request, meta, settings, columns, expires_at=expires_at, pace=_Unhurried()) as saver:
+    # Nobody waits for a save, however slow the disk is.
+    with PackSaver(request, meta, settings, columns, expires_at=expires_at, pace=None) as saver:
         at, count = 0, _FIRST_RECORDS
         while at < len(request.ids) and not columns.store_trouble and time.time() < expires_at:
             indices = range(at, min(at + count, len(request.ids)))
@@ -83,9 +77,9 @@ def _save_some(
             record = _whole(answer, sample_id, nodes)
             check_record(record, sample_id)
         except CacheError as error:
-            _fail(index, Outcome.CACHE_ERROR, f"the cache did not tell it: {error}", columns)
+            columns.fail(index, Outcome.CACHE_ERROR, f"the cache did not tell it: {error}")
         except RecordError as error:
-            _fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}", columns)
+            columns.fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}")
         else:
             longest = max(longest, len(record))
             columns.outcomes[index], columns.record_bytes[index] = Outcome.CACHED, len(record)
@@ -123,8 +117,3 @@ def _bytes(answer: object) -> bytes:
     if isinstance(answer, ErrorReply) and not answer.text.startswith("WRONGTYPE"):
         raise CacheError(answer.text)
     return answer if isinstance(answer, bytes) else b""
-
-
-def _fail(index: int, outcome: Outcome, why: str, columns: ResultColumns) -> None:
-    columns.outcomes[index] = outcome
-    columns.explain(index, why)

@@ -124,7 +124,8 @@ class PackSaver:
     """Writes what the cache acknowledged of one request to a pack, and tells that by the result's columns.
 
     Use it as a context. Leaving it normally lets the pack appear, as :meth:`commit` does; leaving it by an
-    exception leaves nothing. Without ``meta``, what the pack's records have in common, nothing is written.
+    exception leaves nothing. Without ``meta``, what the pack's records have in common, nothing is written;
+    without a ``pace``, a disk may take its time.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class PackSaver:
         columns: ResultColumns,
         *,
         expires_at: float,
-        pace: Pace = _pace,
+        pace: Pace | None = _pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._request = request
@@ -150,10 +151,10 @@ class PackSaver:
         self._kept: dict[int, tuple[bytes, memoryview]] = {}
         self._kept_bytes = 0
         self._writing = threading.Lock()
-        self._pace = pace
+        # S3 holds up no record: it gets the pack once all are in the cache.
+        self._pace = None if is_bucket(request.store) else pace
         self._clock = clock
         self._begun_s = self._waited_s = 0.0
-        self._on_disk = not is_bucket(request.store)
 
     def __enter__(self) -> Self:
         self._begun_s = self._clock()
@@ -211,17 +212,13 @@ class PackSaver:
             before_s = self._clock()
             self._offsets[index] = self._pack.add(sample_id, header, payload)
             self._lengths[index] = HEADER_BYTES + payload.nbytes
-            self._note_wait(before_s)
-            self._pace.check(self._waited_s, self._clock() - self._begun_s)
+            self._waited_s += self._clock() - before_s
+            if self._pace is not None:
+                self._pace.check(self._waited_s, self._clock() - self._begun_s)
         except Exception as error:  # noqa: BLE001  # told in the result; it must not end this thread
             self._fail(error)
             return False
         return True
-
-    def _note_wait(self, since_s: float) -> None:
-        """Count the time of a disk. S3 holds up no record: it gets the pack once all are in the cache."""
-        if self._on_disk:
-            self._waited_s += self._clock() - since_s
 
     def _begin(self, meta: PackMeta) -> PackInProgress:
         self._opened = own_store(self._request.store, self._settings, writing=True)
@@ -236,14 +233,15 @@ class PackSaver:
         try:
             before_s = self._clock()
             self._columns.pack = pack.commit()
-            self._note_wait(before_s)
+            self._waited_s += self._clock() - before_s
         except Exception as error:  # noqa: BLE001  # told in the result; the samples are cached
             self._fail(error)
         else:
             self._columns.offsets, self._columns.lengths = self._offsets, self._lengths
             self._pack = None
             self._columns.store_bytes = pack.size
-            self._pace.add(self._waited_s, self._clock() - self._begun_s)
+            if self._pace is not None:
+                self._pace.add(self._waited_s, self._clock() - self._begun_s)
 
     def _fail(self, error: Exception) -> None:
         self._columns.store_trouble = trouble_in_words(error)

@@ -1,40 +1,33 @@
 """A sampler's standing with the coordinator: its dataset registered, its job open, again if that forgot them.
 
-The listing of a source may take minutes, so it is awaited by long polls whose silence is bounded, not their
-number.
+Opening again is bounded in time and in number, however often the coordinator forgets.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from superdl.sampler.distributed import job_id
-from superdl.sampler.rpc.client import FIRST_CONTACT, RUNNING, Client, Patience
+from superdl.sampler.rpc.client import FIRST_CONTACT, LISTING_SILENCE_S, RUNNING, Client, Patience
 from superdl.sampler.stats import SamplerStats, StatusChecks
 from superdl.super_wire.batch_ref import Bindable, DatasetBinding
 from superdl.super_wire.errors import (
     ConfigError,
     CoordinatorUnreachableError,
     PlanError,
-    ProtocolMismatchError,
     SourceError,
+    StoreError,
     UnknownJobError,
 )
-from superdl.super_wire.protocol import PROTOCOL_VERSION
-from superdl.super_wire.store import DirectoryStore, StoreError
+from superdl.super_wire.store import DirectoryStore
 
 __all__ = ["JobSpec", "Session"]
 
 _LOG = logging.getLogger(__name__)
-
-LONG_POLL_S = 10.0
-LISTING_SILENCE_S = 120.0
-"""A listing that finds nothing new for so long is given up: object stores answer a page in seconds."""
 
 MAX_REOPENS = 5
 """How often one call may find its job unknown, open it again and still not be served."""
@@ -81,7 +74,7 @@ class Session:
         self._reopening_s = reopening_s
         self._lock = threading.Lock()
         with client.hold():
-            facts, _ = self._register(FIRST_CONTACT, math.inf)
+            facts, _ = client.register(dataset, run, silence_s=listing_silence_s, listed=self._tell)
             for warning in facts.warnings if spec.rank == 0 else ():
                 _LOG.warning("%s", warning)
             self._check_fits(facts.size)
@@ -93,6 +86,9 @@ class Session:
             )
             self._open(facts, FIRST_CONTACT, (0, 0))
 
+    def _tell(self, listed: int) -> None:
+        _LOG.info("listing %s: %d samples so far", self._dataset.source, listed)
+
     def _check_fits(self, size: int) -> None:
         wanted = self._spec.batch_size * self._spec.num_replicas
         if self._spec.drop_last and wanted > size:
@@ -102,50 +98,6 @@ class Session:
                 "leaves out the short one, so that nothing is left: choose a smaller batch_size or "
                 "drop_last=False"
             )
-
-    def _register(
-        self, patience: Patience, end_s: float, stopped: threading.Event | None = None
-    ) -> tuple[Any, float]:
-        """What the coordinator knows of the dataset, and ``end_s``, later by the listing's progress."""
-        from superdl.super_wire import coordinator_pb2 as pb
-
-        dataset = self._dataset
-        request = pb.RegisterDatasetRequest(
-            protocol_version=PROTOCOL_VERSION,
-            source=dataset.source,
-            recipe=dataset.recipe.json,
-            key_list=dataset.key_list or "",
-            run_id=self._run,
-            **dataset.naming._asdict(),
-        )
-        facts = self._client.call("RegisterDataset", request, _until(end_s, patience), stopped=stopped)
-        if facts.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolMismatchError(
-                f"this sampler speaks protocol version {PROTOCOL_VERSION}, the coordinator at "
-                f"{self._client.address} speaks {facts.protocol_version}: install one version of SUPER on "
-                "both sides"
-            )
-        moved = time.monotonic()
-        while not facts.ready:
-            listed, asked_s = facts.listed, time.monotonic()
-            silence_s = time.monotonic() - moved
-            if silence_s > self._listing_silence_s or asked_s >= end_s:
-                raise SourceError(
-                    f"the listing of {dataset.source} stands at {listed} samples and has not moved for "
-                    f"{silence_s:.0f} s: see the log of the coordinator at {self._client.address}"
-                )
-            poll_s = min(LONG_POLL_S, self._listing_silence_s, end_s - asked_s)
-            poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=listed, wait_s=poll_s)
-            still = _until(end_s, patience)
-            try:
-                facts = self._client.call("GetDataset", poll, still, wait_s=poll_s, stopped=stopped)
-            except UnknownJobError:  # the coordinator was restarted meanwhile; asking again is idempotent
-                facts = self._client.call("RegisterDataset", request, still, stopped=stopped)
-            if facts.listed > listed:
-                moved = time.monotonic()
-                end_s += moved - asked_s
-                _LOG.info("listing %s: %d samples so far", dataset.source, facts.listed)
-        return facts, end_s
 
     def _open(
         self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
@@ -193,7 +145,12 @@ class Session:
             SourceError: the source is no longer what this sampler's plan was made from.
         """
         with self._lock:
-            facts, end_s = self._register(RUNNING, end_s, stopped)
+            facts, end_s = self._client.register(
+                *(self._dataset, self._run, RUNNING, end_s),
+                silence_s=self._listing_silence_s,
+                listed=self._tell,
+                stopped=stopped,
+            )
             if facts.fingerprint != self.binding.fingerprint:
                 raise SourceError(
                     f"{self._dataset.source} has changed since this sampler was made: it had "
@@ -201,7 +158,7 @@ class Session:
                     f"{facts.size} with {facts.fingerprint.hex()}, so the coordinator that was restarted "
                     "cannot go on with the same plan: make a new sampler"
                 )
-            self._open(facts, _until(end_s, RUNNING), (epoch, position), stopped)
+            self._open(facts, RUNNING.until(end_s), (epoch, position), stopped)
             _LOG.warning("the coordinator did not know job %s any more; it was opened again", self.job)
             return end_s
 
@@ -239,7 +196,7 @@ class Session:
         opened = 0
         while opened < MAX_REOPENS and (time.monotonic() < end_s or not opened):
             try:
-                return self._client.call("NextBatches", request, _until(end_s, patience), stopped=stopped)
+                return self._client.call("NextBatches", request, patience.until(end_s), stopped=stopped)
             except UnknownJobError:
                 opened += 1
             try:
@@ -286,8 +243,3 @@ def seen_store(address: str, store_id: str) -> str:
         _LOG.info("the store is read by way of the cache: %s is another one here", address)
         return ""
     return found.address
-
-
-def _until(end_s: float, patience: Patience) -> Patience:
-    """``patience``, with no more time than is left until the monotonic ``end_s``."""
-    return replace(patience, total_s=min(patience.total_s, max(0.0, end_s - time.monotonic())))

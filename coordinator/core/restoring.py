@@ -5,7 +5,8 @@ What is absent and stored is *restored*, by requests like others; what is not, o
 nothing, is decoded. A job whose readers all see the store is *straight*: its readers take what is stored from
 there, so nothing of it is wanted in the cache but what a reader misses. Where all jobs of a dataset are, what
 is decoded comes as a *pointer* into its new pack. A job that does not see the store finds none: they are
-dropped when it comes, and what it wants is restored.
+dropped when it comes, and what it wants is restored. So is what a job wants that sees the store and cannot
+read there: its packs may be private, or those of a copy.
 
 Where functions do not see the store, executors that do save what these have decoded
 (:mod:`superdl.coordinator.core.saving`).
@@ -27,7 +28,7 @@ from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.throttling import CircuitBreaker
 
 __all__ = [
-    "WRITING",
     "Way",
     "all_straight",
     "answered",
@@ -50,6 +50,7 @@ __all__ = [
     "overtaken",
     "packs_lost",
     "records_stored",
+    "sees_store_changed",
     "share_in_cache",
     "trouble",
     "waits_for_the_store",
@@ -61,8 +62,19 @@ __all__ = [
 
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
+_UNREAD_BATCHES = 4
+"""So many batches are read in vain in the store before a job is taken for blind."""
+
+_UNREAD_WEIGHT = 3
+"""A sample that was read in vain counts as so many that were read: one of four may be bad for long."""
+
+_BLIND_S = 600.0
+_BLIND = (
+    "readers of job {} see the store and cannot read what lies there, as their log says: for ten minutes it "
+    "comes through the cache. Are its packs another user's, or is the directory a copy?"
+)
 _READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
-WRITING = (
+_WRITING = (
     "nothing can be written to the store by the executor {}: {}; what is decoded is not kept, until it can"
 )
 
@@ -137,6 +149,28 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
             for cursor in job.cursors.values():
                 cursor.look_again()
                 state.wake(cursor)
+
+
+def sees_store_changed(state: State, job: Job) -> None:
+    """Whether a job's readers read in the store is another thing now: all that hangs on it is seen to."""
+    job.sees_store_changed()
+    withdraw_pointers(state, job.dataset)
+    for cursor in job.cursors.values():
+        state.wake(cursor)
+
+
+def _missed_in_vain(state: State, request: Request, restored: int, now: float) -> None:
+    """Good records were restored, of which a straight job has none in the cache but what its readers miss:
+    where they miss many, they cannot read in the store, whatever they see of it.
+    """
+    job = state.jobs.get(request.job)
+    if job is None or not job.straight or not restored:
+        return
+    job.unread += _UNREAD_WEIGHT * restored
+    if job.unread >= _UNREAD_WEIGHT * _UNREAD_BATCHES * job.plan.batch_size:
+        job.blind_until_s = now + _BLIND_S
+        state.actions.append(Warn(_BLIND.format(job.name)))
+        sees_store_changed(state, job)
 
 
 def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -245,56 +279,48 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
     if access is None:
         return
     if request.save and event.store_trouble:
-        refuse = access.writing.refused
-        distrust(state, executor, access.writing, refuse, WRITING, event.store_trouble, request, now)
+        distrust(state, request, event.store_trouble, now, writing=True, refused=True)
     elif request.save and event.pack:
         access.writing.worked()
     if not request.restore:
         return
     _forget(state, samples, request.indices[event.outcomes == _NOT_STORED])
+    _missed_in_vain(state, request, int(np.count_nonzero(event.outcomes == CACHED)), now)
     failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
-        refuse = access.reading.refused
-        distrust(state, executor, access.reading, refuse, _READING, reason, request, now)
+        distrust(state, request, reason, now, writing=False, refused=True)
     elif (event.outcomes == CACHED).any():
         access.reading.worked()
 
 
-def came_to_nothing(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:
+def came_to_nothing(state: State, request: Request, reason: str, now: float) -> None:
     """No answer came to a restore: its samples are decoded next, for one that crashes or hangs a function
     would do so again. Or none came in time to what was to write a pack: the store may hang, and hold it up.
     """
     if request.restore:
         _forget(state, state.set_of(request.samples), request.indices[request.unsettled])
-    if executor.store is not None and request.restore:
-        reading = executor.store.reading
-        distrust(state, executor, reading, reading.failed, _READING, reason, request, now)
-    elif executor.store is not None and request.save:
-        writing = executor.store.writing
-        distrust(state, executor, writing, writing.failed, WRITING, reason, request, now)
+    if request.restore or request.save:
+        distrust(state, request, reason, now, writing=request.save)
 
 
 def overtaken(state: State, restore: Request, now: float) -> None:
     """Decoding was quicker than a restore that had begun long before."""
-    executor = state.fleet.executors[restore.executor]
-    if executor.store is not None:
-        reading, reason = executor.store.reading, f"no answer within {now - restore.made_s:.1f} s"
-        distrust(state, executor, reading, reading.failed, _READING, reason, restore, now)
+    distrust(state, restore, f"no answer within {now - restore.made_s:.1f} s", now, writing=False)
 
 
 def distrust(
-    state: State,
-    executor: ExecutorState,
-    breaker: CircuitBreaker,
-    blame: Callable[[str, float, float], None],
-    text: str,
-    reason: str,
-    request: Request,
-    now: float,
+    state: State, request: Request, reason: str, now: float, *, writing: bool, refused: bool = False
 ) -> None:
-    """Blame the store; people are told when it is left alone for the first time since it has worked."""
+    """Blame the store, which failed a request or ``refused`` it; people are told when it is left alone for
+    the first time since it has worked.
+    """
+    executor = state.fleet.executors[request.executor]
+    if executor.store is None:
+        return
+    breaker, text = (executor.store.writing, _WRITING) if writing else (executor.store.reading, _READING)
     was_tripped = breaker.tripped
+    blame = breaker.refused if refused else breaker.failed
     blame(reason, request.made_s, now)
     if breaker.tripped and not was_tripped:
         state.actions.append(Warn(text.format(executor.name, reason)))
@@ -302,16 +328,13 @@ def distrust(
 
 def trouble(state: State) -> str:
     """Why the store is not read now, or not written to; empty while all is well."""
-    told = []
-    for executor in state.fleet.executors:
-        for breaker, text in (
-            ((executor.store.reading, _READING), (executor.store.writing, WRITING))
-            if (executor.store)
-            else ()
-        ):
-            if breaker.tripped:
-                told.append(text.format(executor.name, breaker.reason))
-    return ". ".join(told)
+    breakers = [
+        (executor.name, breaker, text)
+        for executor in state.fleet.executors
+        if executor.store is not None
+        for breaker, text in ((executor.store.reading, _READING), (executor.store.writing, _WRITING))
+    ]
+    return ". ".join(text.format(name, breaker.reason) for name, breaker, text in breakers if breaker.tripped)
 
 
 def waits_for_the_store(state: State, samples: SampleSet, indices: NDArray[np.int64], now: float) -> bool:

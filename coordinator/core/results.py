@@ -201,7 +201,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     not_restored = request.restore and event.kind not in UNCOUNTED_FAILURES
     timed_out = event.kind is FailureKind.TIMED_OUT
     if not_restored or timed_out:
-        restoring.came_to_nothing(state, request, executor, message, now)
+        restoring.came_to_nothing(state, request, message, now)
     if request.rival in state.requests:
         settle(state, request, np.zeros_like(request.unsettled))
         return  # the rival may still bring all

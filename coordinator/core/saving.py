@@ -16,8 +16,8 @@ import numpy as np
 from superdl.coordinator.core.events import OUTCOME_ORDER
 from superdl.coordinator.core.jobs import JobCounters
 from superdl.coordinator.core.requesting import charge, send
-from superdl.coordinator.core.restoring import WRITING, distrust, is_usable
 from superdl.coordinator.core.restoring import answered as note_places
+from superdl.coordinator.core.restoring import distrust, is_usable
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import Request
 from superdl.super_wire.request import Outcome
@@ -42,7 +42,7 @@ _PACK_BYTES = 32 * 2**20
 def save_one(state: State, now: float) -> bool:
     """Have a pack saved of what has waited longest; ``False`` if that is nothing, or nobody has time."""
     key = _due(state, now)
-    executor = None if key is None else _saver(state, key, now)
+    executor = None if key is None else _saver(state, now)
     if state.unsaved is None or key is None or executor is None:
         return False
     taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
@@ -58,8 +58,7 @@ def save_one(state: State, now: float) -> bool:
 
 def left_lying(state: State, now: float) -> bool:
     """Whether something waits that could be saved now."""
-    key = _due(state, now)
-    return key is not None and _saver(state, key, now) is not None
+    return _due(state, now) is not None and _saver(state, now) is not None
 
 
 def _due(state: State, now: float) -> SetKey | None:
@@ -79,14 +78,11 @@ def _pack_samples(state: State, key: SetKey) -> int:
     return max(1, int(min(state.settings.request_samples, fitting)))
 
 
-def _saver(state: State, key: SetKey, now: float) -> ExecutorState | None:
-    """Who is to save something of a set; ``None``: nobody has time, or could."""
-    ineligible = state.ineligible.get(key.dataset, frozenset())
+def _saver(state: State, now: float) -> ExecutorState | None:
+    """Who is to save, if only of a source that it may not read; ``None``: nobody has time, or could."""
     for executor in state.fleet.executors:
         access = executor.store
-        if access is None or executor.number in ineligible:
-            continue
-        if executor.idle(now) <= 0 or executor.places(now) <= 0:
+        if access is None or executor.idle(now) <= 0 or executor.places(now) <= 0:
             continue
         half = max(1, executor.concurrency.capacity // 2)
         if access.saves < half and is_usable(state, access.writing, access.write_probe, now):
@@ -143,7 +139,8 @@ def answered(state: State, request: Request, event: RequestDone, now: float) -> 
     _access(executor).saves -= 1
     note_places(state, request, executor, event, now)
     if left.any() and not event.store_trouble:
-        _give_up(state, request, executor, next(iter(event.messages.values()), "no pack was written"), now)
+        reason = next(iter(event.messages.values()), "no pack was written")
+        distrust(state, request, reason, now, writing=True)
     _put_back(state, request, left, now)
     request.end(now, f"{int(np.count_nonzero(stored))} saved")
     return True
@@ -156,14 +153,9 @@ def failed(state: State, request: Request, reason: str, now: float) -> bool:
     executor = state.fleet.executors[request.executor]
     _access(executor).saves -= 1
     request.end(now, reason)
-    _give_up(state, request, executor, reason, now)
+    distrust(state, request, reason, now, writing=True)
     _put_back(state, request, np.ones(request.indices.size, dtype=np.bool_), now)
     return True
-
-
-def _give_up(state: State, request: Request, executor: ExecutorState, reason: str, now: float) -> None:
-    writing = _access(executor).writing
-    distrust(state, executor, writing, writing.failed, WRITING, reason, request, now)
 
 
 def _put_back(state: State, request: Request, left: NDArray[np.bool_], now: float) -> None:

@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
-from superdl.coordinator.store.opening import AUTO, StoreChoice, chosen_store, default_store, open_store
+from superdl.coordinator.store.index import AT_ONCE, read_indexes, read_segments, threads
+from superdl.coordinator.store.opening import (
+    AUTO,
+    NONE,
+    StoreChoice,
+    chosen_store,
+    default_store,
+    open_store,
+)
+from superdl.coordinator.store.room import StoredPack, to_prune
 
-__all__ = ["AUTO", "StoreChoice", "chosen_store", "default_store", "open_store"]
+__all__ = [
+    "AT_ONCE",
+    "AUTO",
+    "NONE",
+    "StoreChoice",
+    "StoredPack",
+    "chosen_store",
+    "default_store",
+    "open_store",
+    "read_indexes",
+    "read_segments",
+    "threads",
+    "to_prune",
+]

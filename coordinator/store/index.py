@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError
+from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.store import (
     SEGMENT_DTYPE,
     Segment,
@@ -25,18 +25,31 @@ from superdl.super_wire.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.datasets import Dataset
-    from superdl.super_wire.store import Store
+    from superdl.super_wire.store import PackIndex, Store
 
-__all__ = ["Found", "Known", "collection_in", "look", "merge_segments", "segment_of", "write_segment"]
+__all__ = [
+    "AT_ONCE",
+    "Found",
+    "Known",
+    "collection_in",
+    "look",
+    "merge_segments",
+    "read_indexes",
+    "read_segments",
+    "threads",
+    "write_segment",
+]
 
 _log = logging.getLogger(__name__)
 
-_READERS = 16
+AT_ONCE = 16
+"""Requests to a store at one time."""
+
 _SEGMENTS_MAX = 16
 """Of one collection; more are written anew as one."""
 
@@ -57,8 +70,7 @@ class Found:
     """What a look has found: all packs of the store with their sizes, and what is told of those that are new.
 
     ``usable`` says which of the ``told`` packs hold records of this decoder and are as long as they should
-    be. ``useless`` are the others, and those without an index that can be read; ``gone`` were known, and are
-    no more.
+    be. ``useless`` are the others, and those whose index is broken; ``gone`` were known, and are no more.
     """
 
     sizes: dict[str, int]
@@ -85,14 +97,10 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     sizes = store.packs()
     there = {name for name in sizes if name.startswith(collection)}
     gone, new = before - there, there - before
-    pieces: list[Segment] = []
     names = [name for name in _segments_of(store, collection) if name not in known.segments] if new else []
-    for name in names:
-        segment = _segment(store, name)
-        if segment is not None:
-            pieces.append(segment)
+    pieces = list(read_segments(store, names))
     by_segments = {pack.name for piece in pieces for pack in piece.packs}
-    indexes, broken = _indexes(store, {name: sizes[name] for name in sorted(new - by_segments)})
+    indexes, broken = _told_by_packs(store, {name: sizes[name] for name in sorted(new - by_segments)})
     if indexes and not store.read_only:
         with contextlib.suppress(StoreError):  # its disk is full, perhaps: the packs will tell again
             names.append(write_segment(store, collection, indexes))
@@ -107,16 +115,6 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     known.segments.update(names)
     known.packs = there | (known.packs - before)
     return Found(sizes, told, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
-
-
-def segment_of(
-    pack: SegmentPack, ids: bytes, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> Segment:
-    """What is known of a pack that was just written: whose records lie where."""
-    entries = np.zeros(offsets.size, dtype=SEGMENT_DTYPE)
-    entries["id"] = np.frombuffer(ids, dtype=SEGMENT_DTYPE["id"])
-    entries["offset"], entries["bytes"] = offsets, lengths
-    return Segment((pack,), entries)
 
 
 def write_segment(store: Store, collection: str, pieces: Iterable[Segment]) -> str:
@@ -134,7 +132,7 @@ def merge_segments(store: Store, collection: str) -> None:
         return
     left, merged, kept = set(store.packs()), [], []
     for name in names:
-        segment = _segment(store, name)
+        segment = next(read_segments(store, [name]), None)
         if segment is not None and len(segment.entries) < _LARGE:
             kept.append(_only(segment, left))
             left.difference_update(pack.name for pack in segment.packs)
@@ -149,36 +147,55 @@ def _segments_of(store: Store, collection: str) -> list[str]:
     return sorted(name for name in store.segments() if name.startswith(collection))
 
 
-def _segment(store: Store, name: str) -> Segment | None:
-    """A segment; ``None`` if it went meanwhile, or is none: packs tell the same."""
-    try:
-        return store.read_segment(name)
-    except StoreGoneError:
-        return None
-    except StoreFormatError as error:
-        _log.warning("the segment %s of the store is left out: %s", name, error)
-        return None
+def read_segments(store: Store, names: Iterable[str]) -> Iterator[Segment]:
+    """Those of some segments that are there and can be read; of others, packs tell the same."""
+    for name in names:
+        with contextlib.suppress(StoreGoneError):
+            try:
+                yield store.read_segment(name)
+            except (StoreFormatError, StoreRefusedError) as error:
+                _log.warning("the segment %s of the store is left out: %s", name, error)
 
 
-def _indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment], set[str]]:
-    """What packs themselves tell, and those that have no index that can be read."""
+def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, PackIndex | StoreError]]:
+    """The index of each of these packs, or why it has none for us; those that go meanwhile are left out."""
 
-    def read(name: str) -> Segment | None:
+    def read(item: tuple[str, int]) -> PackIndex | StoreError:
         try:
-            index = store.read_index(name, packs[name])
-        except StoreGoneError:
-            return None
-        except StoreFormatError as error:
-            _log.warning("the pack %s of the store is not used: %s", name, error)
-            return None
-        return Segment((SegmentPack(name, packs[name], index.meta),), segment_entries(index, 0))
+            index = store.read_index(*item)
+        except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # a fault of this pack alone
+            return error
+        return replace(index, entries=index.entries.copy())  # else all that was read stays in memory
 
-    if not packs:
-        return [], set()
-    with ThreadPoolExecutor(min(_READERS, len(packs)), thread_name_prefix="super-store") as readers:
-        read_of = dict(zip(packs, readers.map(read, packs), strict=True))
-    found = [piece for piece in read_of.values() if piece is not None]
-    return found, {name for name, piece in read_of.items() if piece is None}
+    with threads(AT_ONCE) as pool:
+        for name, found in zip(packs, pool.map(read, packs.items()), strict=True):
+            if not isinstance(found, StoreGoneError):
+                yield name, found
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool; what it has not begun is not begun any more once an error, or a person, has ended the work."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix="super-store")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _told_by_packs(store: Store, packs: Mapping[str, int]) -> tuple[list[Segment], set[str]]:
+    """What packs themselves tell, and those that are broken; another's that we may not read is no such."""
+    told: list[Segment] = []
+    unread: dict[str, StoreError] = {}
+    for name, found in read_indexes(store, packs):
+        if isinstance(found, StoreError):
+            unread[name] = found
+        else:
+            told.append(Segment((SegmentPack(name, packs[name], found.meta),), segment_entries(found, 0)))
+    if unread:
+        one = next(iter(unread.values()))
+        _log.warning("packs of the store that are not used: %d, such as %s", len(unread), one)
+    return told, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
 
 def _together(pieces: Iterable[Segment]) -> Segment:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections import defaultdict
@@ -20,21 +19,13 @@ import numpy as np
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks, cancel_and_wait
-from superdl.coordinator.store.index import (
-    Known,
-    collection_in,
-    look,
-    merge_segments,
-    segment_of,
-    write_segment,
-)
+from superdl.coordinator.store.index import Known, collection_in, look, merge_segments, write_segment
 from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own
 from superdl.coordinator.store.places import Joined, Places, join
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
-from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.store import IN_USE_S, PackMeta, Segment, SegmentPack, is_bucket
+from superdl.super_wire.store import IN_USE_S, PackMeta, Segment, SegmentPack, is_bucket, segment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,9 +46,7 @@ _log = logging.getLogger(__name__)
 _OPENING_S = 10.0
 _LOOK_S = 5.0
 _CLOSE_S = 2.0
-_TOUCH_S = 60.0
-_FLUSH_S = 60.0
-_ROOM_S = 60.0
+_MINUTE_S, _HOUR_S = 60.0, 3600.0
 _AGAIN_S = 30.0
 _OPENED_S = 60.0
 """So long a dataset's places are kept for the job that is about to open it."""
@@ -101,7 +90,7 @@ class StoreKeeper:
         self._full = False
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks = HeldTasks("store's keeper")
-        self._due_s = dict.fromkeys(("touch", "flush", "room", "open"), 0.0)
+        self._due_s = dict.fromkeys(("touch", "sweep", "flush", "room", "open"), 0.0)
 
     @property
     def saves(self) -> bool:
@@ -150,19 +139,19 @@ class StoreKeeper:
 
     async def opened(self, dataset: Dataset) -> None:
         """A dataset is about to be opened: see what the store has of it, and wait for that, bounded."""
-        if self._store is None or dataset.recipe.random:
+        if self._store is None or dataset.all_ids is None:  # a random recipe has none
             return
         content = dataset.content
         self.places.open(content, len(dataset.catalog))
         self._opened_s[content] = time.monotonic()
         task = self._looks.get(content)
         if task is None:
-            task = self._looks[content] = self._tasks.start(self._look(self._store, dataset))
+            task = self._looks[content] = self._tasks.start(self._look(self._store, dataset, dataset.all_ids))
             task.add_done_callback(lambda _: self._looks.pop(content, None))
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
             self._late.add(content)
-            _log.warning("the store has not told within %g s what it holds: jobs begin without", _LOOK_S)
+            self._in_trouble(f"it has not told within {_LOOK_S:g} s what it holds: jobs begin without")
 
     def stored(self, content: bytes) -> list[Event]:
         """What the core should know of an open dataset."""
@@ -184,13 +173,14 @@ class StoreKeeper:
         offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
         stored = offsets > 0
         there, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
-        is_name = re.fullmatch(rf"{collection}-[0-9a-f]{{24}}\.pack", name)
-        if not is_name or (lengths < HEADER_BYTES).any() or (offsets + lengths > size).any():
-            self._in_trouble(f"a function says that it wrote the pack {name[:80]!r}, which cannot be")
-            return 0, None
         made_of = dataset.catalog.id_bucket, dataset.recipe.json, self.fingerprint, result.function_version
         pack = SegmentPack(name, size, PackMeta(collection, *made_of))
-        self._pending[collection].append(segment_of(pack, dataset.ids(there, 0), offsets, lengths))
+        try:
+            told = segment_of(pack, dataset.ids(there, 0), offsets, lengths)
+        except StoreFormatError as error:
+            self._in_trouble(f"a function says that it wrote {name[:80]!r}, which cannot be: {error}")
+            return 0, None
+        self._pending[collection].append(told)
         number = self.places.put_pack(dataset.content, name, there, offsets, lengths)
         self.room.wrote(name, size, there.size)
         if dataset.content in self._known:
@@ -234,11 +224,9 @@ class StoreKeeper:
         self.room.measure()
         return store
 
-    async def _look(self, store: Store, dataset: Dataset) -> None:
-        content, collection, ids = dataset.content, collection_in(dataset), dataset.all_ids
+    async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
+        content, collection = dataset.content, collection_in(dataset)
         known = self._known.setdefault(content, Known())
-        if ids is None:
-            return
 
         def looked() -> tuple[Joined, Any]:
             found = look(store, collection, self.fingerprint, known)
@@ -281,6 +269,10 @@ class StoreKeeper:
             if self._store is not None:
                 self.trouble = ""
                 _log.warning("the store is open again: %s", self.told)
+                for dataset in list(self._datasets.opened.values()):  # they were opened without it
+                    await self.opened(dataset)
+                    for event in self.stored(dataset.content):
+                        self._post(event)
 
     async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
         """Forget a directory that is gone, or another store by now, so that it is opened or made again."""
@@ -296,20 +288,22 @@ class StoreKeeper:
         self._pending.clear()
 
     async def _keep_room(self, store: Store | None) -> None:
-        if store is not None and (self.room.is_overdue or self._is_due("room", _ROOM_S)):
+        if store is not None and (self.room.is_overdue or self._is_due("room", _MINUTE_S)):
             await self._make_room(store)
 
     async def _keep_marks(self, store: Store | None) -> None:
-        """Say that the store is open, and which collections jobs read."""
-        if store is None or store.read_only or not self._is_due("touch", _TOUCH_S):
+        """Say that the store is open, and which collections jobs read; remove what dead writers left."""
+        if store is None or store.read_only or not self._is_due("touch", _MINUTE_S):
             return
         await self._threads.run(partial(store.touch, self._instance))
         for collection in self._open_collections():
             await self._threads.run(partial(store.mark_used, collection, time.time()))
+        if self._is_due("sweep", _HOUR_S):
+            await self._threads.run(partial(store.sweep, time.time()))
         self.trouble = ""
 
     async def _keep_index(self, _: Store | None) -> None:
-        if self._is_due("flush", _FLUSH_S):
+        if self._is_due("flush", _MINUTE_S):
             await self._flush()
 
     async def _flush(self) -> None:

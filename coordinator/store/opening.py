@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +89,6 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
         if not store.read_only:
             with contextlib.suppress(StoreFullError):  # it may be read, and room is made soon
                 store.touch(instance)
-            store.sweep(time.time())
     except StoreRefusedError as error:
         if read_only:
             raise

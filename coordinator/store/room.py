@@ -39,8 +39,8 @@ class StoredPack:
     bytes: int
     useless: bool
     used_s: float
-    live: float
-    wanted: bool
+    live: float = 1.0
+    wanted: bool = False
 
 
 class Room:
@@ -157,7 +157,7 @@ def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, *, wanted_too: boo
 
     def order(pack: StoredPack) -> tuple[int, float, str]:
         if pack.useless:
-            return 0, 0.0, pack.name
+            return 0, pack.used_s, pack.name
         if pack.live < 0.5:  # noqa: PLR2004  # most of it is of no use
             return 1, pack.live, pack.name
         return (3, pack.live, pack.name) if pack.wanted else (2, pack.used_s, pack.name)

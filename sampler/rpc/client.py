@@ -5,11 +5,12 @@ Every call is idempotent. One that found nobody, or no answer in time, is made a
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.rpc.connection import CallCutError, CallFailedError, Connection, connection_to
@@ -21,7 +22,9 @@ from superdl.super_wire.errors import (
     CoordinatorTrustError,
     CoordinatorUnreachableError,
     ProtocolMismatchError,
+    SourceError,
     SuperError,
+    UnknownJobError,
     error_from_name,
 )
 from superdl.super_wire.protocol import PROTOCOL_VERSION, host_and_port
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["FIRST_CONTACT", "RUNNING", "CallStoppedError", "Client", "Patience"]
+    from superdl.super_wire.batch_ref import Bindable
+
+__all__ = ["FIRST_CONTACT", "LISTING_SILENCE_S", "RUNNING", "CallStoppedError", "Client", "Patience"]
 
 # Nobody there, no answer in time, a server that went down in the middle of the call, or one with too many.
 # UNKNOWN and INTERNAL are what gRPC makes of a proxy's HTTP error and of a broken stream or message: the
@@ -44,6 +49,7 @@ _LASTING = ("message larger than max", "Unexpected <class ")
 _OF_THE_WAY = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
 _PROBING_S = 3.0  # of a call, for all its looks at why nobody answers: who is silent takes that long
 _LEAST_PROBING_S = 0.5  # also when the call's own time is up
+_LONG_POLL_S = 10.0
 _MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
 
 
@@ -56,6 +62,10 @@ class Patience:
     deadline_s: float = 10.0
     backoff_s: float = 0.1
     backoff_max_s: float = 5.0
+
+    def until(self, end_s: float) -> Patience:
+        """The same, with no more time than is left until the monotonic ``end_s``."""
+        return replace(self, total_s=min(self.total_s, max(0.0, end_s - time.monotonic())))
 
     def pause_s(self, attempt: int) -> float:
         """Pause after the ``attempt``-th failure, jittered so that ranks do not come back all at once."""
@@ -72,6 +82,9 @@ FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
 
 RUNNING = Patience(attempts=60, total_s=120.0)
 """In the middle of an epoch: a coordinator may be restarted, a network may be cut for a while."""
+
+LISTING_SILENCE_S = 120.0
+"""A listing that finds nothing new for so long is given up: object stores answer a page in seconds."""
 
 
 class Client:
@@ -188,6 +201,73 @@ class Client:
         reason = why_distrusted(self.address, self._credentials, timeout_s) if timeout_s > 0 else None
         self._probing_left_s -= time.monotonic() - begin_s
         return reason
+
+    def register(
+        self,
+        dataset: Bindable,
+        run: str,
+        patience: Patience = FIRST_CONTACT,
+        end_s: float = math.inf,
+        *,
+        silence_s: float = LISTING_SILENCE_S,
+        listed: Callable[[int], None],
+        stopped: threading.Event | None = None,
+    ) -> tuple[Any, float]:
+        """Register a dataset, and wait until it is listed, which may take minutes: by long polls whose
+        silence is bounded, not their number.
+
+        Args:
+            dataset: what is registered.
+            run: the run that shares the listing.
+            patience: of each call.
+            end_s: when to give up, a monotonic time; later by the time in which the listing gets on.
+            silence_s: how long it may stand still.
+            listed: told how many samples were found so far, when these are more than before.
+            stopped: as of :meth:`call`.
+
+        Returns:
+            What the coordinator knows of the dataset (a message), and ``end_s``, as late as it is by now.
+
+        Raises:
+            SourceError: the source cannot be listed, or its listing stands still.
+            CoordinatorError: the coordinator does not answer, or refuses.
+        """
+        from superdl.super_wire import coordinator_pb2 as pb
+
+        request = pb.RegisterDatasetRequest(
+            protocol_version=PROTOCOL_VERSION,
+            source=dataset.source,
+            recipe=dataset.recipe.json,
+            key_list=dataset.key_list or "",
+            run_id=run,
+            **dataset.naming._asdict(),
+        )
+        facts = self.call("RegisterDataset", request, patience.until(end_s), stopped=stopped)
+        if facts.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolMismatchError(
+                f"this side speaks protocol version {PROTOCOL_VERSION}, the coordinator at {self.address} "
+                f"speaks {facts.protocol_version}: install one version of SUPER on both sides"
+            )
+        moved_s = time.monotonic()
+        while not facts.ready:
+            so_far, asked_s = facts.listed, time.monotonic()
+            if asked_s - moved_s > silence_s or asked_s >= end_s:
+                raise SourceError(
+                    f"the listing of {dataset.source} stands at {so_far} samples and has not moved for "
+                    f"{asked_s - moved_s:.0f} s: see the log of the coordinator at {self.address}"
+                )
+            poll_s = min(_LONG_POLL_S, silence_s, end_s - asked_s)
+            poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=so_far, wait_s=poll_s)
+            still = patience.until(end_s)
+            try:
+                facts = self.call("GetDataset", poll, still, wait_s=poll_s, stopped=stopped)
+            except UnknownJobError:  # the coordinator was restarted meanwhile; asking again is idempotent
+                facts = self.call("RegisterDataset", request, still, stopped=stopped)
+            if facts.listed > so_far:
+                moved_s = time.monotonic()
+                end_s += moved_s - asked_s
+                listed(facts.listed)
+        return facts, end_s
 
     def _connection(self) -> Connection:
         return connection_to(self.address, self._credentials)

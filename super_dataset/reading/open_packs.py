@@ -11,7 +11,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.store import DirectoryStore, StoreError
+from superdl.super_wire.errors import StoreError
+from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,18 +12,20 @@ import contextlib
 import errno
 import logging
 import math
+import mmap
 import os
+import struct
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from superdl.super_dataset.reading.open_packs import OPEN_PACKS, OpenPack, OpenPacks
 from superdl.super_wire.cache import MAX_BULK_BYTES
+from superdl.super_wire.errors import StoreError
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
 from superdl.super_wire.sizes import counted
-from superdl.super_wire.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,6 +40,7 @@ __all__ = ["OPEN_PACKS", "OpenPacks", "StoreTroubleLog", "announce", "read_place
 
 _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
+_TOLD_AND_COUNT = struct.Struct("<dq")
 
 _AHEAD = 64  # records that the kernel fetches while others are read
 _PAYLOAD_BYTES = slice(8, 16)  # where a header tells the payload's length
@@ -51,29 +54,35 @@ _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 
 
 class StoreTroubleLog:
-    """Tells what could not be read from a store, at most once a minute."""
+    """Tells what could not be read from a store, at most once a minute for a process and all its forks."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._count = 0
-        self._told_s = -math.inf
+        # In memory that forks share. Two that count at one moment may count less, which does no harm.
+        self._told_and_count = mmap.mmap(-1, _TOLD_AND_COUNT.size)
+        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, -math.inf, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoreTroubleLog, (self._clock,)
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
         """Count the samples of a batch that could not be read, and tell of them if it is time."""
-        self._count += len(failed)
-        now_s = self._clock()
-        if now_s - self._told_s < _LOG_EVERY_S:
+        told_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
+        now_s, count = self._clock(), count + len(failed)
+        is_due = now_s - told_s >= _LOG_EVERY_S
+        told_and_count = (now_s, 0) if is_due else (told_s, count)
+        _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, *told_and_count)
+        if not is_due:
             return
         first = min(failed)
         _LOG.warning(
             "%s could not be read from the store at %s, so the cache was asked: %s (%s): %s",
-            counted(self._count, "sample"),
+            counted(count, "sample"),
             ref.store or "another place",
             ref.name_of(first),
             _place_name(ref, first),
             failed[first],
         )
-        self._told_s, self._count = now_s, 0
 
 
 def _place_name(ref: BatchRef, offset: int) -> str:

@@ -120,7 +120,6 @@ class ReaderState:
         self.uniform = True
         self.told_astray = False
         self.bad_samples = BadSampleLog(clock)
-        self.store_trouble = StoreTroubleLog(clock)
         self.silent_until_s = -math.inf
         self._open_link = open_link
         self._link: CacheLink | None = None
@@ -173,6 +172,7 @@ class BatchReader:
         self._clock = clock
         self._sleep = sleep
         self._open_link = open_link
+        self._store_trouble = StoreTroubleLog(clock)
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class BatchReader:
         read.read_s += received_s - began_s
         failed |= read.sort_straight(came)
         if failed:
-            state.store_trouble.add(read.ref, failed)
+            self._store_trouble.add(read.ref, failed)
         state.learn(read.buffer)
         read.check_s += self._clock() - received_s
 
@@ -300,10 +300,10 @@ class BatchReader:
         read.sort()
         read.check_s += self._clock() - received_s
         if read.pointers:
-            self._follow(state, read)
+            self._follow(read)
         state.learn(read.buffer)
 
-    def _follow(self, state: ReaderState, read: BatchProgress) -> None:
+    def _follow(self, read: BatchProgress) -> None:
         """Read what the cache has pointers to; what fails is for the coordinator to bring, and told."""
         began_s = self._clock()
         came, failed = read_pointed(read.ref.store, read.pointers, read.buffer, OPEN_PACKS)
@@ -311,7 +311,7 @@ class BatchReader:
         read.read_s += received_s - began_s
         failed = read.sort_pointed(came, failed)
         if failed:
-            state.store_trouble.add(read.ref, failed)
+            self._store_trouble.add(read.ref, failed)
         read.check_s += self._clock() - received_s
 
     def _gather(

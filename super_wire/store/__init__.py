@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_wire.errors import (
-    ConfigError,
-    StoreBusyError,
-    StoreError,
-    StoreFormatError,
-    StoreFullError,
-    StoreGoneError,
-    StoreRefusedError,
-)
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.store.base import PackInProgress, Store
 from superdl.super_wire.store.bucket import BucketStore
 from superdl.super_wire.store.directory import DirectoryStore
@@ -27,61 +19,39 @@ from superdl.super_wire.store.layout import (
     is_bucket,
     parse_store,
 )
-from superdl.super_wire.store.pack import (
-    DATA_KINDS,
-    ENTRY_DTYPE,
-    PackIndex,
-    PackMeta,
-    PackWriter,
-    check_record,
-    collection_of,
-    new_pack_name,
-    read_pack_index,
-)
+from superdl.super_wire.store.pack import PackIndex, PackMeta, check_record, collection_of
 from superdl.super_wire.store.segment import (
     SEGMENT_DTYPE,
     Segment,
     SegmentPack,
     pack_segment,
-    read_segment,
     segment_entries,
+    segment_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "DATA_KINDS",
-    "ENTRY_DTYPE",
     "IN_USE_S",
     "SEGMENT_DTYPE",
-    "BucketStore",
     "DirectoryStore",
     "PackInProgress",
     "PackIndex",
     "PackMeta",
-    "PackWriter",
     "Segment",
     "SegmentPack",
     "Store",
-    "StoreBusyError",
-    "StoreError",
-    "StoreFormatError",
-    "StoreFullError",
-    "StoreGoneError",
-    "StoreRefusedError",
     "bucket_and_prefix",
     "check_record",
     "collection_of",
     "default_directory",
     "is_bucket",
-    "new_pack_name",
     "open_store",
     "pack_segment",
     "parse_store",
-    "read_pack_index",
-    "read_segment",
     "segment_entries",
+    "segment_of",
 ]
 
 

@@ -130,7 +130,7 @@ class Store(abc.ABC):
         """When each collection was opened last, as far as that is noted."""
         noted = {}
         for found in self._list(USED):
-            with contextlib.suppress(StoreGoneError):
+            with contextlib.suppress(StoreGoneError, StoreFormatError, StoreRefusedError):  # one that is odd
                 noted[found.name] = used_time(self._contents(USED, found.name, MAX_TEXT_BYTES))
         return {collection: when for collection, when in noted.items() if when is not None}
 

@@ -87,17 +87,13 @@ class BucketStore(Store):
         store.id = read_mark(mark, store.address)
         return store
 
-    def read(self, pack: str, offset: int, length: int) -> bytes:
-        """Bytes of a pack; fewer where it ends before."""
-        return self._get(_key(PACKS, pack), offset, length)
-
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Several (offset, length) of one pack, neighbours by one request. Fewer bytes as by read."""
         found = [b""] * len(spans)
         for group in _neighbours(spans):
             begin = spans[group[0]][0]
             end = max(offset + length for offset, length in (spans[place] for place in group))
-            data = memoryview(self.read(pack, begin, end - begin))
+            data = memoryview(self._get(_key(PACKS, pack), begin, end - begin))
             for place in group:
                 offset, length = spans[place]
                 found[place] = bytes(data[offset - begin : offset - begin + length])

@@ -35,6 +35,7 @@ __all__ = [
     "pack_segment",
     "read_segment",
     "segment_entries",
+    "segment_of",
 ]
 
 SEGMENT_VERSION = 1
@@ -74,6 +75,23 @@ def segment_entries(index: PackIndex, pack: int) -> NDArray[np.void]:
         entries[name] = data[name]
     entries["pack"] = pack
     return entries
+
+
+def segment_of(
+    pack: SegmentPack, ids: bytes, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Segment:
+    """What somebody says of a pack that was just written: whose records lie where.
+
+    Raises:
+        StoreFormatError: that cannot be.
+    """
+    if not checked_name(PACKS, pack.name).startswith(f"{pack.meta.collection}-"):
+        raise StoreFormatError(f"the pack is not of the collection {pack.meta.collection}")
+    entries = np.zeros(offsets.size, SEGMENT_DTYPE)
+    entries["id"] = np.frombuffer(ids, SEGMENT_DTYPE["id"])
+    entries["offset"], entries["bytes"] = offsets, lengths
+    _check_places((pack,), entries)
+    return Segment((pack,), entries)
 
 
 def pack_segment(segment: Segment) -> bytes:

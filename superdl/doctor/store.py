@@ -30,13 +30,13 @@ _LEFT_FREE = 0.1
 
 def check_store(case: Case) -> Finding:
     """Whether it can be used from here."""
-    from superdl.coordinator.store import chosen_store
+    from superdl.coordinator.store import AUTO, NONE, chosen_store
 
-    if case.named_store == "none":
+    if case.named_store.lower() == NONE:
         return skipped("SUPER_STORE=none turns it off", "a directory or s3://bucket/prefix turns it on")
     if case.elsewhere:
         return _of_the_coordinator(case.told_store)
-    choice = chosen_store(case.named_store or "auto", os.environ)
+    choice = chosen_store(case.named_store or AUTO, os.environ)
     if not choice.address:
         why = f"the embedded default keeps none, and decodes in each run: {choice.reason}"
         return doubtful(why, "name a directory on a disk with room: SUPER_STORE")

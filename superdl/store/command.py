@@ -104,9 +104,13 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
             f"  collection {one.name}: {counted(one.records, 'record')}, {_size(one.size_bytes)} in "
             f"{counted(len(one.packs), 'pack')}; decoder {decoders or 'unknown'}; {_used_text(one)}"
         )
-    _print_broken(contents, console)
+    for pack, why in list(contents.broken.items())[:_SHOWN]:
+        console.print(f"not readable: {pack}: {shown(why)}; superdl store verify drops what is broken")
     console.print(f"{store.address}: {_sum_text(contents)}")
-    return _mapping(contents), 0
+    rows = [
+        {**asdict(one), "packs": len(one.packs), "size_bytes": one.size_bytes} for one in _by_use(contents)
+    ]
+    return {"collections": rows, "broken": contents.broken, "users": contents.users}, 0
 
 
 def _du(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
@@ -134,7 +138,11 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
 
     if not 0 <= arguments.share <= 1:
         raise ConfigError(f"--share is a number from 0 to 1, such as 0.01; not {arguments.share:g}")
-    seen = verify(store, _decoder(), share=arguments.share, sources=arguments.source, tell=_note)
+
+    def note(text: str) -> None:
+        sys.stderr.write(f"{shown(text)}\n")
+
+    seen = verify(store, _decoder(), share=arguments.share, sources=arguments.source, tell=note)
     for why, count in list(seen.not_decoded.items())[:_SHOWN]:
         console.print(f"{counted(count, 'record')} by header and hash alone: {shown(why)}")
     for one in seen.wrong[:_SHOWN]:
@@ -160,7 +168,7 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
 
 
 def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    from superdl.store.removing import choose, prune
+    from superdl.store.removing import Removed, choose, prune
     from superdl.super_wire.sizes import parse_bytes
 
     now_s, contents = time.time(), _contents(store)
@@ -178,23 +186,21 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
             f"{shown(one.bucket)} {_recipe_text(one.recipe)}, {_used_text(one)}: {len(gone):,} of "
             f"{counted(len(one.packs), 'pack')} to go, {_size(sum(gone))}{spared}"
         )
-    removed = None
+    removed = Removed()
     if packs and _agreed(arguments, f"drop {counted(len(packs), 'pack')}?"):
         removed = prune(store, _contents(store), packs)  # as it is now: the question may have waited for long
         store.sweep(now_s)
-    console.print(_removed_text(store, removed))
-    return _removed_mapping(removed), 0
+    return _tell_removed(store, removed, console)
 
 
 def _clear(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    from superdl.store import clear
+    from superdl.store import Removed, clear
 
     packs = store.packs()
     all_packs = counted(len(packs), "pack")
     question = f"drop all of {store.address}, {all_packs}, {_size(sum(packs.values()))}?"
-    removed = clear(store, time.time()) if _agreed(arguments, question) else None
-    console.print(_removed_text(store, removed))
-    return _removed_mapping(removed), 0
+    removed = clear(store, time.time()) if _agreed(arguments, question) else Removed()
+    return _tell_removed(store, removed, console)
 
 
 def _agreed(arguments: argparse.Namespace, question: str) -> bool:
@@ -211,10 +217,6 @@ def _decoder() -> str:
     from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 
     return decoder_fingerprint()
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"{shown(text)}\n")
 
 
 def _by_use(contents: Contents) -> list[Collection]:
@@ -254,26 +256,7 @@ def _sum_text(contents: Contents) -> str:
     )
 
 
-def _print_broken(contents: Contents, console: Console) -> None:
-    for pack, why in list(contents.broken.items())[:_SHOWN]:
-        console.print(f"broken: {pack}: {shown(why)}; superdl store verify drops it")
-
-
-def _mapping(contents: Contents) -> dict[str, Any]:
-    rows = []
-    for one in _by_use(contents):
-        row = {**asdict(one), "packs": len(one.packs), "size_bytes": one.size_bytes}
-        rows.append(row)
-    return {"collections": rows, "broken": contents.broken, "users": contents.users}
-
-
-def _removed_text(store: Store, removed: Removed | None) -> str:
-    if removed is None:
-        return "nothing was dropped"
-    return f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {_size(removed.size_bytes)}"
-
-
-def _removed_mapping(removed: Removed | None) -> dict[str, Any]:
-    from superdl.store import Removed
-
-    return asdict(Removed() if removed is None else removed)
+def _tell_removed(store: Store, removed: Removed, console: Console) -> tuple[dict[str, Any], int]:
+    told = f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {_size(removed.size_bytes)}"
+    console.print(told if removed.packs else "nothing was dropped")
+    return asdict(removed), 0

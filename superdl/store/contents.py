@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.super_wire.errors import ConfigError, StoreFormatError, StoreGoneError
+from superdl.coordinator.store import AUTO, NONE, read_indexes, read_segments
+from superdl.super_wire.errors import ConfigError, StoreError
 from superdl.super_wire.store import IN_USE_S, default_directory, parse_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
-    from superdl.super_wire.store import PackIndex, PackMeta, Store
+    from superdl.super_wire.store import PackMeta, Store
 
-__all__ = [
-    "AT_ONCE",
-    "INSTANCE",
-    "Collection",
-    "Contents",
-    "collection_name",
-    "contents_of",
-    "read_indexes",
-    "store_address",
-    "threads",
-]
+__all__ = ["INSTANCE", "Collection", "Contents", "collection_name", "contents_of", "store_address"]
 
 INSTANCE = "superdl-store"
 """Our own name among those who have a store open; it is never among them."""
-
-AT_ONCE = 16
-"""Requests to a store at one time."""
 
 
 @dataclass(slots=True)
@@ -63,7 +49,7 @@ class Collection:
 class Contents:
     """All that a store holds: its collections by name, and the fingerprint of each pack's decoder.
 
-    ``broken`` has the packs that cannot be read, each with the reason.
+    ``broken`` has the packs whose index cannot be read, or not by us, each with the reason.
     """
 
     collections: dict[str, Collection] = field(default_factory=dict)
@@ -80,10 +66,10 @@ def store_address(named: str | None, environment: Mapping[str, str]) -> str:
     Raises:
         ConfigError: it is no address, or ``SUPER_STORE`` says that there is none.
     """
-    text = named or environment.get("SUPER_STORE") or "auto"
-    if text == "auto":
+    text = named or environment.get("SUPER_STORE") or AUTO
+    if text.lower() == AUTO:
         return str(default_directory(environment))
-    if text == "none":
+    if text.lower() == NONE:
         raise ConfigError("SUPER_STORE=none turns the store off: name the one that you mean as the argument")
     return parse_store(text)
 
@@ -91,10 +77,14 @@ def store_address(named: str | None, environment: Mapping[str, str]) -> str:
 def contents_of(store: Store, now_s: float) -> Contents:
     """What a store holds. Index segments say it; a pack that is in none of them is asked itself."""
     found = Contents(users=len(store.others(INSTANCE, now_s)))
-    used, packs, known = store.used(), store.packs(), _of_segments(store)
+    used, packs = store.used(), store.packs()
+    known: dict[str, tuple[PackMeta, int]] = {}
+    for segment in read_segments(store, store.segments()):
+        counts = np.bincount(segment.entries["pack"], minlength=len(segment.packs)).tolist()
+        known |= {pack.name: (pack.meta, count) for pack, count in zip(segment.packs, counts, strict=True)}
     for pack, index in read_indexes(store, {name: size for name, size in packs.items() if name not in known}):
-        if isinstance(index, str):
-            found.broken[pack] = index
+        if isinstance(index, StoreError):
+            found.broken[pack] = str(index)
         else:
             known[pack] = index.meta, len(index.entries)
     for pack, size in packs.items():
@@ -115,43 +105,3 @@ def contents_of(store: Store, now_s: float) -> Contents:
 def collection_name(pack: str) -> str:
     """The collection that a pack is of, by its name."""
     return pack.partition("-")[0]
-
-
-def _of_segments(store: Store) -> dict[str, tuple[PackMeta, int]]:
-    """What segments say of packs: the meta of each, and how many records it has."""
-    known: dict[str, tuple[PackMeta, int]] = {}
-    for name in store.segments():
-        try:
-            segment = store.read_segment(name)
-        except (StoreFormatError, StoreGoneError):  # the packs say it themselves
-            continue
-        counts = np.bincount(segment.entries["pack"], minlength=len(segment.packs)).tolist()
-        for pack, count in zip(segment.packs, counts, strict=True):
-            known[pack.name] = pack.meta, count
-    return known
-
-
-def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterable[tuple[str, PackIndex | str]]:
-    """The index of each of these packs, or why it has none; packs that are gone meanwhile are left out."""
-
-    def read(item: tuple[str, int]) -> tuple[str, Any]:
-        try:
-            index = store.read_index(*item)
-        except StoreFormatError as error:
-            return item[0], str(error)
-        except StoreGoneError:
-            return item[0], None
-        return item[0], replace(index, entries=index.entries.copy())  # else all that was read stays in memory
-
-    with threads(AT_ONCE) as pool:
-        yield from (found for found in pool.map(read, packs.items()) if found[1] is not None)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool; what it has not begun is not begun any more once an error, or a person, has ended the work."""
-    pool = ThreadPoolExecutor(count, thread_name_prefix="super-store")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.store.contents import AT_ONCE, INSTANCE, threads
+from superdl.coordinator.store import AT_ONCE, StoredPack, threads, to_prune
+from superdl.store.contents import INSTANCE
 from superdl.super_wire.errors import StoreFormatError, StoreGoneError, StoreRefusedError
 
 if TYPE_CHECKING:
@@ -33,32 +34,34 @@ class Removed:
 
 
 def choose(
-    contents: Contents, decoder: str, now_s: float, *, keep_bytes: int = -1, older_than_days: float = -1.0
+    contents: Contents,
+    decoder: str,
+    now_s: float,
+    *,
+    keep_bytes: int = 0,
+    older_than_days: float | None = None,
 ) -> list[str]:
-    """The packs that go, in their order.
+    """The packs that go, in the order in which a coordinator would make room.
 
-    Packs of other decoders than ``decoder`` come first, then collections that no job has opened for longest.
     A collection that somebody has open keeps its packs, whatever was asked.
 
     Args:
         contents: of the store.
         decoder: the fingerprint of this machine's decoder.
         now_s: Unix time.
-        keep_bytes: so many bytes of packs may stay; below 0: any.
-        older_than_days: go, if no job has opened their collection for so long; below 0: none for that.
+        keep_bytes: so many bytes of packs may stay.
+        older_than_days: instead, all go whose collection no job has opened for so long.
     """
-    left = sum(one.size_bytes for one in contents.collections.values())
     free = [one for one in contents.collections.values() if not one.in_use]
-    oldest = sorted(free, key=lambda one: (one.used_s, one.name))
-    rows = [(pack, size, one.used_s) for one in oldest for pack, size in sorted(one.packs.items())]
-    rows.sort(key=lambda row: contents.decoders.get(row[0], "") == decoder)  # stable: others' first
-    chosen = []
-    for pack, size, used_s in rows:
-        old = 0 <= older_than_days * _DAY_S <= now_s - used_s
-        if old or (0 <= keep_bytes < left):
-            chosen.append(pack)
-            left -= size
-    return chosen
+    if older_than_days is not None:
+        old = [one for one in free if older_than_days * _DAY_S <= now_s - one.used_s]
+        return [pack for one in old for pack in one.packs]
+    packs = [
+        StoredPack(pack, size, contents.decoders.get(pack) != decoder, one.used_s)
+        for one in free
+        for pack, size in one.packs.items()
+    ]
+    return to_prune(packs, sum(one.size_bytes for one in contents.collections.values()) - keep_bytes)
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
@@ -86,7 +89,7 @@ def _segments_of_nothing(store: Store) -> Iterator[str]:
         try:
             if not any(pack.name in left for pack in store.read_segment(name).packs):
                 yield name
-        except (StoreFormatError, StoreGoneError):  # nobody reads it, or it is of another version
+        except (StoreFormatError, StoreGoneError, StoreRefusedError):  # gone, of another version, another's
             continue
 
 

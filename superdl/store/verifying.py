@@ -18,8 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from superdl.coordinator.catalog import list_objects, parse_source
-from superdl.store.contents import collection_name, read_indexes, threads
-from superdl.super_wire.errors import ConfigError, RecordError, StoreGoneError, SuperError
+from superdl.coordinator.store import read_indexes, threads
+from superdl.store.contents import collection_name
+from superdl.super_wire.errors import (
+    ConfigError,
+    RecordError,
+    StoreError,
+    StoreFormatError,
+    StoreGoneError,
+    SuperError,
+)
 from superdl.super_wire.ids import ALIAS_SCHEME, Naming, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES, pack, parse_header
@@ -100,8 +108,10 @@ def verify(
     collections: dict[str, dict[str, PackIndex]] = defaultdict(dict)
     packs = store.packs()
     for name, index in read_indexes(store, packs):
-        if isinstance(index, str):
-            seen.wrong.append(Wrong(name, "", "", index))
+        if isinstance(index, StoreFormatError):
+            seen.wrong.append(Wrong(name, "", "", str(index)))
+        elif isinstance(index, StoreError):  # another user's, perhaps
+            tell(f"not verified: {index}")
         else:
             collections[collection_name(name)][name] = index
     tell(f"{len(packs):,} indexes read")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,7 @@ import numpy as np
 from superdl.coordinator.core import Prices, footprint
 from superdl.cost.scenario import PRESETS, Scenario
 from superdl.sampler.rpc import FIRST_CONTACT, Client
-from superdl.super_wire.errors import ProtocolMismatchError, SourceError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
-from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -36,8 +33,6 @@ _GUESSED_BYTES = 2**20
 _ASPECT = 4 / 3
 _MIB_PER_GIB = 1024
 _MS = 1e-3
-_POLL_S = 10.0
-_SILENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +68,7 @@ def standing_of(address: str, dataset: SuperDataset, *, run: str, listed: Callab
 
     client = Client(address)
     with client.hold():
-        request = pb.RegisterDatasetRequest(
-            protocol_version=PROTOCOL_VERSION,
-            source=dataset.source,
-            recipe=dataset.recipe.json,
-            key_list=dataset.key_list or "",
-            run_id=run,
-            **dataset.naming._asdict(),
-        )
-        facts = client.call("RegisterDataset", request, FIRST_CONTACT)
-        if facts.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolMismatchError(
-                f"superdl warm speaks protocol version {PROTOCOL_VERSION}, the coordinator at {address} "
-                f"speaks {facts.protocol_version}: install one version of SUPER on both sides"
-            )
-        moved_s = time.monotonic()
-        while not facts.ready:
-            if time.monotonic() - moved_s > _SILENCE_S:
-                raise SourceError(
-                    f"the listing of {dataset.source} stands at {facts.listed} samples and has not moved for "
-                    f"{_SILENCE_S:.0f} s: see the log of the coordinator at {address}"
-                )
-            seen = facts.listed
-            poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=seen, wait_s=_POLL_S)
-            facts = client.call("GetDataset", poll, FIRST_CONTACT, wait_s=_POLL_S)
-            if facts.listed > seen:
-                moved_s = time.monotonic()
-                listed(facts.listed)
+        facts, _ = client.register(dataset, run, listed=listed)
         for warning in facts.warnings:
             _LOG.warning("%s", warning)
         told = client.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client
-from superdl.super_wire.errors import CacheError, CoordinatorError, UnknownJobError
+from superdl.super_wire.errors import CacheError, ConfigError, CoordinatorError, UnknownJobError
 from superdl.warm.estimate import standing_of
 from superdl.warm.report import Counted, Ended, Limits, WarmReport
 
@@ -64,7 +64,7 @@ def fill(
             while not filling.step(time.monotonic() - begin_s):
                 tell(report)
                 time.sleep(_POLL_S)
-        except (CacheError, CoordinatorError) as error:
+        except (CacheError, ConfigError, CoordinatorError) as error:  # a store may be full, or gone
             report.ended, report.why = Ended.STALLED, f"{type(error).__name__}: {error}"
         except KeyboardInterrupt:
             report.ended = Ended.INTERRUPTED
@@ -125,11 +125,10 @@ class _Filling:
                 self._is_open = True
             told = self._client.call("FillUp", self._fill, RUNNING)
             stats = self._client.call("GetJobStats", self._ask, RUNNING)
-        except UnknownJobError:  # the coordinator was restarted, and may have to list again
-            found = standing_of(self._client.address, self._dataset, run=self._run, listed=lambda _: None)
-            self._open.dataset_id, self._is_open = found.dataset_id, False
-            self._counted.forget()
-            return False
+        except UnknownJobError:
+            return self._begin_again()
+        if not stats.jobs:  # it was restarted between two calls
+            return self._begin_again()
         report = self._report
         self._counted.look(stats.jobs[0], stats.cache, report)
         report.warm, report.failed, report.record_bytes = told.there, told.failed, told.size_bytes
@@ -141,6 +140,13 @@ class _Filling:
         if now != self._before:
             self._before, self._moved_s = now, now_s
         return self._is_enough(now_s, stats.cache.store_trouble)
+
+    def _begin_again(self) -> bool:
+        """The coordinator was restarted, and may have to list again; it is not over."""
+        found = standing_of(self._client.address, self._dataset, run=self._run, listed=lambda _: None)
+        self._open.dataset_id, self._is_open = found.dataset_id, False
+        self._counted.forget()
+        return False
 
     def close(self) -> None:
         """Say goodbye; a coordinator that hears it not forgets the job by itself."""

@@ -52,8 +52,9 @@ from superdl.super_wire.request import (
     pack_outcome,
     read_outcome,
 )
-from superdl.super_wire.store import pack_segment, read_segment
+from superdl.super_wire.store import pack_segment
 from superdl.super_wire.store.layout import new_mark, read_mark
+from superdl.super_wire.store.segment import read_segment
 from tests.hostile.spoiling import units
 from tests.super_wire.store.packing import index_of, pack_bytes, records, segment_of
 

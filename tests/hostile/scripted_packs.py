@@ -20,7 +20,8 @@ from superdl.super_wire.ids import digest128
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
-from superdl.super_wire.store import DirectoryStore, PackMeta, new_pack_name
+from superdl.super_wire.store import DirectoryStore, PackMeta
+from superdl.super_wire.store.pack import new_pack_name
 from tests.super_dataset.stored_batches import id_at, record
 
 if TYPE_CHECKING:

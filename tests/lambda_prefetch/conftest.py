@@ -12,7 +12,8 @@ from moto.server import ThreadedMotoServer
 
 from superdl.lambda_prefetch.caches import close_idle_connections
 from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
-from superdl.super_wire.store import BucketStore, DirectoryStore
+from superdl.super_wire.store import DirectoryStore
+from superdl.super_wire.store.bucket import BucketStore
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.valkey import valkey
 from tests.lambda_prefetch.prefetching import encode, pixels

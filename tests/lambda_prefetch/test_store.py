@@ -281,27 +281,6 @@ def test_a_full_disk_costs_the_pack_and_no_sample(root, valkey, directory_store,
     assert files_of(Path(directory_store.address)) == []
 
 
-MOUNT, UMOUNT = (shutil.which(name) or "" for name in ("mount", "umount"))
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not MOUNT, reason="mounting a filesystem needs root")
-def test_a_filesystem_without_room(root, valkey, tmp_path, monkeypatch):
-    mount = tmp_path / "mount"
-    mount.mkdir()
-    mounted = subprocess.run(
-        [MOUNT, "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(mount)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("this root may not mount")
-    try:
-        store = DirectoryStore.open(mount / "store", create=True)
-        monkeypatch.setenv("SUPER_STORE", store.address)
-        assert_delivered_with_trouble(run(saving(root, valkey, store, GOOD)), "No space left on device")
-        assert files_of(mount) == []
-    finally:
-        subprocess.run([UMOUNT, str(mount)], check=True)
-
-
 @pytest.mark.parametrize(
     ("status", "code", "puts"),
     [(503, "SlowDown", 2), (403, "AccessDenied", 1), (404, "NoSuchBucket", 1), (0, "", 2)],

@@ -22,7 +22,6 @@ from superdl.coordinator.core import (
     Tick,
     dispatching,
     lookahead,
-    ranks,
     restoring,
     results,
     room,
@@ -255,7 +254,7 @@ def saves_what_has_gone(request, state, executor, key, indices, now):
     request(state, executor, key, gone[:1] if gone.size else indices, now)
 
 
-def saves_with_all_functions(_, state, key, now):
+def saves_with_all_functions(_, state, now):
     idle = [each for each in state.fleet.executors if each.store is not None and each.idle(now) > 0]
     return idle[0] if idle else None
 
@@ -312,7 +311,7 @@ def test_a_core_that_leaves_pointers_to_who_cannot_follow_them_is_caught(monkeyp
     world = World(one_of_two_sees_the_store()).run()
     assert sum(executor.usage.samples_produced for executor in world.executors) == 160
     assert sum(executor.usage.samples_restored for executor in world.executors) > 0
-    monkeypatch.setattr(ranks, "withdraw_pointers", lambda state, dataset: None)
+    monkeypatch.setattr(restoring, "withdraw_pointers", lambda state, dataset: None)
     with pytest.raises(InvariantError, match="is left with a pointer"):
         World(one_of_two_sees_the_store()).run()
 

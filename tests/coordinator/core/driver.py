@@ -120,6 +120,7 @@ class Driver:
         job: str = "job",
         rank: int = 0,
         epoch: int = 0,
+        straight: int = 0,
         after_s: float = 0.0,
     ) -> list[Any]:
         """A reader reports: a batch read, or what it misses."""
@@ -136,6 +137,7 @@ class Driver:
                 done=not missed,
                 read_us=10,
                 wait_us=5,
+                straight=straight,
             ),
             after_s=after_s,
         )

@@ -154,6 +154,17 @@ def test_those_that_see_the_store_save_for_those_that_do_not_and_all_others_neve
         assert saves(driver) == []
 
 
+def test_who_sees_the_store_saves_of_a_source_too_that_it_may_not_read():
+    """Else it would be at the head of the queue for ever, before all that could be saved."""
+    driver = Driver(store=True, executors=(BLIND, ExecutorFacts("seeing")), request_samples=64)
+    driver.step(ExecutorResized(2, executor=1))
+    driver.open(shuffle=False, ineligible=frozenset({1}))
+    driver.ask(0, 8)
+    decode_all(driver)
+    driver.wait(1.0)
+    assert [(request.executor, request.from_cache) for request in driver.requests] == [(1, True)]
+
+
 def all_stored(**settings) -> Driver:
     """A job whose samples all lie in the store, and no function that decodes is there."""
     driver = Driver(store=True, executors=(BLIND, STORE), capacity=0, request_samples=16, **settings)

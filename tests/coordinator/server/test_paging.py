@@ -24,7 +24,7 @@ from superdl.super_wire.ids import ID_BYTES, batch_id
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.store import new_pack_name
+from superdl.super_wire.store.pack import new_pack_name
 
 RECIPE = Recipe.image(resize=8, crop=8)
 RANDOM = Recipe([{"op": "random_resized_crop", "size": 8}])

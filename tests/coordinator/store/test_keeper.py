@@ -19,7 +19,8 @@ from superdl.coordinator.store import keeper as module
 from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.coordinator.store.opening import open_own
-from superdl.super_wire.errors import StoreFormatError
+from superdl.store import contents_of
+from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import pack
 from superdl.super_wire.request import Outcome, PrefetchResult
@@ -146,6 +147,43 @@ def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):
     kept(work)
 
 
+class Another(DirectoryStore):
+    """A store in which some packs and segments are another user's: nobody else may read them."""
+
+    private: frozenset[str] = frozenset()
+
+    def read_index(self, pack: str, size: int) -> Any:
+        self._check(pack)
+        return super().read_index(pack, size)
+
+    def read_segment(self, name: str) -> Any:
+        self._check(name)
+        return super().read_segment(name)
+
+    def _check(self, name: str) -> None:
+        if name in self.private:
+            raise StoreRefusedError(f"{self.address}/{name}: Permission denied")
+
+
+def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
+    async def work(one, dataset):
+        collection = collection_of(dataset.catalog.bucket, RECIPE.digest)
+        private = {write_pack(one.path, dataset, [n]) for n in range(4)}
+        look(DirectoryStore.open(one.path, create=False), collection, FINGERPRINT, Known())
+        store = Another.open(one.path, create=False)
+        good = write_pack(one.path, dataset, [8, 9])
+        store.private = frozenset(private | set(store.segments()))
+        found = look(store, collection, FINGERPRINT, Known())
+        assert [pack.name for pack in found.told.packs] == [good]
+        assert (found.useless, found.gone) == (frozenset(), frozenset())
+        contents = contents_of(store, 0.0)
+        assert contents.broken.keys() == private
+        assert contents.collections[collection].records == 2
+        assert sum("packs of the store that are not used: 4" in line for line in caplog.messages) == 1
+
+    kept(work)
+
+
 def test_what_others_add_and_remove_is_seen_at_the_next_opening(kept):
     async def work(one, dataset):
         first = write_pack(one.path, dataset, [0, 1])
@@ -218,6 +256,45 @@ def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, 
     kept(work)
 
 
+def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(kept):
+    async def work(one, dataset):
+        keeper = one.keeper
+        write_pack(one.path, dataset, [0, 1])
+        one.path.rename(f"{one.path}-unmounted")
+        one.path.write_bytes(b"no store")
+        one.datasets.open(dataset)
+        keeper._store = None  # as it is where it does not answer at the start
+        await keeper.opened(dataset)
+        assert keeper.stored(dataset.content) == []
+        one.path.unlink()
+        one.path.with_name(f"{one.path.name}-unmounted").rename(one.path)
+        keeper.step()
+        await keeper._upkeep
+        (event,) = one.events
+        assert event.indices.tolist() == [0, 1]
+        at, written = np.array([2, 3]), write_pack(one.path, dataset, [2, 3])
+        number, _ = keeper.heard(dataset, at, answer(pack=written))
+        places = keeper.places.of(dataset.content, at)
+        assert (number, len(places.packs), places.pack_of.tolist()) == (2, 1, [1, 1])
+
+    kept(work)
+
+
+def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept):
+    async def work(one, _):
+        one.keeper.step()
+        await one.keeper._upkeep
+        left = one.path / "tmp" / "left by a function that was killed"
+        left.write_bytes(b"x")
+        os.utime(left, (1, 1))
+        one.keeper._due_s = dict.fromkeys(one.keeper._due_s, 0.0)  # an hour has passed
+        one.keeper.step()
+        await one.keeper._upkeep
+        assert not left.exists()
+
+    kept(work)
+
+
 def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
     async def work(one, dataset):
         write_pack(one.path, dataset, [0, 1])
@@ -233,9 +310,10 @@ def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
         monkeypatch.setattr(module, "_LOOK_S", 0.1)
         await one.keeper.opened(dataset)
         assert one.keeper.stored(dataset.content) == []
+        assert "it has not told within 0.1 s" in one.keeper.trouble  # superdl stats shows it
         answers.set()
         await asyncio.wait_for(told.wait(), 20)
-        assert one.events[0].indices.tolist() == [0, 1]
+        assert (one.events[0].indices.tolist(), one.keeper.trouble) == ([0, 1], "")
 
     kept(work)
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import random
 import resource
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -133,3 +135,20 @@ def test_what_could_not_be_read_is_counted_and_told_once_a_minute(caplog):
     assert first.startswith("1 sample could not be read")
     assert second.startswith("4 samples could not be read")
     assert second.endswith("train/0-2.jpg (by a pointer): cut off")
+
+
+def test_one_worker_tells_for_all_that_are_forked(caplog):
+    now_s = [100.0]
+    log, ref = StoreTroubleLog(lambda: now_s[0]), ref_of(3, "redis://x")
+    log.add(ref, {1: "gone"})
+
+    def work():
+        log.add(ref, {0: "gone", 2: "cut off"})
+        assert len(caplog.records) == 1
+
+    assert in_a_fork(work) == 0
+    now_s[0] += 61.0
+    pickle.loads(pickle.dumps(StoreTroubleLog(time.monotonic))).add(ref, {0: "spawned, and knows nobody"})
+    log.add(ref, {1: "gone"})
+    told = [record.getMessage().split(" could")[0] for record in caplog.records]
+    assert told == ["1 sample", "1 sample", "3 samples"]

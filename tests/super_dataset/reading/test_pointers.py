@@ -13,7 +13,8 @@ from superdl.super_dataset.reading.delivery import batch_info, sample_tensors
 from superdl.super_wire.errors import ReadTimeoutError
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
-from superdl.super_wire.store import DirectoryStore, new_pack_name
+from superdl.super_wire.store import DirectoryStore
+from superdl.super_wire.store.pack import new_pack_name
 from tests.super_dataset.reading.test_reader import FakeTime, pixels, reader_at
 from tests.super_dataset.stored_batches import (
     id_at,

@@ -12,15 +12,13 @@ from superdl.super_wire.record import pack, unpack
 from superdl.super_wire.store import (
     PackIndex,
     PackMeta,
-    PackWriter,
     Segment,
     SegmentPack,
     check_record,
     collection_of,
-    new_pack_name,
-    read_pack_index,
     segment_entries,
 )
+from superdl.super_wire.store.pack import PackWriter, new_pack_name, read_pack_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,7 @@ from superdl.super_wire.errors import (
     StoreGoneError,
     StoreRefusedError,
 )
-from superdl.super_wire.store import BucketStore
-from superdl.super_wire.store.bucket import _neighbours
+from superdl.super_wire.store.bucket import BucketStore, _neighbours
 from superdl.super_wire.store.layout import new_mark
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.super_wire.store.packing import META, fill, records

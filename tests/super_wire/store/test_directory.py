@@ -209,7 +209,8 @@ def test_other_faults_of_the_system_are_told_as_passing(store, monkeypatch):
 
 FULL = """
 import resource, sys
-from superdl.super_wire.store import DirectoryStore, StoreFullError
+from superdl.super_wire.store import DirectoryStore
+from superdl.super_wire.errors import StoreFullError
 from tests.super_wire.store.packing import META, fill, records
 store = DirectoryStore.open(sys.argv[1], create=False)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -248,7 +249,8 @@ def test_no_room_is_told_and_leaves_nothing(store):
 
 AS_NOBODY = """
 import os, sys
-from superdl.super_wire.store import DirectoryStore, StoreError
+from superdl.super_wire.store import DirectoryStore
+from superdl.super_wire.errors import StoreError
 from tests.super_wire.store.packing import META, intact
 if os.geteuid() == 0:  # chmod forbids root nothing
     os.setgroups([])
@@ -285,7 +287,8 @@ def test_a_share_that_may_only_be_read():
 
 KILLED = """
 import json, os, signal, sys
-from superdl.super_wire.store import DirectoryStore, StoreGoneError, pack_segment
+from superdl.super_wire.store import DirectoryStore, pack_segment
+from superdl.super_wire.errors import StoreGoneError
 from tests.super_wire.store.packing import META, fill, intact, pack_bytes, records, segment_of
 samples = records([9, 70_000, 1])
 segment = pack_segment(segment_of(pack_bytes(samples)))

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 from superdl.super_wire.errors import StoreFormatError
 from superdl.super_wire.store import (
-    ENTRY_DTYPE,
     SEGMENT_DTYPE,
     PackIndex,
     Segment,
     SegmentPack,
-    new_pack_name,
     pack_segment,
-    read_segment,
     segment_entries,
 )
+from superdl.super_wire.store.pack import ENTRY_DTYPE, new_pack_name
+from superdl.super_wire.store.segment import read_segment
 from tests.super_wire.mutating import mutated
 from tests.super_wire.store.packing import META, METAS, RECORDS, pack_bytes, records, segment_of
 

@@ -181,12 +181,13 @@ def test_who_has_it_open(opened):
     assert store.others("c", now) == []
 
 
-def test_when_collections_were_used(opened):
+def test_when_collections_were_used(opened, put):
     store = opened()
     assert store.used() == {}
     store.mark_used("a" * 16, 1_700_000_000.9)
     store.mark_used("b" * 16, 5.0)
     store.mark_used("b" * 16, 7.0)
+    put(f"used/{'c' * 16}", b"9" * 10_000)
     assert store.used() == {"a" * 16: 1_700_000_000.0, "b" * 16: 7.0}
 
 

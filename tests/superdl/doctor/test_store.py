@@ -55,7 +55,7 @@ def test_what_is_no_store_and_what_is_none_yet(tmp_path, capsys, monkeypatch):
     assert (code, found["verdict"]) == (0, "ok")
     assert str(tmp_path / "cache" / "superdl" / "store") in found["reason"]
     assert not (tmp_path / "cache").exists()
-    assert look(capsys, "--store", "none")[1]["verdict"] == "skip"
+    assert look(capsys, "--store", "None")[1]["verdict"] == "skip"
     code, found = look(capsys, "--executor", "lambda")  # local processes look after it
     assert (code, found["verdict"]) == (0, "ok")
     no_room = StoreChoice("", "/home has only 1.2 GiB free")

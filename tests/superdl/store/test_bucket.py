@@ -8,7 +8,7 @@ import boto3
 import pytest
 
 from superdl.main import main
-from superdl.super_wire.store import BucketStore
+from superdl.super_wire.store.bucket import BucketStore
 from tests.fixtures.images import write_images
 from tests.superdl.store.filled import asked, fill
 

@@ -6,8 +6,11 @@ import pytest
 
 from superdl.coordinator.core import Prices
 from superdl.coordinator.executors.price_table import load_prices
+from superdl.super_wire.errors import UnknownJobError
 from superdl.super_wire.recipe import Recipe
-from superdl.warm.estimate import Standing, estimate_of, memory_of, record_bytes_of
+from superdl.warm.estimate import Standing, estimate_of, memory_of, record_bytes_of, standing_of
+from tests.sampler.scripted_coordinator import ScriptedCoordinator
+from tests.sampler.stand_ins import BoundDataset
 
 CROP = Recipe.image(resize=256, crop=224)
 PRICES = load_prices()
@@ -27,6 +30,20 @@ def test_the_size_of_a_record_is_known_where_the_recipe_says_it():
     assert record_bytes_of(CROP) == (64 + 224 * 224 * 3, False)
     assert record_bytes_of(Recipe.image(resize=96)) == (64 + 96 * 96 * 4, True)
     assert record_bytes_of(Recipe([])) == (2**20, True)
+
+
+def test_a_coordinator_that_is_restarted_while_it_lists_is_told_the_dataset_again():
+    server = ScriptedCoordinator()
+    try:
+        server.script.listing = [0, 10, 10, 500]
+        server.script.failures["GetDataset"] = [UnknownJobError("what dataset?")]
+        seen: list[int] = []
+        found = standing_of(server.address, BoundDataset(), run="run", listed=seen.append)
+        assert (found.samples, found.budget_bytes) == (1000, 77)
+        assert seen[:2] == [10, 500]
+        assert server.count("RegisterDataset") == 2
+    finally:
+        server.stop()
 
 
 def test_what_fits_is_counted_as_the_coordinator_counts():
