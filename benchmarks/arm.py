@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.contenders import CONTENDERS
-from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
 from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from benchmarks.loading import Contender
 
 __all__ = ["ArmResult", "ArmSpec", "checksum", "measure_arm"]
 

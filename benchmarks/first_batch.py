@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
-from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
 from benchmarks.processes import BenchmarkError, run_child
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import embedded_services
@@ -23,6 +22,8 @@ from benchmarks.services import embedded_services
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.loading import Contender
 
 __all__ = [
     "COLD",
@@ -102,7 +103,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 taken.append(Taken(number, spec.contender, spec.loading.num_workers, state, result))
     group = {"images": images.name, "batch_size": arguments.batch_size}
     return started.report(
-        image_sets=images.described(),
+        image_sets=described([images]),
         method=_METHOD,
         group_by=tuple(group),
         columns=_COLUMNS,
@@ -111,11 +112,11 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-def _specs(images: ImageSet, arguments: argparse.Namespace) -> Iterator[ProbeSpec]:
+def _specs(images: Loading, arguments: argparse.Namespace) -> Iterator[ProbeSpec]:
     for contender in (PILLOW, SUPER, SUPER_LOADER):
         for workers in arguments.workers:
             if CONTENDERS[contender].workers_of(workers) == workers:
-                loading = images.loading(batch_size=arguments.batch_size, num_workers=workers)
+                loading = replace(images, batch_size=arguments.batch_size, num_workers=workers)
                 yield ProbeSpec(contender, loading)
 
 
@@ -134,7 +135,7 @@ def _in_all_states(spec: ProbeSpec) -> Iterator[tuple[str, ProbeResult]]:
         yield WARM, probed(running)
 
 
-def _check(spec: ProbeSpec, state: str, result: ProbeResult, images: ImageSet) -> None:
+def _check(spec: ProbeSpec, state: str, result: ProbeResult, images: Loading) -> None:
     """A figure that is not of what it says is worse than none."""
     if result.images != images.images:
         raise BenchmarkError(f"{spec.contender}: {result.images} images came instead of {images.images}")

@@ -25,7 +25,7 @@ from benchmarks.function_arm import (
     run_arm,
     s3_event,
 )
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, add_data_option, prepare_images
+from benchmarks.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
 from benchmarks.processes import held_to, usable_cores
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import cache_server, s3_server
@@ -35,6 +35,8 @@ from superdl.lambda_prefetch.settings import LAMBDA_MB_PER_CORE
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from benchmarks.image_sets import Loading
 
 __all__ = ["add_arguments", "measure"]
 
@@ -102,7 +104,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     say("starting cold")
     cold = _cold_starts(sets[0])
     return started.report(
-        image_sets={name: about for one in sets for name, about in one.described().items()},
+        image_sets=described(sets),
         samples_per_request=_SAMPLES_PER_REQUEST,
         lambda_mb_per_core=LAMBDA_MB_PER_CORE,
         cold_start_s=cold,
@@ -129,19 +131,19 @@ class _Run:
 
 
 def _measure_cores(
-    images: ImageSet, usable: Sequence[int], count: int, rounds: int, passes: int, say: Callable[[str], None]
+    images: Loading, usable: Sequence[int], count: int, rounds: int, passes: int, say: Callable[[str], None]
 ) -> Iterator[_Run]:
     mine, others = tuple(usable[:count]), tuple(usable[count:])
     with _servers(images, others or mine) as (cache, environment):
         for number in range(1, rounds + 1):
             for way in _WAYS:
                 say(f"round {number} of {rounds}: {images.name}, {count} cores, {way}")
-                spec = FunctionArmSpec(way, images.directory, images.resize, images.crop, cache, mine, passes)
+                spec = FunctionArmSpec(way, images, cache, mine, passes)
                 yield _Run(number, images.name, count, way, run_arm(spec, environment))
 
 
 @contextlib.contextmanager
-def _servers(images: ImageSet, cores: Sequence[int]) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _servers(images: Loading, cores: Sequence[int]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The cache's address, and what a function needs in its environment; servers are held to ``cores``."""
     with tempfile.TemporaryDirectory(prefix="super-b-") as directory, contextlib.ExitStack() as stack:
         with held_to(cores):  # what is started here stays there
@@ -150,9 +152,9 @@ def _servers(images: ImageSet, cores: Sequence[int]) -> Iterator[tuple[str, Mapp
         yield cache.address, store.environment
 
 
-def _cold_starts(images: ImageSet) -> dict[str, float]:
+def _cold_starts(images: Loading) -> dict[str, float]:
     with _servers(images, usable_cores(1, "this benchmark holds processes to cores")) as (cache, environment):
-        event = s3_event(images.directory, images.resize, images.crop, cache, count=1)
+        event = s3_event(images, cache, count=1)
         return {
             "answer a warm event": cold_start_s(None, environment),
             "produce one object of S3": cold_start_s(event, environment),

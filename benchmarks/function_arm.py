@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
 from benchmarks.processes import ROOT, BenchmarkError, run_child
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
@@ -54,12 +55,10 @@ _QUIET = {"SUPER_LOG_LEVEL": "ERROR", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 @dataclass(frozen=True, slots=True)
 class FunctionArmSpec:
-    """One arm; ``directory`` holds the images in class folders, and its name is the bucket's."""
+    """One arm; the name of the images' directory is the bucket's."""
 
     way: str
-    directory: str
-    resize: int
-    crop: int
+    images: Loading
     cache: str
     cores: tuple[int, ...]
     passes: int
@@ -121,7 +120,7 @@ def measure_function(spec: FunctionArmSpec) -> FunctionArmResult:
     """Measure the arm in this process, which is fresh."""
     os.sched_setaffinity(0, spec.cores)
     clocks = _ThreadClocks()
-    files = sorted(Path(spec.directory).glob("*/*"))
+    files = sorted(Path(spec.images.directory).glob("*/*"))
     one_pass = _bare(spec, files) if spec.way == BARE else _invocations(spec, files)
     one_pass()
     clocks.seconds.clear()
@@ -141,7 +140,7 @@ def measure_function(spec: FunctionArmSpec) -> FunctionArmResult:
 
 
 def _recipe(spec: FunctionArmSpec) -> Recipe:
-    return Recipe.image(resize=spec.resize, crop=spec.crop)
+    return Recipe.image(resize=spec.images.resize, crop=spec.images.crop)
 
 
 def _bare(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
@@ -179,15 +178,15 @@ def _invocations(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
     return one_pass
 
 
-def s3_event(directory: str, resize: int, crop: int, cache: str, *, count: int) -> dict[str, Any]:
-    """A request for the first images of a directory, from S3."""
-    spec = FunctionArmSpec(S3_LEAN, directory, resize, crop, cache, cores=(), passes=0)
-    event = _event(spec, sorted(Path(directory).glob("*/*"))[:count])
+def s3_event(images: Loading, cache: str, *, count: int) -> dict[str, Any]:
+    """A request for the first images of a set, from S3."""
+    spec = FunctionArmSpec(S3_LEAN, images, cache, cores=(), passes=0)
+    event = _event(spec, sorted(Path(images.directory).glob("*/*"))[:count])
     return {**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}
 
 
 def _event(spec: FunctionArmSpec, files: list[Path]) -> dict[str, Any]:
-    directory, recipe = Path(spec.directory), _recipe(spec)
+    directory, recipe = Path(spec.images.directory), _recipe(spec)
     keys = [file.relative_to(directory).as_posix() for file in files]
     if spec.way == FILES:
         bucket = f"file://{directory}"

@@ -25,7 +25,7 @@ from benchmarks.contenders import (
     convert_once,
     with_versions,
 )
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, add_data_option, data_directory, prepare_images
+from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
 from benchmarks.processes import BenchmarkError, run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
 from benchmarks.services import embedded_services, s3_server, tls_services
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-    from benchmarks.loading import Loading
+    from benchmarks.image_sets import Loading
 
 __all__ = ["COLUMNS", "Cell", "ReadRun", "add_arguments", "measure", "rows_of"]
 
@@ -141,7 +141,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     missing = {cell.form.title: cell.missing for cell in cells if cell.missing}
     absences = [f"{title}: {reason}." for title, reason in missing.items()]
     return started.report(
-        image_sets={name: about for one in sets for name, about in one.described().items()},
+        image_sets=described(sets),
         method=(*_METHOD, _TLS if arguments.tls else _UNIX_SOCKET, *absences),
         group_by=("images", "batch_size"),
         columns=COLUMNS,
@@ -150,19 +150,19 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-def _cells(sets: Sequence[ImageSet], arguments: argparse.Namespace) -> Iterator[Cell]:
+def _cells(sets: Sequence[Loading], arguments: argparse.Namespace) -> Iterator[Cell]:
     """The contenders last, so that those that are compared run side by side in time."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
         if contender in arguments.contenders and CONTENDERS[contender].workers_of(workers) == workers:
-            yield Cell(images, batch_size, workers, contender)
+            yield Cell(replace(images, batch_size=batch_size, num_workers=workers), contender)
 
 
 def _check(cell: Cell, result: ArmResult, epochs: int) -> None:
     """A figure that is not of what it says is worse than none."""
-    if result.images != epochs * cell.images.images:
+    if result.images != epochs * cell.loading.images:
         raise BenchmarkError(
-            f"{cell}: {result.images} images came instead of {epochs} times {cell.images.images}"
+            f"{cell}: {result.images} images came instead of {epochs} times {cell.loading.images}"
         )
     if result.produced:
         raise BenchmarkError(
@@ -173,7 +173,7 @@ def _check(cell: Cell, result: ArmResult, epochs: int) -> None:
 def _check_same_images(runs: Sequence[ReadRun]) -> None:
     sums: dict[str, dict[int, str]] = {}
     for run in runs:
-        sums.setdefault(run.cell.images.name, {}).setdefault(run.result.checksum, run.cell.contender)
+        sums.setdefault(run.cell.loading.name, {}).setdefault(run.result.checksum, run.cell.contender)
     for name, found in sums.items():
         if len(found) > 1:
             raise BenchmarkError(
@@ -187,25 +187,19 @@ def _check_same_images(runs: Sequence[ReadRun]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of the table: a loader under one set of conditions."""
+    """One row of the table: a loader under one set of conditions, but for the coordinator's address."""
 
-    images: ImageSet
-    batch_size: int
-    num_workers: int
+    loading: Loading
     contender: str
 
     def __str__(self) -> str:
-        return f"{self.images.name}, batch {self.batch_size}, {self.num_workers} workers, {self.form.title}"
+        loading = self.loading
+        return f"{loading.name}, batch {loading.batch_size}, {loading.num_workers} workers, {self.form.title}"
 
     @property
     def form(self) -> ContenderSpec:
         """The loader."""
         return CONTENDERS[self.contender]
-
-    @property
-    def loading(self) -> Loading:
-        """How the images are loaded, but for the coordinator's address."""
-        return self.images.loading(batch_size=self.batch_size, num_workers=self.num_workers)
 
     @property
     def missing(self) -> str:
@@ -215,9 +209,9 @@ class Cell:
     def conditions(self) -> dict[str, Any]:
         """The row's first columns."""
         return {
-            "images": self.images.name,
-            "batch_size": self.batch_size,
-            "num_workers": self.num_workers,
+            "images": self.loading.name,
+            "batch_size": self.loading.batch_size,
+            "num_workers": self.loading.num_workers,
             "contender": self.contender,
             "loader": self.form.title,
         }
@@ -267,14 +261,14 @@ def _figures(results: Sequence[ArmResult]) -> dict[str, float | None]:
 
 def _ratios(cell: Cell, medians: dict[Cell, dict[str, float | None]]) -> dict[str, float | None]:
     def cpu_of(contender: str, num_workers: int) -> float | None:
-        other = Cell(cell.images, cell.batch_size, num_workers, contender)
+        other = Cell(replace(cell.loading, num_workers=num_workers), contender)
         return medians.get(other, {}).get("cpu_ms_per_image")
 
-    own = medians[cell]["cpu_ms_per_image"]
+    own, workers = medians[cell]["cpu_ms_per_image"], cell.loading.num_workers
     return {
-        "times_less_than_pillow": _over(cpu_of(PILLOW, cell.num_workers), own),
-        "times_less_than_boto3": _over(cpu_of(BOTO3, cell.num_workers), own),
-        "times_ram_array": _over(own, cpu_of(RAM, cell.num_workers)),
+        "times_less_than_pillow": _over(cpu_of(PILLOW, workers), own),
+        "times_less_than_boto3": _over(cpu_of(BOTO3, workers), own),
+        "times_ram_array": _over(own, cpu_of(RAM, workers)),
         "times_socket_loop": _over(own, cpu_of(SOCKET, 0)),
     }
 

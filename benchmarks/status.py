@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from benchmarks import positive
-from benchmarks.image_sets import ImageSet, prepare_images
+from benchmarks.image_sets import described, prepare_images
 from benchmarks.processes import BenchmarkError, process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Started
 from benchmarks.services import LoaderServices, embedded_services
@@ -33,6 +33,8 @@ from superdl.super_wire.ids import ID_BYTES
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.image_sets import Loading
 
 __all__ = ["add_arguments", "measure"]
 
@@ -101,7 +103,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             say(f"batch {batch_size}: filling the cache")
             runs += _measure_batch_size(images, batch_size, arguments.page, arguments.rounds, services)
     return started.report(
-        image_sets=images.described(),
+        image_sets=described([images]),
         method=_METHOD,
         group_by=("images", "batch_size"),
         columns=_COLUMNS,
@@ -126,7 +128,7 @@ class _Run:
 
 
 def _measure_batch_size(
-    images: ImageSet, batch_size: int, page: int, rounds: int, services: LoaderServices
+    images: Loading, batch_size: int, page: int, rounds: int, services: LoaderServices
 ) -> Iterator[_Run]:
     dataset = SuperDataset(
         f"file://{images.directory}", recipe=Recipe.image(resize=images.resize, crop=images.crop)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once, with_versions
-from benchmarks.image_sets import ImageSet, add_image_options, data_directory, prepare_images
+from benchmarks.image_sets import Loading, add_image_options, data_directory, described, prepare_images
 from benchmarks.processes import run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
 from benchmarks.services import cache_server, rclone_binary, running, s3_server
@@ -106,7 +106,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             rounds += [{**group, "arm": arm, **asdict(one)} for arm, epochs in arms for one in epochs]
     used = [one for one in _COLUMNS if any(row[one.name] is not None for row in rows)]
     return started.report(
-        image_sets=images.described(),
+        image_sets=described([images]),
         method=_METHOD,
         group_by=("images", "row"),
         columns=used,
@@ -141,13 +141,13 @@ class _Bench:
     """One image set, and the arms that read it; stores lie in ``place``."""
 
     def __init__(
-        self, images: ImageSet, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
+        self, images: Loading, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
     ) -> None:
         self._say = say
         self._place = place
-        loading = images.loading(batch_size=arguments.batch_size, num_workers=0)
+        loading = replace(images, batch_size=arguments.batch_size)
         self._spec = ReadSpec("", loading, arguments.epochs, store=str(place / "store"))
-        set_bytes = (HEADER_BYTES + 3 * loading.crop**2) * images.images
+        set_bytes = (HEADER_BYTES + 3 * images.crop**2) * images.images
         self._all_bytes, self._quarter_bytes = max(64 * 2**20, int(_FOOTPRINT * set_bytes)), set_bytes // 4
 
     def saved(self) -> Iterator[_Arm]:

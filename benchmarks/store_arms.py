@@ -20,7 +20,8 @@ import psutil
 import xxhash
 
 from benchmarks.contenders import CONTENDERS
-from benchmarks.loading import Contender, Loading
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.loading import Contender
 from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.store import DirectoryStore

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
+from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
 from benchmarks.processes import BenchmarkError, Cores, held_to, run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
 from benchmarks.services import embedded_services
@@ -116,7 +116,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         f"differ by {loss_difference(runs):.2g} at most."
     )
     return started.report(
-        image_sets=images.described(),
+        image_sets=described([images]),
         other_cores=len(cores.others),
         **asdict(alone),
         decode_to_compute=alone.decode_to_compute,
@@ -129,12 +129,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
+def _trained(contender: str, images: Loading, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
     """Train with a contender, everything else on the other cores; each cold epoch has fresh services."""
     workers = CONTENDERS[contender].workers_of(arguments.workers)
     spec = TrainSpec(
         contender=contender,
-        loading=images.loading(batch_size=arguments.batch_size, num_workers=workers, device=arguments.device),
+        loading=replace(
+            images, batch_size=arguments.batch_size, num_workers=workers, device=arguments.device
+        ),
         cores=cores.trainer,
         model=arguments.model,
         width=arguments.width,
@@ -155,7 +157,7 @@ def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, co
             return run_child(train_on_cores, spec, name=name)
 
 
-def _check(contender: str, result: TrainResult, images: ImageSet) -> None:
+def _check(contender: str, result: TrainResult, images: Loading) -> None:
     """A figure that is not of what it says is worse than none."""
     for number, epoch in enumerate(result.epochs):
         if epoch.images != images.images:

@@ -19,13 +19,16 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.arm import checksum
 from benchmarks.contenders import CONTENDERS, PILLOW
-from benchmarks.loading import Contender, Loading, Pairs, open_in_planned_order
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.loading import Pairs, open_in_planned_order
 from benchmarks.processes import ALONE_S, cpu_s_each, descendants_cpu_s, process_cpu_s
 from superdl.experiments.models import build_model
 from superdl.experiments.training.device import ComputeSpan, synchronise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from benchmarks.loading import Contender
 
 __all__ = ["MODELS", "SMALL", "EpochResult", "TrainResult", "TrainSpec", "Trainer", "train_on_cores"]
 

@@ -10,7 +10,7 @@ from benchmarks import first_batch, function, read, store, train
 from benchmarks.arm import ArmResult
 from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER
 from benchmarks.function_arm import BARE, FILES, S3_LEAN, FunctionArmResult
-from benchmarks.image_sets import ImageSet
+from benchmarks.image_sets import Loading
 from benchmarks.store_arms import EpochFigures
 from benchmarks.trainer import EpochResult, TrainResult
 
@@ -25,9 +25,7 @@ EPOCH = EpochResult(
 
 
 def cell(contender: str, workers: int) -> read.Cell:
-    return read.Cell(
-        ImageSet("photos", "about", "/data/photos-9/train", 100, 256, 224), 256, workers, contender
-    )
+    return read.Cell(Loading("photos", "/data/photos-9/train", 100, 256, 224, 256, workers), contender)
 
 
 def test_read_tells_medians_in_milliseconds_per_image():

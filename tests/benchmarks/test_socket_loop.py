@@ -10,7 +10,7 @@ import pytest
 import redis
 import torch
 
-from benchmarks.loading import Loading
+from benchmarks.image_sets import Loading
 from benchmarks.processes import BenchmarkError
 from benchmarks.services import tls_cache
 from benchmarks.socket_loop import SocketLoop, connected
@@ -41,7 +41,7 @@ def labels_of_an_epoch(loop: SocketLoop) -> list[int]:
 
 
 def loading_of(batch_size: int) -> Loading:
-    return Loading("", "", resize=SIDE, crop=SIDE, batch_size=batch_size, num_workers=0)
+    return Loading("", "", COUNT, SIDE, SIDE, batch_size)
 
 
 @pytest.mark.parametrize("kind", ["unix_url", "url"])
