@@ -10,10 +10,8 @@ import contextlib
 import itertools
 import math
 import operator
-import tempfile
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,7 @@ from benchmarks.coordinator_clients import PAGE_BATCHES, Clients
 from benchmarks.coordinator_process import IMAGENET_SAMPLES, CoordinatorSpec, coordinator_process
 from benchmarks.processes import process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Started
-from benchmarks.services import cache_server
+from benchmarks.services import cache_server, private_directory
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -275,14 +273,13 @@ def _cells(arguments: argparse.Namespace, number: int = 0, rate: float = 0.0) ->
 @contextlib.contextmanager
 def _running(arguments: argparse.Namespace, *, catalogs: int) -> Iterator[_Coordinator]:
     """Run a cache, a coordinator and its clients."""
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="super-b-")))
-        cache = stack.enter_context(cache_server(directory))
-        address = f"unix:{directory}/c.sock"
-        spec = CoordinatorSpec(address, cache.address, arguments.samples)
-        pid = stack.enter_context(coordinator_process(spec))
-        clients = stack.enter_context(contextlib.closing(Clients(address, cache.address)))
-        yield _Coordinator(clients, pid, cache.pid, arguments.batch_size, catalogs=catalogs)
+    with private_directory() as directory, cache_server() as cache:
+        spec = CoordinatorSpec(f"unix:{directory}/c.sock", cache.address, arguments.samples)
+        with (
+            coordinator_process(spec) as pid,
+            contextlib.closing(Clients(spec.address, cache.address)) as clients,
+        ):
+            yield _Coordinator(clients, pid, cache.pid, arguments.batch_size, catalogs=catalogs)
 
 
 def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:

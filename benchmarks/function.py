@@ -7,7 +7,6 @@ cold start are :mod:`benchmarks.function_arm`'s.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -145,9 +144,9 @@ def _measure_cores(
 @contextlib.contextmanager
 def _servers(images: Loading, cores: Sequence[int]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The cache's address, and what a function needs in its environment; servers are held to ``cores``."""
-    with tempfile.TemporaryDirectory(prefix="super-b-") as directory, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with held_to(cores):  # what is started here stays there
-            cache = stack.enter_context(cache_server(Path(directory)))
+            cache = stack.enter_context(cache_server())
             store = stack.enter_context(s3_server(Path(images.directory).parent))
         yield cache.address, store.environment
 

@@ -34,6 +34,7 @@ __all__ = [
     "ROOT",
     "BenchmarkError",
     "Cores",
+    "Pids",
     "children_cpu_s",
     "cpu_s_each",
     "descendants_cpu_s",
@@ -135,6 +136,23 @@ def children_cpu_s() -> float:
     """CPU seconds of this process's descendants: those that live and those that were waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + descendants_cpu_s(os.getpid())
+
+
+@dataclass(frozen=True, slots=True)
+class Pids:
+    """The processes of a trainer's services, whose children are the functions; 0 where one does not run."""
+
+    coordinator: int = 0
+    cache: int = 0
+    store: int = 0
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds until now of each of them, and of the functions."""
+        one_by_one = {"coordinator": self.coordinator, "cache": self.cache, "store": self.store}
+        return {
+            **{f"{name}_cpu_s": process_cpu_s(pid) if pid else 0.0 for name, pid in one_by_one.items()},
+            "functions_cpu_s": descendants_cpu_s(self.coordinator) if self.coordinator else 0.0,
+        }
 
 
 def cpu_s_each(work: Callable[[], object]) -> float:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import not_negative, positive
-from benchmarks.arm import ArmResult, ArmSpec, measure_arm
+from benchmarks.arm import ArmSpec, Lap, measure_arm
 from benchmarks.contenders import (
     BOTO3,
     CONTENDERS,
@@ -28,7 +28,8 @@ from benchmarks.contenders import (
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
 from benchmarks.processes import BenchmarkError, run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
-from benchmarks.services import embedded_services, s3_server, tls_services
+from benchmarks.services import coordinator_services, embedded_services, s3_server, tls_cache
+from superdl.sampler.embedded.host import cache_bytes
 
 if TYPE_CHECKING:
     import argparse
@@ -123,17 +124,20 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         convert_once(cell.contender, cell.loading, say)
     runs: list[ReadRun] = []
     with contextlib.ExitStack() as stack:
-        services = stack.enter_context(tls_services() if arguments.tls else embedded_services("read"))
-        environment, store_pid = dict(services.environment), 0
+        if arguments.tls:
+            opened = coordinator_services(stack.enter_context(tls_cache()), cache_bytes())
+        else:
+            opened = embedded_services("read")
+        services = stack.enter_context(opened)
+        environment, pids = dict(services.environment), services.pids
         if any(cell.form.needs_store for cell in present):
             store = stack.enter_context(s3_server(data_directory(arguments.data)))
-            environment, store_pid = {**environment, **store.environment}, store.pid
+            environment, pids = {**environment, **store.environment}, replace(pids, store=store.pid)
         for number, cell in itertools.product(range(1, arguments.rounds + 1), present):
             say(f"round {number} of {arguments.rounds}: {cell}")
             epochs = 1 if cell.form.decodes else arguments.epochs
             loading = replace(cell.loading, coordinator=services.coordinator)
-            pids = (services.cache_pid, services.coordinator_pid, store_pid)
-            spec = ArmSpec(cell.contender, loading, epochs, *pids)
+            spec = ArmSpec(cell.contender, loading, epochs, pids)
             result = run_child(measure_arm, spec, name=cell.contender, environment=environment)
             _check(cell, result, epochs)
             runs.append(ReadRun(number, cell, result))
@@ -158,7 +162,7 @@ def _cells(sets: Sequence[Loading], arguments: argparse.Namespace) -> Iterator[C
             yield Cell(replace(images, batch_size=batch_size, num_workers=workers), contender)
 
 
-def _check(cell: Cell, result: ArmResult, epochs: int) -> None:
+def _check(cell: Cell, result: Lap, epochs: int) -> None:
     """A figure that is not of what it says is worse than none."""
     if result.images != epochs * cell.loading.images:
         raise BenchmarkError(
@@ -223,7 +227,7 @@ class ReadRun:
 
     round: int
     cell: Cell
-    result: ArmResult
+    result: Lap
 
     def to_mapping(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -240,7 +244,7 @@ def rows_of(cells: Sequence[Cell], runs: Sequence[ReadRun]) -> Iterator[dict[str
         yield row
 
 
-def _figures(results: Sequence[ArmResult]) -> dict[str, float | None]:
+def _figures(results: Sequence[Lap]) -> dict[str, float | None]:
     if not results:
         names = ["cpu_ms_per_image", "cpu_ms_per_image_min", "cpu_ms_per_image_max", "images_per_s"]
         return dict.fromkeys([*names, *(f"{part}_cpu_ms_per_image" for part in _PARTS)])

@@ -3,10 +3,10 @@
 Each is a context manager whose block begins once the server answers. Process ids are told so that each one's
 CPU can be read. Servers run on the cores that the caller has when it starts them.
 
-The embedded default has a unix socket, which needs no TLS. Where the cache is to be reached by TLS, all are
-started one by one, with a certificate made for the occasion; its key lives as long as they do, in a directory
-of this user's. Servers from pip are built without TLS: ``python -m benchmarks.services SOCKET PORT
-CERTIFICATE KEY`` speaks it before one.
+The embedded default has a unix socket, which needs no TLS. Where the cache is to be reached by TLS, or has
+another size, all are started one by one. A certificate is made for the occasion; its key lives as long as
+they do, in a directory of this user's. Servers from pip are built without TLS: ``python -m
+benchmarks.services SOCKET PORT CERTIFICATE KEY`` speaks it before one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.processes import ROOT, BenchmarkError
+from benchmarks.processes import ROOT, BenchmarkError, Pids
 from superdl.experiments.monitoring.readings import group_of
 from superdl.sampler.embedded.children import server_binary
 from superdl.sampler.embedded.embedded import Embedded
-from superdl.sampler.embedded.host import cache_bytes, pool_workers
+from superdl.sampler.embedded.host import pool_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +40,13 @@ __all__ = [
     "LoaderServices",
     "Server",
     "cache_server",
+    "coordinator_services",
     "embedded_services",
+    "private_directory",
     "rclone_binary",
     "running",
     "s3_server",
     "tls_cache",
-    "tls_services",
 ]
 
 _START_TIMEOUT_S = 30.0
@@ -66,14 +67,13 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class LoaderServices:
-    """A coordinator, its cache, and functions, which are the coordinator's children.
+    """A coordinator's address, and the processes of it and its cache.
 
-    ``environment`` is what processes that read need beside the coordinator's address.
+    ``environment`` is what processes that read need beside the address.
     """
 
     coordinator: str
-    coordinator_pid: int
-    cache_pid: int
+    pids: Pids
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -126,19 +126,27 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def cache_server(directory: Path) -> Iterator[Server]:
-    """Run an empty cache on a unix socket in ``directory``.
+def private_directory() -> Iterator[Path]:
+    """A directory of this user's for sockets and keys, with a short path; it goes with the block."""
+    with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
+        yield Path(directory)
+
+
+@contextlib.contextmanager
+def cache_server() -> Iterator[Server]:
+    """Run an empty cache on a unix socket.
 
     Raises:
         EmbeddedError: there is no program to run.
         BenchmarkError: it does not answer.
 
     """
-    path = str(directory / "cache.sock")
-    settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
-    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    with running([server_binary(), *words], path) as pid:
-        yield Server(f"unix://{path}", pid)
+    with private_directory() as directory:
+        path = str(directory / "cache.sock")
+        settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
+        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        with running([server_binary(), *words], path) as pid:
+            yield Server(f"unix://{path}", pid)
 
 
 def rclone_binary() -> str | None:
@@ -189,43 +197,51 @@ def embedded_services(benchmark: str) -> Iterator[LoaderServices]:
         pids = {group_of(child.name(), child.cmdline(), ()): child.pid for child in children}
         if not {"coordinator", "cache"} <= pids.keys():
             raise BenchmarkError(f"expected a coordinator and a cache server below here, not {children}")
-        yield LoaderServices(embedded.coordinator, pids["coordinator"], pids["cache"])
+        yield LoaderServices(embedded.coordinator, Pids(pids["coordinator"], pids["cache"]))
     finally:
         embedded.release()
+
+
+@contextlib.contextmanager
+def coordinator_services(
+    cache: Server, budget_bytes: int, *words: str, environment: Mapping[str, str] | None = None
+) -> Iterator[LoaderServices]:
+    """Run a coordinator over a cache of so many bytes, and functions as the embedded default has them.
+
+    Args:
+        cache: the running cache.
+        budget_bytes: what it may hold.
+        words: further options of the coordinator.
+        environment: what it needs beside what the cache's clients do.
+
+    Raises:
+        BenchmarkError: it does not answer.
+
+    """
+    with private_directory() as directory:
+        path = str(directory / "coordinator.sock")
+        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
+        command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes)]
+        command += ["--workers", str(pool_workers()), "--worker-nice", "10", *words]
+        variables = {**os.environ, **cache.environment, **(environment or {})}
+        with running(command, path, env=variables) as pid:
+            yield LoaderServices(f"unix:{path}", Pids(pid, cache.pid), cache.environment)
 
 
 # ----------------------------------------------------------------------------------------------- TLS
 
 
 @contextlib.contextmanager
-def tls_services() -> Iterator[LoaderServices]:
-    """Run a cache, a coordinator and functions; their clients need the environment that comes with them.
-
-    Raises:
-        EmbeddedError: there is no cache server to run.
-        BenchmarkError: there is no openssl, or one of the processes does not answer.
-
-    """
-    with tempfile.TemporaryDirectory(prefix="superdl-tls-") as place, tls_cache(Path(place)) as cache:
-        path = f"{place}/coordinator.sock"
-        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
-        command += ["--cache", cache.address, "--cache-bytes", str(cache_bytes())]
-        command += ["--workers", str(pool_workers())]
-        with running(command, path, env={**os.environ, **cache.environment}) as pid:
-            yield LoaderServices(f"unix:{path}", pid, cache.pid, cache.environment)
-
-
-@contextlib.contextmanager
-def tls_cache(directory: Path) -> Iterator[Server]:
-    """Run an empty cache server, and what speaks TLS before it; their files lie in ``directory``.
+def tls_cache() -> Iterator[Server]:
+    """Run an empty cache server, and what speaks TLS before it.
 
     Raises:
         EmbeddedError: there is no server to run.
         BenchmarkError: there is no openssl, or one of them does not answer.
 
     """
-    certificate, key = _make_certificate(directory)
-    with cache_server(directory) as cache:
+    with private_directory() as directory, cache_server() as cache:
+        certificate, key = _make_certificate(directory)
         port = _free_port()
         words = (cache.address.removeprefix("unix://"), str(port), str(certificate), str(key))
         with running([sys.executable, "-m", "benchmarks.services", *words], port, cwd=ROOT):

@@ -166,7 +166,7 @@ def _measure_batch_size(
 
 def _clocks(services: LoaderServices) -> tuple[float, float, float]:
     """Wall clock, CPU of this process, CPU of the coordinator; seconds."""
-    return time.perf_counter(), process_cpu_s(os.getpid()), process_cpu_s(services.coordinator_pid)
+    return time.perf_counter(), process_cpu_s(os.getpid()), process_cpu_s(services.pids.coordinator)
 
 
 def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:

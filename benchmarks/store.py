@@ -6,8 +6,6 @@ Each arm is a process of its own; SUPER's have services of their own. What an ar
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -19,9 +17,8 @@ from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
 from benchmarks.image_sets import Loading, add_image_options, data_directory, described, prepare_images
 from benchmarks.processes import run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
-from benchmarks.services import cache_server, rclone_binary, running, s3_server
+from benchmarks.services import cache_server, coordinator_services, rclone_binary, s3_server
 from benchmarks.store_arms import EpochFigures, ReadSpec, read, start
-from superdl.sampler.embedded.host import pool_workers
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -212,17 +209,15 @@ class _Bench:
         **how: Any,
     ) -> _Arm:
         """Epochs of SuperLoader, with fresh services and a cache of so many bytes (a quarter of the set)."""
-        with tempfile.TemporaryDirectory(prefix="superdl-s-") as place, cache_server(Path(place)) as cache:
-            path = f"{place}/coordinator.sock"
-            command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
-            command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes or self._quarter_bytes)]
-            # The pool is as the embedded default has it.
-            command += ["--workers", str(pool_workers()), "--worker-nice", "10"]
-            command += ["--store", store or self._spec.store]
-            with running(command, path, env={**os.environ, **(environment or {})}) as pid:
-                loading = replace(self._spec.loading, coordinator=f"unix:{path}")
-                pids = (pid, cache.pid)
-                return self._arm(arm, contender=SUPER_LOADER, loading=loading, pids=pids, **how)
+        words = ("--store", store or self._spec.store)
+        with (
+            cache_server() as cache,
+            coordinator_services(
+                cache, budget_bytes or self._quarter_bytes, *words, environment=environment
+            ) as services,
+        ):
+            loading = replace(self._spec.loading, coordinator=services.coordinator)
+            return self._arm(arm, contender=SUPER_LOADER, loading=loading, pids=services.pids, **how)
 
     def _arm(self, arm: str, **how: Any) -> _Arm:
         self._say(arm)

@@ -148,13 +148,8 @@ def _trained(contender: str, images: Loading, arguments: argparse.Namespace, cor
         if contender == PILLOW:
             return run_child(train_on_cores, spec, name=name)
         with embedded_services("train") as services:
-            spec = replace(
-                spec,
-                loading=replace(spec.loading, coordinator=services.coordinator),
-                cache_pid=services.cache_pid,
-                coordinator_pid=services.coordinator_pid,
-            )
-            return run_child(train_on_cores, spec, name=name)
+            loading = replace(spec.loading, coordinator=services.coordinator)
+            return run_child(train_on_cores, replace(spec, loading=loading, pids=services.pids), name=name)
 
 
 def _check(contender: str, result: TrainResult, images: Loading) -> None:

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import first_batch, function, read, store, train
-from benchmarks.arm import ArmResult
+from benchmarks.arm import Lap
 from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER
 from benchmarks.function_arm import BARE, FILES, S3_LEAN, FunctionArmResult
 from benchmarks.image_sets import Loading
 from benchmarks.store_arms import EpochFigures
 from benchmarks.trainer import EpochResult, TrainResult
 
-ARM = ArmResult(
-    images=1000, batches=4, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
-    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, checksum=1,
+ARM = Lap(
+    images=1000, batches=4, first_s=0.1, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
+    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, store_requests=0, checksum=1,
 )  # fmt: skip
 EPOCH = EpochResult(
     steps=10, images=1000, wall_s=4.0, wait_s=1.0, functions_cpu_s=0.0, services_cpu_s=0.0, produced=0,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -32,11 +30,7 @@ def loading(images):
 
 @contextlib.contextmanager
 def servers(images):
-    with (
-        tempfile.TemporaryDirectory(prefix="super-t-") as place,
-        s3_server(images.parent) as store,
-        cache_server(Path(place)) as cache,
-    ):
+    with s3_server(images.parent) as store, cache_server() as cache:
         yield cache.address, store.environment
 
 

@@ -56,8 +56,8 @@ def test_every_image_comes_once_with_its_label(valkey, kind, batch_size):
     assert orders[0] != orders[1]
 
 
-def test_over_tls_the_certificate_is_verified(monkeypatch, tmp_path):
-    with tls_cache(tmp_path) as cache:
+def test_over_tls_the_certificate_is_verified(monkeypatch):
+    with tls_cache() as cache:
         ca_file = cache.environment["SUPER_CACHE_CA_FILE"]
         with redis.Redis.from_url(cache.address, ssl_ca_certs=ca_file) as client:
             fill(client)
