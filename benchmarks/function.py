@@ -7,7 +7,6 @@ cold start are :mod:`benchmarks.function_arm`'s.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from benchmarks.function_arm import (
 )
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
 from benchmarks.processes import held_to, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
 from benchmarks.services import cache_server, s3_server
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.lambda_prefetch.settings import LAMBDA_MB_PER_CORE
@@ -96,7 +95,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
-    runs: list[_Run] = []
+    runs: list[Run[FunctionArmResult]] = []
     for images in sets:
         for count in arguments.cores:
             runs += _measure_cores(images, usable, count, arguments.rounds, arguments.passes, say)
@@ -111,34 +110,21 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         group_by=("images", "cores"),
         columns=_COLUMNS,
         rows=_rows(runs),
-        rounds=({**run.conditions(), "round": run.round, **asdict(run.result)} for run in runs),
+        rounds=(run.to_mapping() for run in runs),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One arm, done."""
-
-    round: int
-    images: str
-    cores: int
-    way: str
-    result: FunctionArmResult
-
-    def conditions(self) -> dict[str, Any]:
-        return {"images": self.images, "cores": self.cores, "way": self.way}
 
 
 def _measure_cores(
     images: Loading, usable: Sequence[int], count: int, rounds: int, passes: int, say: Callable[[str], None]
-) -> Iterator[_Run]:
+) -> Iterator[Run[FunctionArmResult]]:
     mine, others = tuple(usable[:count]), tuple(usable[count:])
     with _servers(images, others or mine) as (cache, environment):
         for number in range(1, rounds + 1):
             for way in _WAYS:
                 say(f"round {number} of {rounds}: {images.name}, {count} cores, {way}")
                 spec = FunctionArmSpec(way, images, cache, mine, passes)
-                yield _Run(number, images.name, count, way, run_arm(spec, environment))
+                conditions = {"images": images.name, "cores": count, "way": way}
+                yield Run(conditions, number, run_arm(spec, environment))
 
 
 @contextlib.contextmanager
@@ -160,13 +146,11 @@ def _cold_starts(images: Loading) -> dict[str, float]:
         }
 
 
-def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:
-    groups: dict[tuple[str, int, str], list[FunctionArmResult]] = {}
-    for run in runs:
-        groups.setdefault((run.images, run.cores, run.way), []).append(run.result)
-    for (images, cores, way), results in groups.items():
-        bare = groups[images, cores, BARE]
-        yield {"images": images, "cores": cores, "way": way, **_figures(results, bare, cores, way)}
+def _rows(runs: Sequence[Run[FunctionArmResult]]) -> Iterator[dict[str, Any]]:
+    groups = by_conditions(runs)
+    bare = {(one["images"], one["cores"]): results for one, results in groups if one["way"] == BARE}
+    for one, results in groups:
+        yield {**one, **_figures(results, bare[one["images"], one["cores"]], one["cores"], one["way"])}
 
 
 def _figures(

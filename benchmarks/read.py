@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
 from benchmarks.processes import BenchmarkError, run_child
-from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
+from benchmarks.results import BenchmarkReport, Column, Run, Started, describe_machine
 from benchmarks.services import coordinator_services, embedded_services, s3_server, tls_cache
 from superdl.sampler.embedded.host import cache_bytes
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from benchmarks.image_sets import Loading
 
-__all__ = ["COLUMNS", "Cell", "ReadRun", "add_arguments", "measure", "rows_of"]
+__all__ = ["COLUMNS", "Cell", "add_arguments", "measure", "rows_of"]
 
 COLUMNS = (
     Column("num_workers", "work-\ners", "d"),
@@ -122,7 +122,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     present = [cell for cell in cells if not cell.missing]
     for cell in present:
         convert_once(cell.contender, cell.loading, say)
-    runs: list[ReadRun] = []
+    runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
         if arguments.tls:
             opened = coordinator_services(stack.enter_context(tls_cache()), cache_bytes())
@@ -140,7 +140,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             spec = ArmSpec(cell.contender, loading, epochs, pids)
             result = run_child(measure_arm, spec, name=cell.contender, environment=environment)
             _check(cell, result, epochs)
-            runs.append(ReadRun(number, cell, result))
+            runs.append(Run(cell.conditions(), number, result))
             _check_same_images(runs)
     missing = {cell.form.title: cell.missing for cell in cells if cell.missing}
     absences = [f"{title}: {reason}." for title, reason in missing.items()]
@@ -174,10 +174,11 @@ def _check(cell: Cell, result: Lap, epochs: int) -> None:
         )
 
 
-def _check_same_images(runs: Sequence[ReadRun]) -> None:
+def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
     sums: dict[str, dict[int, str]] = {}
     for run in runs:
-        sums.setdefault(run.cell.loading.name, {}).setdefault(run.result.checksum, run.cell.contender)
+        of_set = sums.setdefault(run.conditions["images"], {})
+        of_set.setdefault(run.result.checksum, run.conditions["contender"])
     for name, found in sums.items():
         if len(found) > 1:
             raise BenchmarkError(
@@ -221,22 +222,11 @@ class Cell:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRun:
-    """One arm, done."""
-
-    round: int
-    cell: Cell
-    result: Lap
-
-    def to_mapping(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return {"round": self.round, **self.cell.conditions(), **asdict(self.result)}
-
-
-def rows_of(cells: Sequence[Cell], runs: Sequence[ReadRun]) -> Iterator[dict[str, Any]]:
+def rows_of(cells: Sequence[Cell], runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
     """A row for each cell: medians over its runs, and ratios to other rows; ``None`` where there is none."""
-    medians = {cell: _figures([run.result for run in runs if run.cell == cell]) for cell in cells}
+    medians = {
+        cell: _figures([run.result for run in runs if run.conditions == cell.conditions()]) for cell in cells
+    }
     for cell, figures in medians.items():
         row = {**cell.conditions(), "note": cell.missing, **figures, **_ratios(cell, medians)}
         if row["note"]:

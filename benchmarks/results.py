@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -30,7 +30,9 @@ __all__ = [
     "REPORT_FORMAT",
     "BenchmarkReport",
     "Column",
+    "Run",
     "Started",
+    "by_conditions",
     "describe_machine",
     "print_report",
     "to_json",
@@ -85,6 +87,32 @@ class BenchmarkReport:
     def title(self, row: dict[str, Any]) -> str:
         """What stands above the table that the row belongs to."""
         return ", ".join([self.benchmark, *(f"{name} {row[name]}" for name in self.group_by)])
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[Result]):
+    """One measurement: the conditions, which are its row's first columns, the round, and what came of it, a
+    dataclass.
+    """
+
+    conditions: dict[str, Any]
+    round: int
+    result: Result
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {**self.conditions, "round": self.round, **asdict(cast("Any", self.result))}
+
+
+def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], list[Result]]]:
+    """The results of all rounds under each conditions, in the order of the first."""
+    groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[Result]]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run.conditions.values()), (run.conditions, []))[1].append(run.result)
+    return list(groups.values())
 
 
 class Started:
