@@ -117,6 +117,9 @@ def _accuracy(run: RunFiles) -> tuple[str, str]:
     said = (
         f"after epoch {end.epoch + 1} the model was right for {percent(end.figures['accuracy'])} of {images}."
     )
+    top5 = end.figures.get("top5_accuracy")
+    if top5 is not None:
+        said += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:
         said += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
     return "Accuracy:", said
