@@ -85,11 +85,8 @@ class PhaseUsage:
 
 @dataclass(frozen=True, slots=True)
 class Utilization:
-    """All phases of a run, and what looking cost: ``sampling_cpu_s``, which is part of the trainer's."""
+    """All phases of a run that have ended."""
 
-    interval_s: float
-    samples: int
-    sampling_cpu_s: float
     phases: tuple[PhaseUsage, ...]
 
 
@@ -121,8 +118,6 @@ class UtilizationMonitor(Listener):
         self._phase: tuple[int | None, str] | None = (None, "start")
         self._samples: list[Sample] = []  # of the present phase, or the last one taken
         self._phases: list[PhaseUsage] = []
-        self._taken = 0
-        self._cpu_s = 0.0
         self._ended = threading.Event()
         self._sample()
         self._thread = threading.Thread(target=self._run, name="superdl-utilization", daemon=True)
@@ -131,7 +126,7 @@ class UtilizationMonitor(Listener):
     def utilization(self) -> Utilization:
         """Return all phases that have ended."""
         with self._lock:
-            return Utilization(self._interval_s, self._taken, self._cpu_s, tuple(self._phases))
+            return Utilization(tuple(self._phases))
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
         """End the phase before; a pass begins with the same sample."""
@@ -175,16 +170,13 @@ class UtilizationMonitor(Listener):
         if self._phase is None:
             self._samples.clear()
         self._samples.append(sample)
-        self._taken += 1
         if self.failure is None:
             try:
                 self._rows.write(rows)
             except OSError as error:
                 self.failure = f"utilisation was not written to the end: {error}"
                 _log.warning("%s", self.failure)
-        took_s = time.thread_time() - begun_s
-        self._cpu_s += took_s
-        return took_s
+        return time.thread_time() - begun_s
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
         """One row for each group of processes and one for the GPU; columns that are not its own are empty."""

@@ -54,8 +54,6 @@ def test_phases_follow_the_passes_and_each_sample_is_written(tmp_path):
     used = monitor.utilization()
     phases = [(None, "start"), (0, "train"), (0, "val"), (1, "train")]
     assert [(phase.epoch, phase.split) for phase in used.phases] == phases
-    assert used.samples == 6
-    assert used.sampling_cpu_s > 0
     assert all("trainer" in phase.groups and phase.samples == 2 for phase in used.phases)
     rows = [row for row in rows_of(tmp_path) if row["subject"] == "trainer"]
     assert [(row["epoch"], row["split"]) for row in rows] == [

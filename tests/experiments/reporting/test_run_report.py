@@ -135,7 +135,7 @@ def test_top5_stalls_and_costs_are_said_where_they_are_known():
 
 def test_the_first_batch_is_counted_from_the_start_of_the_run():
     start = PhaseUsage(None, "start", 2.5, 3, {}, None, None)
-    assert report(utilization=Utilization(1.0, 3, 0.0, (start,))).first_batch_s == 3.0
+    assert report(utilization=Utilization((start,))).first_batch_s == 3.0
     assert report().first_batch_s is None
 
 
