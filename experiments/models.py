@@ -166,7 +166,6 @@ def declare_operators() -> None:
 
 # ----------------------------------------------------------------------------------- pretrained weights
 
-_POSITIONS = "encoder.pos_embedding"
 _REASON_MAX = 500
 _NESTED = ("model", "state_dict")
 _PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of our wrapper
@@ -184,7 +183,7 @@ def load_weights(model: nn.Module, place: str) -> str:
     network = model.network if isinstance(model, NormalisedNetwork) else model
     if not isinstance(network, nn.Module):
         raise TypeError(f"{type(network).__name__} is no module")
-    weights = _stretched(network, _read(Path(place).expanduser()))
+    weights = _read(Path(place).expanduser())
     mine = network.state_dict()
     head = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
     left_out = [
@@ -230,15 +229,3 @@ def _bare(name: str) -> str:
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return name
-
-
-def _stretched(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a vision transformer with positions for its images, if these have another side."""
-    mine, theirs = network.state_dict().get(_POSITIONS), weights.get(_POSITIONS)
-    if mine is None or theirs is None or mine.shape == theirs.shape or mine.shape[-1] != theirs.shape[-1]:
-        return weights
-    side, patch = int(network.image_size), int(network.patch_size)  # type: ignore[arg-type]  # torchvision's own
-    stretched: dict[str, Tensor] = _torchvision_models().vision_transformer.interpolate_embeddings(
-        side, patch, weights
-    )
-    return stretched

@@ -111,15 +111,6 @@ def test_a_classifier_of_other_classes_is_left_out_and_said(tmp_path, name, head
     assert not same(model, model_of(2, 5, name))
 
 
-def test_positions_of_a_transformer_are_stretched_to_the_images(tmp_path):
-    saved, model = model_of(1, 5, "vit_mini", side=32), model_of(2, 5, "vit_mini", side=64)
-    torch.save(saved.state_dict(), tmp_path / "weights.pt")
-    load_weights(model, str(tmp_path / "weights.pt"))
-    theirs = saved.network.encoder.pos_embedding
-    assert model.network.encoder.pos_embedding.shape == (1, 65, 128)
-    assert torch.equal(model.network.encoder.pos_embedding[:, 0], theirs[:, 0])
-
-
 class _Evil:
     def __reduce__(self):
         return (pytest.fail, ("code of a file of weights was run",))
