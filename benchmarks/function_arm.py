@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
-from benchmarks.processes import ROOT, BenchmarkError, run_child
+from benchmarks.processes import BenchmarkError, run_child, said_by
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import sample_ids, split_ids
@@ -234,23 +232,9 @@ def cold_start_s(event: dict[str, object] | None, environment: Mapping[str, str]
     times = []
     for _ in range(rounds):
         begun_s = time.perf_counter()
-        said = _run(_COLD, environment, json.dumps(event))
+        words = ("-c", _COLD, json.dumps(event))
+        said = said_by(words, {**_QUIET, **environment}, name="the cold function")
         times.append(time.perf_counter() - begun_s)
-        if event is not None and said.split("\n")[-2] != '["cached"]':
+        if event is not None and said.splitlines()[-1] != '["cached"]':
             raise BenchmarkError(f"the cold function said {said}")
     return min(times)
-
-
-def _run(program: str, environment: Mapping[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **_QUIET, **environment},
-        capture_output=True,
-        text=True,
-        timeout=_TIME_LEFT_MS / 1000,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BenchmarkError(f"the function did not start:\n{done.stderr.strip()}")
-    return done.stdout

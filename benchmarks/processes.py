@@ -41,6 +41,7 @@ __all__ = [
     "held_to",
     "process_cpu_s",
     "run_child",
+    "said_by",
     "usable_cores",
 ]
 
@@ -80,9 +81,16 @@ def run_child(
 
     """
     words = (function.__module__, function.__name__, json.dumps(asdict(cast("Any", argument))))
+    said = said_by(["-m", "benchmarks.processes", *words], environment, name=name)
+    result: TypeAdapter[_Result] = TypeAdapter(get_type_hints(function)["return"])
+    return result.validate_json(said.splitlines()[-1])  # loaders of others may print before it
+
+
+def said_by(words: Sequence[str], environment: Mapping[str, str] | None = None, *, name: str) -> str:
+    """What a fresh Python prints that is called with these words; else as :func:`run_child`."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.processes", *words],
+            [sys.executable, *words],
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
             capture_output=True,
@@ -93,12 +101,8 @@ def run_child(
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{name} was not done after {_TIME_LIMIT_S:g} s") from None
     if done.returncode != 0:
-        raise BenchmarkError(
-            f"{name} failed with exit code {done.returncode}; leave it out (--contenders) or mend it:\n"
-            f"{done.stderr.strip()}"
-        )
-    result: TypeAdapter[_Result] = TypeAdapter(get_type_hints(function)["return"])
-    return result.validate_json(done.stdout.splitlines()[-1])  # loaders of others may print before it
+        raise BenchmarkError(f"{name} failed with exit code {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout
 
 
 # ---------------------------------------------------------------------------------------- CPU and cores

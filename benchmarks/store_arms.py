@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +21,7 @@ from benchmarks.arm import take_lap
 from benchmarks.contenders import CONTENDERS
 from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
 from benchmarks.loading import Contender
-from benchmarks.processes import BenchmarkError, Pids
+from benchmarks.processes import Pids, said_by
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.store import DirectoryStore
 
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["BareLoop", "EpochFigures", "ReadResult", "ReadSpec", "drop_pages", "read", "start"]
 
 _PAGE = 4096
-_TIME_LIMIT_S = 600.0
 
 _SCRIPT = """
 import sys, time
@@ -214,13 +211,8 @@ def start(loading: Loading, environment: Mapping[str, str]) -> EpochFigures:
 
 def _told_by(code: str, words: tuple[object, ...], environment: Mapping[str, str]) -> list[float]:
     """The numbers of a script's last line; the first, a time of the system's clock, since its command."""
-    command = [sys.executable, "-P", "-c", code, *map(str, words)]
-    variables = {**os.environ, "SUPER_COORDINATOR": "", **environment}
     began_s = time.monotonic()
-    done = subprocess.run(
-        command, env=variables, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
-    )
-    if done.returncode != 0:
-        raise BenchmarkError(f"a script failed with exit code {done.returncode}:\n{done.stderr.strip()}")
-    first_s, *others = map(float, done.stdout.splitlines()[-1].split())
+    command = ("-P", "-c", code, *map(str, words))
+    said = said_by(command, {"SUPER_COORDINATOR": "", **environment}, name="a script")
+    first_s, *others = map(float, said.splitlines()[-1].split())
     return [first_s - began_s, *others]
