@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "cache.budget_gb=64")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--output", metavar="FILE", type=Path, help="write the JSON to a file too")
-    parser.add_argument("--check", action="store_true", help="check every promise after every event (slow)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     points = load_points(arguments.spec, arguments.overrides)
     console = Console(stderr=arguments.json)
-    rows = [predict(spec, swept, checked=arguments.check) for swept, spec in points]
+    rows = [predict(spec, swept) for swept, spec in points]
     mapping = predictions_mapping(points[0][1], rows)
     print_predictions(points[0][1], rows, console)
     text = strict_json(mapping, indent=2) + "\n"
