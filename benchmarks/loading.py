@@ -163,7 +163,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
         pin_memory=loading.pin_memory,
         converted=converted,
     )
-    return Contender(open_loader(kind, request), pair=lambda batch: (batch[0], batch[1]))
+    return Contender(open_loader(request), pair=lambda batch: (batch[0], batch[1]))
 
 
 # ------------------------------------------------------------------------------------ decoded images

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from superdl.experiments.spec import MODEL_NAMES
 from superdl.super_wire.errors import ConfigError
 
 __all__ = ["NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "load_weights"]
@@ -30,17 +29,15 @@ _TRANSFORMERS = {
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
-    """Make a model by its name, with fresh weights, in channels_last layout, on ``device``.
+    """Make a model by its name, one of a spec's, with fresh weights, in channels_last layout, on ``device``.
 
     ``side`` is that of the square images in pixels; only the vision transformers are made for one.
 
     Raises:
-        ConfigError: the name is unknown, torchvision is needed and not there, there are fewer than two
-            classes to tell apart, or the model cannot take images of this side.
+        ConfigError: torchvision is needed and not there, there are fewer than two classes to tell apart, or
+            the model cannot take images of this side.
 
     """
-    if name not in MODEL_NAMES:
-        raise ConfigError(f"model.name must be one of {', '.join(MODEL_NAMES)}, not {name!r}")
     if num_classes < _CLASSES_MIN:
         raise ConfigError(f"the data has {num_classes} class(es); a classifier needs at least {_CLASSES_MIN}")
     model: nn.Module

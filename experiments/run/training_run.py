@@ -276,7 +276,7 @@ def opened_loader(
         tell=tell,
     )
     with embedded_executor(spec):
-        return open_loader(spec.loader.kind, request)
+        return open_loader(request)
 
 
 def executor_of(spec: Spec) -> str | None:

@@ -68,7 +68,6 @@ def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(directory: Path, *, training: bool) -> Loader:
     return open_loader(
-        "torch",
         LoaderRequest(
             source=Source(f"file://{directory}"),
             recipe=RecipeSpec(resize=16, crop=16),
