@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,22 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.experiments.output import strict_json
+    from superdl.experiments.output import tell_json
     from superdl.experiments.simulator.predict import predict, predictions_mapping, print_predictions
     from superdl.experiments.simulator.spec import load_points
-    from superdl.super_wire.errors import ConfigError
 
     points = load_points(arguments.spec, arguments.overrides)
     console = Console(stderr=arguments.json)
     rows = [predict(spec, swept) for swept, spec in points]
-    mapping = predictions_mapping(points[0][1], rows)
     print_predictions(points[0][1], rows, console)
-    text = strict_json(mapping, indent=2) + "\n"
-    if arguments.output:
-        try:
-            arguments.output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {arguments.output}: {error.strerror}") from error
-    if arguments.json:
-        sys.stdout.write(text)
+    mapping = predictions_mapping(points[0][1], rows)
+    tell_json(mapping, shown=arguments.json, file=arguments.output)
     return 0
