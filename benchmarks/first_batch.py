@@ -17,7 +17,7 @@ from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
 from benchmarks.processes import BenchmarkError, run_child
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
-from benchmarks.services import embedded_services
+from benchmarks.services import loader_services
 
 if TYPE_CHECKING:
     import argparse
@@ -128,7 +128,7 @@ def _in_all_states(spec: ProbeSpec) -> Iterator[tuple[str, ProbeResult]]:
         yield FILES, probed(spec.loading)
         return
     yield NOTHING, probed(spec.loading)
-    with embedded_services("first-batch") as services:
+    with loader_services() as services:
         running = replace(spec.loading, coordinator=services.coordinator)
         probed(replace(running, resize=_WARMING_SIDE, crop=_WARMING_SIDE))
         yield COLD, probed(running)

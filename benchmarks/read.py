@@ -28,8 +28,7 @@ from benchmarks.contenders import (
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
 from benchmarks.processes import BenchmarkError, run_child
 from benchmarks.results import BenchmarkReport, Column, Run, Started, describe_machine
-from benchmarks.services import coordinator_services, embedded_services, s3_server, tls_cache
-from superdl.sampler.embedded.host import cache_bytes
+from benchmarks.services import cache_server, coordinator_services, s3_server, tls_cache
 
 if TYPE_CHECKING:
     import argparse
@@ -124,11 +123,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         convert_once(cell.contender, cell.loading, say)
     runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
-        if arguments.tls:
-            opened = coordinator_services(stack.enter_context(tls_cache()), cache_bytes())
-        else:
-            opened = embedded_services("read")
-        services = stack.enter_context(opened)
+        cache = stack.enter_context(tls_cache() if arguments.tls else cache_server())
+        services = stack.enter_context(coordinator_services(cache))
         environment, pids = dict(services.environment), services.pids
         if any(cell.form.needs_store for cell in present):
             store = stack.enter_context(s3_server(data_directory(arguments.data)))

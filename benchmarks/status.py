@@ -23,7 +23,7 @@ from benchmarks import positive
 from benchmarks.image_sets import described, prepare_images
 from benchmarks.processes import BenchmarkError, process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
-from benchmarks.services import LoaderServices, embedded_services
+from benchmarks.services import LoaderServices, loader_services
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire import coordinator_pb2 as pb
@@ -98,7 +98,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     started = Started(arguments)
     images = prepare_images("digits", arguments, say)
     runs: list[Run[_Epoch]] = []
-    with embedded_services("status") as services:
+    with loader_services() as services:
         for batch_size in arguments.batch_size:
             say(f"batch {batch_size}: filling the cache")
             runs += _measure_batch_size(images, batch_size, arguments.page, arguments.rounds, services)

@@ -210,10 +210,11 @@ class _Bench:
     ) -> _Arm:
         """Epochs of SuperLoader, with fresh services and a cache of so many bytes (a quarter of the set)."""
         words = ("--store", store or self._spec.store)
+        budget_bytes = budget_bytes or self._quarter_bytes
         with (
             cache_server() as cache,
             coordinator_services(
-                cache, budget_bytes or self._quarter_bytes, *words, environment=environment
+                cache, *words, budget_bytes=budget_bytes, environment=environment
             ) as services,
         ):
             loading = replace(self._spec.loading, coordinator=services.coordinator)

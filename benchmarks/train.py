@@ -17,7 +17,7 @@ from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
 from benchmarks.processes import BenchmarkError, Cores, held_to, run_child
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, describe_machine
-from benchmarks.services import embedded_services
+from benchmarks.services import loader_services
 from benchmarks.trainer import MODELS, SMALL, TrainResult, TrainSpec, train_on_cores
 from superdl.experiments.manifest import describe_environment
 
@@ -145,7 +145,7 @@ def _trained(contender: str, images: Loading, arguments: argparse.Namespace, cor
     with held_to(cores.others):
         if contender == PILLOW:
             return run_child(train_on_cores, spec, name=name)
-        with embedded_services("train") as services:
+        with loader_services() as services:
             loading = replace(spec.loading, coordinator=services.coordinator)
             return run_child(train_on_cores, replace(spec, loading=loading, pids=services.pids), name=name)
 
