@@ -17,7 +17,6 @@ from superdl.coordinator.core import (
     Audited,
     CacheEvicted,
     CacheGrew,
-    CacheReset,
     CacheResized,
     Core,
     Drop,
@@ -45,7 +44,6 @@ __all__ = ["World"]
 _AUDIT_S = 0.001
 _RETRY_S = 0.5
 _UPKEEP_S = 1.0
-_OUTAGE_S = 1.0
 
 
 class World(WorldState):
@@ -88,36 +86,27 @@ class World(WorldState):
         Raises:
             InvariantError: it does not end, or the watch says so.
         """
-        model, faults = self.model, self.model.faults
-        self._leave_over()
-        self._tell_size()
-        for script in model.jobs:
-            for trainer in self.trainers[script.name]:
-                self.after(script.starts_s, trainer.start)
-        self.after(_UPKEEP_S, self._upkeep)
-        rare: tuple[tuple[Callable[[], object], tuple[float, ...]], ...] = (
-            (self._flush, faults.flushes_s),
-            (self._outage, faults.outages_s),
-            (partial(self.cache.evict, 0.3), faults.evictions_s),
-            (self._kill_coordinator, faults.coordinator_deaths_s),
-            (partial(self.store.lose, 0.3), faults.pack_losses_s),
-            (self._prune, faults.prunes_s),
-            *((partial(self._resize, share), (time_s,)) for time_s, share in faults.resizes),
-        )
-        for happens, times_s in rare:
-            for time_s in times_s:
-                self.after(time_s, happens)
-        while self.under_way and self.now_s < model.until_s:
+        self.begin()
+        while self.under_way and self.now_s < self.model.until_s:
             if not self.step():
                 raise self.broken("nothing happens any more, and jobs are not done")
         if self.under_way:
-            self.now_s = model.until_s
+            self.now_s = self.model.until_s
         self.ended_s = self.now_s
         for executor in self.executors:
             executor.usage.change(0, self.now_s)
         if not self.under_way:
             self.watch.ended()
         return self
+
+    def begin(self) -> None:
+        """Let all that is there from the start begin."""
+        self._leave_over()
+        self._tell_size()
+        for script in self.model.jobs:
+            for trainer in self.trainers[script.name]:
+                self.after(script.starts_s, trainer.start)
+        self.after(_UPKEEP_S, self._upkeep)
 
     def post(self, *events: Event) -> None:
         """Hand events to the core, if there is one, and carry out what it wants."""
@@ -221,42 +210,3 @@ class World(WorldState):
                 free_bytes = self.model.settings.budget_bytes - self.cache.used_bytes
                 left = left[np.cumsum(data.record_bytes[left]) < free_bytes]
                 self.cache.store(key, left, data.record_bytes[left], corrupt=[])
-
-    def _flush(self) -> None:
-        self.cache.flush()
-        self.after(0.3, self._notice_loss)
-
-    def _notice_loss(self) -> None:
-        if self.cache.up:
-            self.post(CacheReset())
-        else:
-            self.after(_RETRY_S, self._notice_loss)
-
-    def _outage(self) -> None:
-        self.cache.flush()
-        self.cache.up = False
-        self.after(_OUTAGE_S, self._come_back)
-
-    def _come_back(self) -> None:
-        self.cache.up = True
-        self.after(0.2, self._notice_loss)
-
-    def _resize(self, share: float) -> None:
-        self.cache.budget_bytes = int(self.model.settings.budget_bytes * share)
-
-    def _prune(self) -> None:
-        self.post(self.store.lose(0.3))
-
-    def _kill_coordinator(self) -> None:
-        if self.coordinator_up:
-            self.coordinator_up = False
-            self.after(1.0, self._restart_coordinator)
-
-    def _restart_coordinator(self) -> None:
-        self.life += 1
-        self.coordinator_up = True
-        self.cache_was_empty = not self.cache.used_bytes
-        self.core = self._make_core(self.model)
-        self.watch.restarted()
-        self._wake_at_s = np.inf
-        self._tell_size()

@@ -83,7 +83,7 @@ class WorldState(ABC):
             lambda key: model.datasets[key.dataset].size,
             self.array_rng,
             budget_bytes=model.settings.budget_bytes,
-            refuses=bool(model.faults.resizes),
+            refuses=model.cache_refuses,
         )
         self.store = StoreModel(model, self.array_rng, lambda: self.now_s)
         self.coordinator_up = True

@@ -31,12 +31,12 @@ from superdl.coordinator.core import (
     WriteTombstones,
     footprint,
 )
-from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_state import InvariantError, Watch
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome
 from tests.simulation.money_check import MoneyCheck
 from tests.simulation.store_check import StoreCheck
+from tests.simulation.upsets import UpsetWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import Action, Core, Event, SampleSet
     from superdl.experiments.simulator.trainer_model import TrainerModel
+    from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import WorldModel
     from superdl.experiments.simulator.world_state import Delivery
 
@@ -61,7 +62,7 @@ _STARVED_S = 60.0
 _STARVED_BATCHES = 50
 
 
-class CheckedWorld(World):
+class CheckedWorld(UpsetWorld):
     """A world in which every promise is checked after every event."""
 
     watch: Checks
@@ -324,7 +325,8 @@ class Checks(Watch):
         )
         for forgotten in self._attempts.keys() - _sample_sets(core).keys():
             self._attempts[forgotten][:] = 0
-        shares = (1.0, *(share for _, share in world.model.faults.resizes))  # what is awaited stays
+        resizes = getattr(world.model.faults, "resizes", ())
+        shares = (1.0, *(share for _, share in resizes))  # what is awaited stays
         budget_bytes = int(world.model.settings.budget_bytes * max(shares))
         budget = budget_bytes + self._surprise_bytes + self.audited_bytes
         taken = 0

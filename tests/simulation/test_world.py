@@ -19,13 +19,13 @@ import pytest
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, footprint
 from superdl.experiments.simulator.world_model import (
     DatasetModel,
-    Faults,
     FunctionsModel,
     JobScript,
     WorldModel,
 )
 from tests.simulation.checks import CheckedWorld
 from tests.simulation.drawn_worlds import draw_world
+from tests.simulation.upsets import Upsets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,7 +72,7 @@ def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
         for name, data in drawn.datasets.items()
     }
     plain = replace(drawn, settings=settings, datasets=datasets, functions=functions)
-    world = CheckedWorld(replace(plain, faults=Faults(), left_over=0.0, stored=0.0)).run()
+    world = CheckedWorld(replace(plain, faults=Upsets(), left_over=0.0, stored=0.0)).run()
     decoded = sum(executor.usage.samples_produced for executor in world.executors)
     assert 0 < decoded <= sum(data.size for data in datasets.values())
 
@@ -87,7 +87,7 @@ def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_th
         for name, data in drawn.datasets.items()
     }
     functions = FunctionsModel(capacity=2, overhead_s=0.004, decode_s=0.001, restore_s=0.0001)
-    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions, faults=Faults())
+    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions, faults=Upsets())
     world = CheckedWorld(replace(plain, others=(), unfit={}, left_over=0.0, stored=0.0)).run()
     decoded = sum(executor.usage.samples_produced for executor in world.executors)
     assert 0 < decoded <= sum(data.size for data in datasets.values())
@@ -153,7 +153,8 @@ def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
         others=(),
         unfit={},
         datasets=datasets,
-        faults=Faults(resizes=resizes),
+        faults=Upsets(resizes=resizes),
+        cache_refuses=True,
         read_timeout_s=10.0,
     )
     world = CheckedWorld(model).run()
