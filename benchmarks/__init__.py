@@ -8,7 +8,6 @@ was counted and how.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -48,16 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
     from rich.console import Console  # --help needs none of this
 
-    from benchmarks.results import print_report, to_json, write_json
+    from benchmarks.results import print_report
+    from superdl.experiments.output import tell_json
 
     # Plain lines: a spinner would take CPU from what is measured.
     progress = Console(stderr=True, highlight=False)
     report = _module(arguments.benchmark).measure(arguments, progress.print)
-    if arguments.output:
-        write_json(report, arguments.output)
-    if arguments.json:
-        sys.stdout.write(to_json(report))
-    else:
+    tell_json(report.told, shown=arguments.json, file=arguments.output)
+    if not arguments.json:
         console = Console()
         print_report(report, console if console.is_terminal else Console(width=_FILE_WIDTH))
     return 0

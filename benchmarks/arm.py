@@ -1,4 +1,4 @@
-"""One loader in a process of its own, measured: an arm of ``superdl bench read``.
+"""One loader in a process of its own, measured: an arm of ``superdl bench read``; and what any epoch takes.
 
 The first epoch is not measured: in it workers start, modules are imported, files come into the page cache and
 SUPER's samples into its cache. The measured epochs follow at once, whole, by the same persistent workers, and
@@ -10,42 +10,42 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from benchmarks.contenders import CONTENDERS
-from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
-from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.processes import BenchmarkError, Pids, children_cpu_s, process_cpu_s
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ArmResult", "ArmSpec", "checksum", "measure_arm"]
+    from benchmarks.loading import Contender
+
+__all__ = ["ArmSpec", "Lap", "checksum", "measure_arm", "take_lap"]
 
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """One arm: which loader, what it loads, how many epochs are measured, and whose CPU is read beside.
-
-    ``store_pid`` is 0 where no S3 server runs.
-    """
+    """One arm: which loader, what it loads, how many epochs are measured, and whose CPU is read beside."""
 
     contender: str
     loading: Loading
     epochs: int
-    cache_pid: int
-    coordinator_pid: int
-    store_pid: int = 0
+    pids: Pids
 
 
 @dataclass(frozen=True, slots=True)
-class ArmResult:
-    """What was measured; ``checksum`` is of the first epoch's images and labels, see :func:`checksum`."""
+class Lap:
+    """What whole epochs took; ``first_s`` until the first batch, ``produced`` and ``store_requests`` of the
+    job in all. ``checksum`` is of the first epoch's images and labels, see :func:`checksum`.
+    """
 
     images: int
     batches: int
+    first_s: float
     wall_s: float
     main_cpu_s: float
     workers_cpu_s: float
@@ -54,45 +54,53 @@ class ArmResult:
     functions_cpu_s: float
     store_cpu_s: float
     produced: int
-    checksum: int
+    store_requests: int
+    checksum: int = 0
 
 
-def measure_arm(spec: ArmSpec) -> ArmResult:
+def measure_arm(spec: ArmSpec) -> Lap:
     """Measure the arm in this process, which is fresh."""
     contender = CONTENDERS[spec.contender].open(spec.loading)
     try:
         found = sum(_checked(images, labels, spec.loading.crop) for images, labels in contender)
         produced = contender.produced()
-        # Asking for other processes' clocks costs milliseconds of this one: so its own is read last, and at
-        # the end first.
-        beside = _cpu_beside(spec)
-        main_s, wall_s = process_cpu_s(os.getpid()), time.perf_counter()
-        images, batches = _consume(contender, spec.epochs)
-        wall_s, main_s = time.perf_counter() - wall_s, process_cpu_s(os.getpid()) - main_s
-        beside = {name: after_s - beside[name] for name, after_s in _cpu_beside(spec).items()}
-        produced = contender.produced() - produced
+        lap = take_lap(contender, spec.pids, spec.epochs)
     finally:
         contender.close()
-    return ArmResult(
+    return replace(lap, produced=lap.produced - produced, checksum=found)
+
+
+def take_lap(contender: Contender, pids: Pids, epochs: int = 1) -> Lap:
+    """Take every batch of so many epochs, as a trainer would, and let it go."""
+    # Asking for other processes' clocks costs milliseconds of this one: so its own is read last, and at the
+    # end first.
+    beside = _cpu_beside(pids)
+    main_s, began_s = process_cpu_s(os.getpid()), time.perf_counter()
+    images = batches = 0
+    first_s = 0.0
+    for _ in range(epochs):
+        for _, labels in contender:
+            if not batches:
+                first_s = time.perf_counter() - began_s
+            images += len(labels)
+            batches += 1
+    wall_s, main_s = time.perf_counter() - began_s, process_cpu_s(os.getpid()) - main_s
+    return Lap(
         images=images,
         batches=batches,
+        first_s=first_s,
         wall_s=wall_s,
         main_cpu_s=main_s,
-        **beside,
-        produced=produced,
-        checksum=found,
+        **{name: after_s - beside[name] for name, after_s in _cpu_beside(pids).items()},
+        produced=contender.produced(),
+        store_requests=contender.store_requests(),
+        checksum=0,
     )
 
 
-def _cpu_beside(spec: ArmSpec) -> dict[str, float]:
-    """CPU seconds until now of all but the main process, by the result's names."""
-    return {
-        "workers_cpu_s": children_cpu_s(),
-        "cache_cpu_s": process_cpu_s(spec.cache_pid),
-        "coordinator_cpu_s": process_cpu_s(spec.coordinator_pid),
-        "functions_cpu_s": descendants_cpu_s(spec.coordinator_pid),
-        "store_cpu_s": process_cpu_s(spec.store_pid) if spec.store_pid else 0.0,
-    }
+def _cpu_beside(pids: Pids) -> dict[str, float]:
+    """CPU seconds until now of all but the main process, by the names of a lap."""
+    return {"workers_cpu_s": children_cpu_s(), **pids.cpu_s()}
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:
@@ -107,13 +115,3 @@ def _checked(images: Tensor, labels: Tensor, side: int) -> int:
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3, side, side):
         raise BenchmarkError(f"images came as {images.dtype} of shape {tuple(images.shape)}")
     return checksum(images, labels)
-
-
-def _consume(contender: Contender, epochs: int) -> tuple[int, int]:
-    """Take every batch, as a trainer would, and let it go; how many images and batches there were."""
-    images = batches = 0
-    for _ in range(epochs):
-        for _, labels in contender:
-            images += len(labels)
-            batches += 1
-    return images, batches

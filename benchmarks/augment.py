@@ -1,7 +1,7 @@
 """``superdl bench augment``: what augmentation after the cache costs, operation by operation.
 
 Beside it torchvision's transforms on the same pixels, image by image, as tensors and as PIL images, where
-torchvision is installed; and SUPER's way for devices, on this CPU, which shows why the CPU has its own.
+torchvision is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from benchmarks import positive
 from benchmarks.results import BenchmarkReport, Column, Started
 from superdl.experiments.models import declare_operators
 from superdl.super_dataset import Augment, BatchInfo
-from superdl.super_dataset.augment.geometry import crop_resize_by_products
 from superdl.super_wire.ids import digest128
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "measure", "torchvision_transforms"]
 
-SUPER, PRODUCTS = "SUPER", "SUPER, products"
+SUPER = "SUPER"
 TENSORS, PIL = "torchvision, tensors", "torchvision, PIL"
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,7 +52,6 @@ _METHOD = (
         "float32 where images are normalised; decoding, collating and the way between processes are "
         "nobody's here."
     ),
-    f"{PRODUCTS}: resizing as on a device, by two batched matrix products, here on the CPU; the crop alone.",
 )
 
 _COLUMNS = (
@@ -81,7 +79,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     ways = {
         (name, way): call
         for name, options in _OPERATIONS.items()
-        for way, call in _ways(name, options, images, arguments.size).items()
+        for way, call in _ways(options, images, arguments.size).items()
     }
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -113,18 +111,9 @@ def _images(count: int, side: int) -> torch.Tensor:
     return torch.from_numpy(waves.clip(0, 255).astype(np.uint8)).movedim(-1, 1)
 
 
-def _ways(
-    name: str, options: dict[str, Any], images: torch.Tensor, size: int
-) -> dict[str, Callable[[], object]]:
+def _ways(options: dict[str, Any], images: torch.Tensor, size: int) -> dict[str, Callable[[], object]]:
     augment, info = Augment(size, **options), _info(len(images))
     ways: dict[str, Callable[[], object]] = {SUPER: lambda: augment.images(images, info)}
-    if name == "crop":
-        side = images.shape[-1]
-        sides = torch.tensor([[0], [0], [side * 3 // 4], [side * 3 // 4]]).expand(4, len(images))
-        flips = torch.zeros(len(images), dtype=torch.bool)
-        ways[PRODUCTS] = lambda: crop_resize_by_products(
-            images.float().contiguous(), sides, flips, (size, size)
-        )
     transforms = torchvision_transforms()
     if transforms is not None and options.get("dtype") != torch.bfloat16:  # it gives float32
         tensors = [image.contiguous() for image in images]

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import loading as loaders
 from benchmarks import raw_formats, services, socket_loop
-from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a conversion is made from JSON
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a conversion is made from JSON
 from benchmarks.processes import BenchmarkError, run_child
 from superdl.experiments.data.whole_directory import written_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from benchmarks.loading import Contender
 
 __all__ = [
     "BOTO3",

@@ -10,10 +10,8 @@ import contextlib
 import itertools
 import math
 import operator
-import tempfile
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +21,8 @@ from benchmarks import positive
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients
 from benchmarks.coordinator_process import IMAGENET_SAMPLES, CoordinatorSpec, coordinator_process
 from benchmarks.processes import process_cpu_s
-from benchmarks.results import BenchmarkReport, Column, Started
-from benchmarks.services import cache_server
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
+from benchmarks.services import cache_server, private_directory
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -134,18 +132,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         group_by=("catalogs", "way"),
         columns=_COLUMNS,
         rows=_rows(runs),
-        rounds=(asdict(run) for run in runs),
+        rounds=(run.to_mapping() for run in runs),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Figures:
     """One measurement."""
 
-    catalogs: int
-    round: int
-    way: str
-    jobs: int
     batches: int
     wall_s: float
     cpu_s: float
@@ -169,7 +163,7 @@ class _Coordinator:
         self._catalogs = catalogs
         self._opened = 0
 
-    def run(self, way: str, datasets: Sequence[bytes], cell: _Cell) -> _Run:
+    def run(self, way: str, datasets: Sequence[bytes], cell: _Cell) -> Run[_Figures]:
         """Open so many jobs over all datasets, have each ask for its first page, then measure."""
         rss_before = self._rss()
         opened = []
@@ -189,11 +183,7 @@ class _Coordinator:
         produced, invocations = map(operator.sub, self.clients.produced(opened), before)
         rss = self._rss()
         self.clients.close_jobs(opened)
-        return _Run(
-            catalogs=self._catalogs,
-            round=cell.round,
-            way=way,
-            jobs=cell.jobs,
+        figures = _Figures(
             batches=cell.batches,
             wall_s=wall_s,
             cpu_s=cpu_s,
@@ -205,6 +195,7 @@ class _Coordinator:
             rss_before=rss_before,
             rss=rss,
         )
+        return Run({"catalogs": self._catalogs, "way": way, "jobs": cell.jobs}, cell.round, figures)
 
     def fill(self, dataset: bytes, samples: int) -> None:
         """Have a whole epoch produced, unmeasured, no faster than functions keep up."""
@@ -221,7 +212,7 @@ class _Coordinator:
         return int(psutil.Process(self._pid).memory_info().rss)
 
 
-def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[_Run]:
+def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[_Figures]]:
     with _running(arguments, catalogs=1) as coordinator:
         source, clients = "s3://bench-0/train", coordinator.clients
         say("listing, and a first epoch")
@@ -238,7 +229,7 @@ def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> I
                 yield coordinator.run(way, [dataset], cell)
 
 
-def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[_Run]:
+def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[_Figures]]:
     with _running(arguments, catalogs=arguments.catalogs) as coordinator:
         datasets = []
         for number in range(arguments.catalogs):
@@ -275,33 +266,30 @@ def _cells(arguments: argparse.Namespace, number: int = 0, rate: float = 0.0) ->
 @contextlib.contextmanager
 def _running(arguments: argparse.Namespace, *, catalogs: int) -> Iterator[_Coordinator]:
     """Run a cache, a coordinator and its clients."""
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="super-b-")))
-        cache = stack.enter_context(cache_server(directory))
-        address = f"unix:{directory}/c.sock"
-        spec = CoordinatorSpec(address, cache.address, arguments.samples)
-        pid = stack.enter_context(coordinator_process(spec))
-        clients = stack.enter_context(contextlib.closing(Clients(address, cache.address)))
-        yield _Coordinator(clients, pid, cache.pid, arguments.batch_size, catalogs=catalogs)
+    with private_directory() as directory, cache_server() as cache:
+        spec = CoordinatorSpec(f"unix:{directory}/c.sock", cache.address, arguments.samples)
+        with (
+            coordinator_process(spec) as pid,
+            contextlib.closing(Clients(spec.address, cache.address)) as clients,
+        ):
+            yield _Coordinator(clients, pid, cache.pid, arguments.batch_size, catalogs=catalogs)
 
 
-def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:
-    best: dict[tuple[int, str, int], _Run] = {}
-    for run in runs:
-        key = (run.catalogs, run.way, run.jobs)
-        if key not in best or run.cpu_s / run.batches < best[key].cpu_s / best[key].batches:
-            best[key] = run
-    for (catalogs, way, jobs), run in best.items():
-        ten = best.get((catalogs, way, _TEN))
-        cpu_ms = 1e3 * run.cpu_s / run.batches
+def _rows(runs: Sequence[Run[_Figures]]) -> Iterator[dict[str, Any]]:
+    best = [
+        (conditions, min(some, key=lambda one: one.cpu_s / one.batches))
+        for conditions, some in by_conditions(runs)
+    ]
+    cpu_ms = {tuple(conditions.values()): 1e3 * run.cpu_s / run.batches for conditions, run in best}
+    for conditions, run in best:
+        catalogs, way, jobs = key = tuple(conditions.values())
+        ten_ms = cpu_ms.get((catalogs, way, _TEN))
         yield {
-            "catalogs": catalogs,
-            "way": way,
-            "jobs": jobs,
+            **conditions,
             "batches": run.batches,
             "batches_per_cpu_s": run.batches / run.cpu_s,
-            "cpu_ms_per_batch": cpu_ms,
-            "times_ten_jobs": cpu_ms / (1e3 * ten.cpu_s / ten.batches) if ten else None,
+            "cpu_ms_per_batch": cpu_ms[key],
+            "times_ten_jobs": cpu_ms[key] / ten_ms if ten_ms else None,
             "batches_per_s": run.batches / run.wall_s,
             "cache_cpu_ms_per_batch": 1e3 * run.cache_cpu_s / run.batches,
             "produced_per_batch": run.produced / run.batches,

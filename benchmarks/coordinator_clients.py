@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import grpc
 
 from benchmarks.processes import BenchmarkError
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.cache import encode_command
+from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import PROTOCOL_VERSION
@@ -37,7 +36,6 @@ PAGE_BATCHES = 32
 _TIMEOUT_S = 120.0
 _THREADS = 4
 _POLL_S = 0.1
-_REPLY_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -61,13 +59,13 @@ class Clients:
     """Opens jobs and has them go on, page by page, from a few threads."""
 
     def __init__(self, coordinator: str, cache: str) -> None:
-        self._cache_path = cache.removeprefix("unix://")
         self._channel = grpc.insecure_channel(
             coordinator, options=[("grpc.max_receive_message_length", 8 * 2**20)]
         )
         self._coordinator = CoordinatorStub(self._channel)
         self._pool = ThreadPoolExecutor(_THREADS)
-        self._connections = [self._connect() for _ in range(_THREADS)]
+        address = CacheAddress.parse(cache)
+        self._connections = [CacheConnection(address, Credentials()) for _ in range(_THREADS)]
 
     def close(self) -> None:
         """End the threads and the connections."""
@@ -75,12 +73,6 @@ class Clients:
         for connection in self._connections:
             connection.close()
         self._channel.close()
-
-    def _connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(_TIMEOUT_S)
-        connection.connect(self._cache_path)
-        return connection
 
     def register(self, source: str, recipe: Recipe) -> bytes:
         """Have a source listed under a recipe; gives the dataset's id."""
@@ -139,7 +131,7 @@ class Clients:
         found = self._stats(jobs)
         return sum(stats.samples_produced for stats in found), sum(stats.invocations for stats in found)
 
-    def _read_one(self, job: SimulatedJob, connection: socket.socket) -> None:
+    def _read_one(self, job: SimulatedJob, connection: CacheConnection) -> None:
         """One batch: its report, and the next page if there is room for one."""
         report = ReadReport(
             rank=0,
@@ -154,10 +146,7 @@ class Clients:
             attempt=1,
             done=1,
         )
-        connection.sendall(encode_command(*report.command(job.name)))
-        answer = connection.recv(_REPLY_BYTES)
-        if not answer.startswith(b"$"):
-            raise BenchmarkError(f"the cache refused a report: {answer!r}")
+        connection.ask(*report.command(job.name))
         job.read += 1
         job.batches += 1
         if job.read == job.batches_per_epoch:
@@ -186,10 +175,8 @@ class Clients:
         until_s = time.monotonic() + _TIMEOUT_S
         while True:
             stats = self._stats(jobs)
-            read, under_way = (
-                sum(one.batches_read for one in stats),
-                sum(one.requests_in_flight for one in stats),
-            )
+            read = sum(one.batches_read for one in stats)
+            under_way = sum(one.requests_in_flight for one in stats)
             if read >= expected and not under_way:
                 return
             if time.monotonic() > until_s:

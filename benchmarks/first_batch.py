@@ -7,22 +7,23 @@ of its own, and makes figures of the times.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
-from benchmarks.loading import Contender, Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
 from benchmarks.processes import BenchmarkError, run_child
-from benchmarks.results import BenchmarkReport, Column, Started
-from benchmarks.services import embedded_services
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
+from benchmarks.services import loader_services
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.loading import Contender
 
 __all__ = [
     "COLD",
@@ -31,7 +32,6 @@ __all__ = [
     "WARM",
     "ProbeResult",
     "ProbeSpec",
-    "Taken",
     "add_arguments",
     "measure",
     "probe",
@@ -93,29 +93,30 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """
     started = Started(arguments)
     images = prepare_images(arguments.images, arguments, say)
-    taken: list[Taken] = []
+    runs: list[Run[ProbeResult]] = []
     for number in range(1, arguments.rounds + 1):
         for spec in _specs(images, arguments):
             say(f"round {number} of {arguments.rounds}: {spec.contender}, {spec.loading.num_workers} workers")
             for state, result in _in_all_states(spec):
                 _check(spec, state, result, images)
-                taken.append(Taken(number, spec.contender, spec.loading.num_workers, state, result))
+                conditions = {"contender": spec.contender, "num_workers": spec.loading.num_workers}
+                runs.append(Run({**conditions, "state": state}, number, result))
     group = {"images": images.name, "batch_size": arguments.batch_size}
     return started.report(
-        image_sets=images.described(),
+        image_sets=described([images]),
         method=_METHOD,
         group_by=tuple(group),
         columns=_COLUMNS,
-        rows=({**group, **row} for row in rows_of(taken)),
-        rounds=(asdict(one) for one in taken),
+        rows=({**group, **row} for row in rows_of(runs)),
+        rounds=(run.to_mapping() for run in runs),
     )
 
 
-def _specs(images: ImageSet, arguments: argparse.Namespace) -> Iterator[ProbeSpec]:
+def _specs(images: Loading, arguments: argparse.Namespace) -> Iterator[ProbeSpec]:
     for contender in (PILLOW, SUPER, SUPER_LOADER):
         for workers in arguments.workers:
             if CONTENDERS[contender].workers_of(workers) == workers:
-                loading = images.loading(batch_size=arguments.batch_size, num_workers=workers)
+                loading = replace(images, batch_size=arguments.batch_size, num_workers=workers)
                 yield ProbeSpec(contender, loading)
 
 
@@ -127,14 +128,14 @@ def _in_all_states(spec: ProbeSpec) -> Iterator[tuple[str, ProbeResult]]:
         yield FILES, probed(spec.loading)
         return
     yield NOTHING, probed(spec.loading)
-    with embedded_services("first-batch") as services:
+    with loader_services() as services:
         running = replace(spec.loading, coordinator=services.coordinator)
         probed(replace(running, resize=_WARMING_SIDE, crop=_WARMING_SIDE))
         yield COLD, probed(running)
         yield WARM, probed(running)
 
 
-def _check(spec: ProbeSpec, state: str, result: ProbeResult, images: ImageSet) -> None:
+def _check(spec: ProbeSpec, state: str, result: ProbeResult, images: Loading) -> None:
     """A figure that is not of what it says is worse than none."""
     if result.images != images.images:
         raise BenchmarkError(f"{spec.contender}: {result.images} images came instead of {images.images}")
@@ -189,36 +190,16 @@ def _epoch(contender: Contender) -> tuple[float, int]:
     return first_batch_s, len(labels) + sum(len(more) for _, more in batches)
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One probe, done."""
-
-    round: int
-    contender: str
-    num_workers: int
-    state: str
-    result: ProbeResult
-
-
-def rows_of(taken: Sequence[Taken]) -> Iterator[dict[str, Any]]:
+def rows_of(runs: Sequence[Run[ProbeResult]]) -> Iterator[dict[str, Any]]:
     """A row for each loader in each state: medians, and the spread of the first batch."""
-    for contender, num_workers, state in dict.fromkeys(
-        (one.contender, one.num_workers, one.state) for one in taken
-    ):
-        some = [
-            one.result
-            for one in taken
-            if (one.contender, one.num_workers, one.state) == (contender, num_workers, state)
-        ]
+    for conditions, results in by_conditions(runs):
         yield {
-            "contender": contender,
-            "loader": CONTENDERS[contender].title,
-            "num_workers": num_workers,
-            "state": state,
-            "count": len(some),
-            "first_batch_ms": 1e3 * median(one.first_batch_s for one in some),
-            "first_batch_ms_min": 1e3 * min(one.first_batch_s for one in some),
-            "first_batch_ms_max": 1e3 * max(one.first_batch_s for one in some),
-            "open_ms": 1e3 * median(one.open_s for one in some),
-            "next_epoch_ms": 1e3 * median(one.next_epoch_s for one in some),
+            **conditions,
+            "loader": CONTENDERS[conditions["contender"]].title,
+            "count": len(results),
+            "first_batch_ms": 1e3 * median(one.first_batch_s for one in results),
+            "first_batch_ms_min": 1e3 * min(one.first_batch_s for one in results),
+            "first_batch_ms_max": 1e3 * max(one.first_batch_s for one in results),
+            "open_ms": 1e3 * median(one.open_s for one in results),
+            "next_epoch_ms": 1e3 * median(one.next_epoch_s for one in results),
         }

@@ -7,8 +7,6 @@ cold start are :mod:`benchmarks.function_arm`'s.
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,9 +23,9 @@ from benchmarks.function_arm import (
     run_arm,
     s3_event,
 )
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, add_data_option, prepare_images
+from benchmarks.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
 from benchmarks.processes import held_to, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Started
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
 from benchmarks.services import cache_server, s3_server
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.lambda_prefetch.settings import LAMBDA_MB_PER_CORE
@@ -35,6 +33,8 @@ from superdl.lambda_prefetch.settings import LAMBDA_MB_PER_CORE
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from benchmarks.image_sets import Loading
 
 __all__ = ["add_arguments", "measure"]
 
@@ -95,14 +95,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
-    runs: list[_Run] = []
+    runs: list[Run[FunctionArmResult]] = []
     for images in sets:
         for count in arguments.cores:
             runs += _measure_cores(images, usable, count, arguments.rounds, arguments.passes, say)
     say("starting cold")
     cold = _cold_starts(sets[0])
     return started.report(
-        image_sets={name: about for one in sets for name, about in one.described().items()},
+        image_sets=described(sets),
         samples_per_request=_SAMPLES_PER_REQUEST,
         lambda_mb_per_core=LAMBDA_MB_PER_CORE,
         cold_start_s=cold,
@@ -110,62 +110,47 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         group_by=("images", "cores"),
         columns=_COLUMNS,
         rows=_rows(runs),
-        rounds=({**run.conditions(), "round": run.round, **asdict(run.result)} for run in runs),
+        rounds=(run.to_mapping() for run in runs),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One arm, done."""
-
-    round: int
-    images: str
-    cores: int
-    way: str
-    result: FunctionArmResult
-
-    def conditions(self) -> dict[str, Any]:
-        return {"images": self.images, "cores": self.cores, "way": self.way}
-
-
 def _measure_cores(
-    images: ImageSet, usable: Sequence[int], count: int, rounds: int, passes: int, say: Callable[[str], None]
-) -> Iterator[_Run]:
+    images: Loading, usable: Sequence[int], count: int, rounds: int, passes: int, say: Callable[[str], None]
+) -> Iterator[Run[FunctionArmResult]]:
     mine, others = tuple(usable[:count]), tuple(usable[count:])
     with _servers(images, others or mine) as (cache, environment):
         for number in range(1, rounds + 1):
             for way in _WAYS:
                 say(f"round {number} of {rounds}: {images.name}, {count} cores, {way}")
-                spec = FunctionArmSpec(way, images.directory, images.resize, images.crop, cache, mine, passes)
-                yield _Run(number, images.name, count, way, run_arm(spec, environment))
+                spec = FunctionArmSpec(way, images, cache, mine, passes)
+                conditions = {"images": images.name, "cores": count, "way": way}
+                yield Run(conditions, number, run_arm(spec, environment))
 
 
 @contextlib.contextmanager
-def _servers(images: ImageSet, cores: Sequence[int]) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _servers(images: Loading, cores: Sequence[int]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The cache's address, and what a function needs in its environment; servers are held to ``cores``."""
-    with tempfile.TemporaryDirectory(prefix="super-b-") as directory, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with held_to(cores):  # what is started here stays there
-            cache = stack.enter_context(cache_server(Path(directory)))
+            cache = stack.enter_context(cache_server())
             store = stack.enter_context(s3_server(Path(images.directory).parent))
         yield cache.address, store.environment
 
 
-def _cold_starts(images: ImageSet) -> dict[str, float]:
+def _cold_starts(images: Loading) -> dict[str, float]:
     with _servers(images, usable_cores(1, "this benchmark holds processes to cores")) as (cache, environment):
-        event = s3_event(images.directory, images.resize, images.crop, cache, count=1)
+        event = s3_event(images, cache, count=1)
         return {
             "answer a warm event": cold_start_s(None, environment),
             "produce one object of S3": cold_start_s(event, environment),
         }
 
 
-def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:
-    groups: dict[tuple[str, int, str], list[FunctionArmResult]] = {}
-    for run in runs:
-        groups.setdefault((run.images, run.cores, run.way), []).append(run.result)
-    for (images, cores, way), results in groups.items():
-        bare = groups[images, cores, BARE]
-        yield {"images": images, "cores": cores, "way": way, **_figures(results, bare, cores, way)}
+def _rows(runs: Sequence[Run[FunctionArmResult]]) -> Iterator[dict[str, Any]]:
+    groups = by_conditions(runs)
+    bare = {(one["images"], one["cores"]): results for one, results in groups if one["way"] == BARE}
+    for one, results in groups:
+        yield {**one, **_figures(results, bare[one["images"], one["cores"]], one["cores"], one["way"])}
 
 
 def _figures(

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -20,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.processes import ROOT, BenchmarkError, run_child
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.processes import BenchmarkError, run_child, said_by
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import sample_ids, split_ids
@@ -54,12 +53,10 @@ _QUIET = {"SUPER_LOG_LEVEL": "ERROR", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 @dataclass(frozen=True, slots=True)
 class FunctionArmSpec:
-    """One arm; ``directory`` holds the images in class folders, and its name is the bucket's."""
+    """One arm; the name of the images' directory is the bucket's."""
 
     way: str
-    directory: str
-    resize: int
-    crop: int
+    images: Loading
     cache: str
     cores: tuple[int, ...]
     passes: int
@@ -121,7 +118,7 @@ def measure_function(spec: FunctionArmSpec) -> FunctionArmResult:
     """Measure the arm in this process, which is fresh."""
     os.sched_setaffinity(0, spec.cores)
     clocks = _ThreadClocks()
-    files = sorted(Path(spec.directory).glob("*/*"))
+    files = sorted(Path(spec.images.directory).glob("*/*"))
     one_pass = _bare(spec, files) if spec.way == BARE else _invocations(spec, files)
     one_pass()
     clocks.seconds.clear()
@@ -141,7 +138,7 @@ def measure_function(spec: FunctionArmSpec) -> FunctionArmResult:
 
 
 def _recipe(spec: FunctionArmSpec) -> Recipe:
-    return Recipe.image(resize=spec.resize, crop=spec.crop)
+    return Recipe.image(resize=spec.images.resize, crop=spec.images.crop)
 
 
 def _bare(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
@@ -179,15 +176,15 @@ def _invocations(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
     return one_pass
 
 
-def s3_event(directory: str, resize: int, crop: int, cache: str, *, count: int) -> dict[str, Any]:
-    """A request for the first images of a directory, from S3."""
-    spec = FunctionArmSpec(S3_LEAN, directory, resize, crop, cache, cores=(), passes=0)
-    event = _event(spec, sorted(Path(directory).glob("*/*"))[:count])
+def s3_event(images: Loading, cache: str, *, count: int) -> dict[str, Any]:
+    """A request for the first images of a set, from S3."""
+    spec = FunctionArmSpec(S3_LEAN, images, cache, cores=(), passes=0)
+    event = _event(spec, sorted(Path(images.directory).glob("*/*"))[:count])
     return {**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}
 
 
 def _event(spec: FunctionArmSpec, files: list[Path]) -> dict[str, Any]:
-    directory, recipe = Path(spec.directory), _recipe(spec)
+    directory, recipe = Path(spec.images.directory), _recipe(spec)
     keys = [file.relative_to(directory).as_posix() for file in files]
     if spec.way == FILES:
         bucket = f"file://{directory}"
@@ -235,23 +232,9 @@ def cold_start_s(event: dict[str, object] | None, environment: Mapping[str, str]
     times = []
     for _ in range(rounds):
         begun_s = time.perf_counter()
-        said = _run(_COLD, environment, json.dumps(event))
+        words = ("-c", _COLD, json.dumps(event))
+        said = said_by(words, {**_QUIET, **environment}, name="the cold function")
         times.append(time.perf_counter() - begun_s)
-        if event is not None and said.split("\n")[-2] != '["cached"]':
+        if event is not None and said.splitlines()[-1] != '["cached"]':
             raise BenchmarkError(f"the cold function said {said}")
     return min(times)
-
-
-def _run(program: str, environment: Mapping[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **_QUIET, **environment},
-        capture_output=True,
-        text=True,
-        timeout=_TIME_LEFT_MS / 1000,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BenchmarkError(f"the function did not start:\n{done.stderr.strip()}")
-    return done.stdout

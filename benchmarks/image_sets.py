@@ -1,4 +1,5 @@
-"""The image sets that benchmarks read: which there are, their recipes, their options, and where they lie.
+"""The image sets that benchmarks read: which there are, their recipes, their options, where they lie, and how
+they are loaded.
 
 The digits and the photos are `experiments.data`'s. The photos are drawn JPEGs that cost what ImageNet's
 photographs cost: 500x375 pixels and about 110 KB.
@@ -14,21 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import positive
-from benchmarks.loading import Loading
 from superdl.experiments.data import MADE_SETS, make_digits, make_set
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 __all__ = [
     "IMAGE_SETS",
-    "ImageSet",
+    "Loading",
     "add_data_option",
     "add_image_options",
     "data_directory",
+    "described",
     "prepare_images",
 ]
 
@@ -39,37 +40,49 @@ IMAGE_SETS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSet:
-    """Images in class folders, and their recipe: shorter side ``resize``, centre ``crop``, in pixels."""
+class Loading:
+    """An image set, and how it is loaded.
+
+    Args:
+        name: of the set.
+        directory: its images in class folders.
+        images: how many there are.
+        resize: of the shorter side, in pixels.
+        crop: centre crop, in pixels.
+        batch_size: images of a batch; the last of an epoch may be shorter.
+        num_workers: processes that load beside the main one.
+        coordinator: SUPER's address; other loaders leave it alone.
+        seed: of the shuffle.
+        device: where the trainer computes. SuperLoader brings batches there; for a GPU the others give them
+            in page-locked memory.
+
+    """
 
     name: str
-    about: str
     directory: str
     images: int
     resize: int
     crop: int
+    batch_size: int = 1
+    num_workers: int = 0
+    coordinator: str = ""
+    seed: int = 0
+    device: str = "cpu"
 
     @property
-    def converted(self) -> str:
-        """Beside the set: where other loaders' formats of its images lie."""
+    def pin_memory(self) -> bool:
+        """Whether batches are copied to a GPU."""
+        return self.device.startswith("cuda")
+
+    def format_directory(self, name: str) -> Path:
+        """Where the images lie in the format of that name: beside the set, one folder for each format."""
         place = Path(self.directory).parent
-        return str(place.with_name(f"{place.name}-{self.resize}-{self.crop}-converted"))
+        return place.with_name(f"{place.name}-{self.resize}-{self.crop}-converted") / name
 
-    def loading(self, *, batch_size: int, num_workers: int, **options: Any) -> Loading:
-        """How this set is loaded; ``options`` are the other fields of `Loading`."""
-        return Loading(
-            directory=self.directory,
-            converted=self.converted,
-            resize=self.resize,
-            crop=self.crop,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            **options,
-        )
 
-    def described(self) -> dict[str, Any]:
-        """What a report's settings say of it, by its name."""
-        return {self.name: {"about": self.about, "images": self.images}}
+def described(sets: Iterable[Loading]) -> dict[str, Any]:
+    """What a report's settings say of these sets, by their names."""
+    return {one.name: {"about": IMAGE_SETS[one.name], "images": one.images} for one in sets}
 
 
 def add_image_options(parser: argparse.ArgumentParser, *, photos: int) -> None:
@@ -88,7 +101,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
     )
 
 
-def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> ImageSet:
+def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Loading:
     """Make the set if it is not there, where the options say; ``say`` gets a line first.
 
     Raises:
@@ -102,13 +115,10 @@ def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str]
         place, resize, crop = make_digits(directory / "digits") / "train", 64, 64
     else:
         made, count = MADE_SETS["imagenet-like"], arguments.photos
-        place, resize, crop = (
-            make_set(made, directory / f"{made.name}-{count}", samples=count) / "train",
-            256,
-            224,
-        )
+        place = make_set(made, directory / f"{made.name}-{count}", samples=count) / "train"
+        resize, crop = 256, 224
     count = sum(1 for _ in place.glob("*/*"))
-    return ImageSet(name, IMAGE_SETS[name], str(place.resolve()), count, resize, crop)
+    return Loading(name, str(place.resolve()), count, resize, crop)
 
 
 def data_directory(named: str | None) -> Path:

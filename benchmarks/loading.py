@@ -1,4 +1,4 @@
-"""What a loader under comparison loads and how, its interface, and SUPER's and the specs' loaders behind it.
+"""A loader under comparison, its interface, and SUPER's and the specs' loaders behind it.
 
 SUPER comes in the two forms that a user can choose: the dataset in a DataLoader, and ``SuperLoader``. The
 loaders that a spec may name are opened as for training, with their figures left out.
@@ -6,7 +6,6 @@ loaders that a spec may name are opened as for training, with their figures left
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from benchmarks.image_sets import Loading
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import SuperDataset
 
 __all__ = [
     "Contender",
-    "Loading",
     "Pairs",
     "PlannedOrder",
     "convert_for",
@@ -44,44 +43,6 @@ __all__ = [
 ]
 
 _Pair = tuple["npt.NDArray[np.uint8]", int]
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """What is loaded and how.
-
-    Args:
-        directory: images in class folders.
-        converted: where the same images lie in other loaders' formats, one folder for each format.
-        resize: of the shorter side, in pixels.
-        crop: centre crop, in pixels.
-        batch_size: images of a batch; the last of an epoch may be shorter.
-        num_workers: processes that load beside the main one.
-        coordinator: SUPER's address; other loaders leave it alone.
-        seed: of the shuffle.
-        device: where the trainer computes. SuperLoader brings batches there; for a GPU the others give them
-            in page-locked memory.
-
-    """
-
-    directory: str
-    converted: str
-    resize: int
-    crop: int
-    batch_size: int
-    num_workers: int
-    coordinator: str = ""
-    seed: int = 0
-    device: str = "cpu"
-
-    @property
-    def pin_memory(self) -> bool:
-        """Whether batches are copied to a GPU."""
-        return self.device.startswith("cuda")
-
-    def format_directory(self, name: str) -> Path:
-        """Where the images lie in the format of that name."""
-        return Path(self.converted) / name
 
 
 class Contender:
@@ -202,7 +163,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
         pin_memory=loading.pin_memory,
         converted=converted,
     )
-    return Contender(open_loader(kind, request), pair=lambda batch: (batch[0], batch[1]))
+    return Contender(open_loader(request), pair=lambda batch: (batch[0], batch[1]))
 
 
 # ------------------------------------------------------------------------------------ decoded images

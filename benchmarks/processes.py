@@ -34,12 +34,14 @@ __all__ = [
     "ROOT",
     "BenchmarkError",
     "Cores",
+    "Pids",
     "children_cpu_s",
     "cpu_s_each",
     "descendants_cpu_s",
     "held_to",
     "process_cpu_s",
     "run_child",
+    "said_by",
     "usable_cores",
 ]
 
@@ -79,9 +81,16 @@ def run_child(
 
     """
     words = (function.__module__, function.__name__, json.dumps(asdict(cast("Any", argument))))
+    said = said_by(["-m", "benchmarks.processes", *words], environment, name=name)
+    result: TypeAdapter[_Result] = TypeAdapter(get_type_hints(function)["return"])
+    return result.validate_json(said.splitlines()[-1])  # loaders of others may print before it
+
+
+def said_by(words: Sequence[str], environment: Mapping[str, str] | None = None, *, name: str) -> str:
+    """What a fresh Python prints that is called with these words; else as :func:`run_child`."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.processes", *words],
+            [sys.executable, *words],
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
             capture_output=True,
@@ -92,12 +101,8 @@ def run_child(
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{name} was not done after {_TIME_LIMIT_S:g} s") from None
     if done.returncode != 0:
-        raise BenchmarkError(
-            f"{name} failed with exit code {done.returncode}; leave it out (--contenders) or mend it:\n"
-            f"{done.stderr.strip()}"
-        )
-    result: TypeAdapter[_Result] = TypeAdapter(get_type_hints(function)["return"])
-    return result.validate_json(done.stdout.splitlines()[-1])  # loaders of others may print before it
+        raise BenchmarkError(f"{name} failed with exit code {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout
 
 
 # ---------------------------------------------------------------------------------------- CPU and cores
@@ -135,6 +140,23 @@ def children_cpu_s() -> float:
     """CPU seconds of this process's descendants: those that live and those that were waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + descendants_cpu_s(os.getpid())
+
+
+@dataclass(frozen=True, slots=True)
+class Pids:
+    """The processes of a trainer's services, whose children are the functions; 0 where one does not run."""
+
+    coordinator: int = 0
+    cache: int = 0
+    store: int = 0
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds until now of each of them, and of the functions."""
+        one_by_one = {"coordinator": self.coordinator, "cache": self.cache, "store": self.store}
+        return {
+            **{f"{name}_cpu_s": process_cpu_s(pid) if pid else 0.0 for name, pid in one_by_one.items()},
+            "functions_cpu_s": descendants_cpu_s(self.coordinator) if self.coordinator else 0.0,
+        }
 
 
 def cpu_s_each(work: Callable[[], object]) -> float:

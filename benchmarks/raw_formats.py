@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-from benchmarks.loading import Contender, Loading, Pairs
+from benchmarks.loading import Contender, Pairs
 from superdl.experiments.loaders.streaming_loaders import write_chunks, write_shards
 from superdl.experiments.models import declare_operators
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from benchmarks.image_sets import Loading
 
 __all__ = [
     "ARRAY",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import not_negative, positive
-from benchmarks.arm import ArmResult, ArmSpec, measure_arm
+from benchmarks.arm import ArmSpec, Lap, measure_arm
 from benchmarks.contenders import (
     BOTO3,
     CONTENDERS,
@@ -25,18 +25,18 @@ from benchmarks.contenders import (
     convert_once,
     with_versions,
 )
-from benchmarks.image_sets import IMAGE_SETS, ImageSet, add_data_option, data_directory, prepare_images
+from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
 from benchmarks.processes import BenchmarkError, run_child
-from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
-from benchmarks.services import embedded_services, s3_server, tls_services
+from benchmarks.results import BenchmarkReport, Column, Run, Started, describe_machine
+from benchmarks.services import cache_server, coordinator_services, s3_server, tls_cache
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-    from benchmarks.loading import Loading
+    from benchmarks.image_sets import Loading
 
-__all__ = ["COLUMNS", "Cell", "ReadRun", "add_arguments", "measure", "rows_of"]
+__all__ = ["COLUMNS", "Cell", "add_arguments", "measure", "rows_of"]
 
 COLUMNS = (
     Column("num_workers", "work-\ners", "d"),
@@ -121,27 +121,27 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     present = [cell for cell in cells if not cell.missing]
     for cell in present:
         convert_once(cell.contender, cell.loading, say)
-    runs: list[ReadRun] = []
+    runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
-        services = stack.enter_context(tls_services() if arguments.tls else embedded_services("read"))
-        environment, store_pid = dict(services.environment), 0
+        cache = stack.enter_context(tls_cache() if arguments.tls else cache_server())
+        services = stack.enter_context(coordinator_services(cache))
+        environment, pids = dict(services.environment), services.pids
         if any(cell.form.needs_store for cell in present):
             store = stack.enter_context(s3_server(data_directory(arguments.data)))
-            environment, store_pid = {**environment, **store.environment}, store.pid
+            environment, pids = {**environment, **store.environment}, replace(pids, store=store.pid)
         for number, cell in itertools.product(range(1, arguments.rounds + 1), present):
             say(f"round {number} of {arguments.rounds}: {cell}")
             epochs = 1 if cell.form.decodes else arguments.epochs
             loading = replace(cell.loading, coordinator=services.coordinator)
-            pids = (services.cache_pid, services.coordinator_pid, store_pid)
-            spec = ArmSpec(cell.contender, loading, epochs, *pids)
+            spec = ArmSpec(cell.contender, loading, epochs, pids)
             result = run_child(measure_arm, spec, name=cell.contender, environment=environment)
             _check(cell, result, epochs)
-            runs.append(ReadRun(number, cell, result))
+            runs.append(Run(cell.conditions(), number, result))
             _check_same_images(runs)
     missing = {cell.form.title: cell.missing for cell in cells if cell.missing}
     absences = [f"{title}: {reason}." for title, reason in missing.items()]
     return started.report(
-        image_sets={name: about for one in sets for name, about in one.described().items()},
+        image_sets=described(sets),
         method=(*_METHOD, _TLS if arguments.tls else _UNIX_SOCKET, *absences),
         group_by=("images", "batch_size"),
         columns=COLUMNS,
@@ -150,19 +150,19 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-def _cells(sets: Sequence[ImageSet], arguments: argparse.Namespace) -> Iterator[Cell]:
+def _cells(sets: Sequence[Loading], arguments: argparse.Namespace) -> Iterator[Cell]:
     """The contenders last, so that those that are compared run side by side in time."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
         if contender in arguments.contenders and CONTENDERS[contender].workers_of(workers) == workers:
-            yield Cell(images, batch_size, workers, contender)
+            yield Cell(replace(images, batch_size=batch_size, num_workers=workers), contender)
 
 
-def _check(cell: Cell, result: ArmResult, epochs: int) -> None:
+def _check(cell: Cell, result: Lap, epochs: int) -> None:
     """A figure that is not of what it says is worse than none."""
-    if result.images != epochs * cell.images.images:
+    if result.images != epochs * cell.loading.images:
         raise BenchmarkError(
-            f"{cell}: {result.images} images came instead of {epochs} times {cell.images.images}"
+            f"{cell}: {result.images} images came instead of {epochs} times {cell.loading.images}"
         )
     if result.produced:
         raise BenchmarkError(
@@ -170,10 +170,11 @@ def _check(cell: Cell, result: ArmResult, epochs: int) -> None:
         )
 
 
-def _check_same_images(runs: Sequence[ReadRun]) -> None:
+def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
     sums: dict[str, dict[int, str]] = {}
     for run in runs:
-        sums.setdefault(run.cell.images.name, {}).setdefault(run.result.checksum, run.cell.contender)
+        of_set = sums.setdefault(run.conditions["images"], {})
+        of_set.setdefault(run.result.checksum, run.conditions["contender"])
     for name, found in sums.items():
         if len(found) > 1:
             raise BenchmarkError(
@@ -187,25 +188,19 @@ def _check_same_images(runs: Sequence[ReadRun]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of the table: a loader under one set of conditions."""
+    """One row of the table: a loader under one set of conditions, but for the coordinator's address."""
 
-    images: ImageSet
-    batch_size: int
-    num_workers: int
+    loading: Loading
     contender: str
 
     def __str__(self) -> str:
-        return f"{self.images.name}, batch {self.batch_size}, {self.num_workers} workers, {self.form.title}"
+        loading = self.loading
+        return f"{loading.name}, batch {loading.batch_size}, {loading.num_workers} workers, {self.form.title}"
 
     @property
     def form(self) -> ContenderSpec:
         """The loader."""
         return CONTENDERS[self.contender]
-
-    @property
-    def loading(self) -> Loading:
-        """How the images are loaded, but for the coordinator's address."""
-        return self.images.loading(batch_size=self.batch_size, num_workers=self.num_workers)
 
     @property
     def missing(self) -> str:
@@ -215,30 +210,19 @@ class Cell:
     def conditions(self) -> dict[str, Any]:
         """The row's first columns."""
         return {
-            "images": self.images.name,
-            "batch_size": self.batch_size,
-            "num_workers": self.num_workers,
+            "images": self.loading.name,
+            "batch_size": self.loading.batch_size,
+            "num_workers": self.loading.num_workers,
             "contender": self.contender,
             "loader": self.form.title,
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRun:
-    """One arm, done."""
-
-    round: int
-    cell: Cell
-    result: ArmResult
-
-    def to_mapping(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return {"round": self.round, **self.cell.conditions(), **asdict(self.result)}
-
-
-def rows_of(cells: Sequence[Cell], runs: Sequence[ReadRun]) -> Iterator[dict[str, Any]]:
+def rows_of(cells: Sequence[Cell], runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
     """A row for each cell: medians over its runs, and ratios to other rows; ``None`` where there is none."""
-    medians = {cell: _figures([run.result for run in runs if run.cell == cell]) for cell in cells}
+    medians = {
+        cell: _figures([run.result for run in runs if run.conditions == cell.conditions()]) for cell in cells
+    }
     for cell, figures in medians.items():
         row = {**cell.conditions(), "note": cell.missing, **figures, **_ratios(cell, medians)}
         if row["note"]:
@@ -246,7 +230,7 @@ def rows_of(cells: Sequence[Cell], runs: Sequence[ReadRun]) -> Iterator[dict[str
         yield row
 
 
-def _figures(results: Sequence[ArmResult]) -> dict[str, float | None]:
+def _figures(results: Sequence[Lap]) -> dict[str, float | None]:
     if not results:
         names = ["cpu_ms_per_image", "cpu_ms_per_image_min", "cpu_ms_per_image_max", "images_per_s"]
         return dict.fromkeys([*names, *(f"{part}_cpu_ms_per_image" for part in _PARTS)])
@@ -267,14 +251,14 @@ def _figures(results: Sequence[ArmResult]) -> dict[str, float | None]:
 
 def _ratios(cell: Cell, medians: dict[Cell, dict[str, float | None]]) -> dict[str, float | None]:
     def cpu_of(contender: str, num_workers: int) -> float | None:
-        other = Cell(cell.images, cell.batch_size, num_workers, contender)
+        other = Cell(replace(cell.loading, num_workers=num_workers), contender)
         return medians.get(other, {}).get("cpu_ms_per_image")
 
-    own = medians[cell]["cpu_ms_per_image"]
+    own, workers = medians[cell]["cpu_ms_per_image"], cell.loading.num_workers
     return {
-        "times_less_than_pillow": _over(cpu_of(PILLOW, cell.num_workers), own),
-        "times_less_than_boto3": _over(cpu_of(BOTO3, cell.num_workers), own),
-        "times_ram_array": _over(own, cpu_of(RAM, cell.num_workers)),
+        "times_less_than_pillow": _over(cpu_of(PILLOW, workers), own),
+        "times_less_than_boto3": _over(cpu_of(BOTO3, workers), own),
+        "times_ram_array": _over(own, cpu_of(RAM, workers)),
         "times_socket_loop": _over(own, cpu_of(SOCKET, 0)),
     }
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from superdl.experiments.manifest import describe_environment, describe_hardware
-from superdl.experiments.output import now_text, strict_json
-from superdl.super_wire.errors import ConfigError
+from superdl.experiments.output import now_text
 
 if TYPE_CHECKING:
     import argparse
@@ -27,17 +25,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "REPORT_FORMAT",
     "BenchmarkReport",
     "Column",
+    "Run",
     "Started",
+    "by_conditions",
     "describe_machine",
     "print_report",
-    "to_json",
-    "write_json",
 ]
 
-REPORT_FORMAT = 2
+_FORMAT = 2
 
 _NOT_SETTINGS = ("command", "benchmark", "json", "output", "data")
 """Options that change no figure, some of them paths of the machine."""
@@ -57,34 +54,41 @@ class Column:
         return "-" if value is None else format(value, self.spec)
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkReport:
-    """One benchmark, done.
+class BenchmarkReport(NamedTuple):
+    """One benchmark, done: what its JSON says, and how its rows are shown.
 
-    ``rows`` are the figures, ``rounds`` what they were made of, ``method`` says what was counted. Rows
-    that agree in ``group_by`` stand in one table.
+    Rows that agree in ``group_by`` stand in one table.
     """
 
-    benchmark: str
-    started_at: str
-    wall_s: float
-    settings: dict[str, Any]
-    method: tuple[str, ...]
-    group_by: tuple[str, ...]
-    columns: tuple[Column, ...]
-    rows: tuple[dict[str, Any], ...]
-    rounds: tuple[dict[str, Any], ...]
-    environment: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, Any]
+    group_by: Sequence[str]
+    columns: Sequence[Column]
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[Result]):
+    """One measurement: the conditions, which are its row's first columns, the round, and what came of it, a
+    dataclass.
+    """
+
+    conditions: dict[str, Any]
+    round: int
+    result: Result
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON; how columns are shown is left out."""
-        mapping = asdict(self)
-        del mapping["columns"], mapping["group_by"]
-        return {"format": REPORT_FORMAT, **mapping}
+        """All of it as plain values."""
+        return {**self.conditions, "round": self.round, **asdict(cast("Any", self.result))}
 
-    def title(self, row: dict[str, Any]) -> str:
-        """What stands above the table that the row belongs to."""
-        return ", ".join([self.benchmark, *(f"{name} {row[name]}" for name in self.group_by)])
+
+def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], list[Result]]]:
+    """The results of all rounds under each conditions, in the order of the first."""
+    groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[Result]]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run.conditions.values()), (run.conditions, []))[1].append(run.result)
+    return list(groups.values())
 
 
 class Started:
@@ -112,54 +116,49 @@ class Started:
         group_by: Sequence[str] = (),
         **more: Any,
     ) -> BenchmarkReport:
-        """The report of the benchmark, which ends now; ``more`` stands beside the options in its settings."""
+        """The report of the benchmark, which ends now.
+
+        Args:
+            method: says what was counted.
+            columns: of the table.
+            rows: the figures.
+            rounds: what they were made of.
+            group_by: names of figures; rows that agree in them stand in one table.
+            more: stands beside the options in the settings.
+
+        """
         options = {name: value for name, value in vars(self._arguments).items() if name not in _NOT_SETTINGS}
-        return BenchmarkReport(
-            benchmark=self._arguments.benchmark,
-            started_at=self._started_at,
-            wall_s=time.perf_counter() - self._began_s,
-            settings={**options, **more},
-            method=tuple(method),
-            group_by=tuple(group_by),
-            columns=tuple(columns),
-            rows=tuple(rows),
-            rounds=tuple(rounds),
-            environment=self._environment,
-        )
-
-
-def to_json(report: BenchmarkReport) -> str:
-    """The report as JSON text."""
-    return strict_json(report.to_mapping(), indent=2) + "\n"
-
-
-def write_json(report: BenchmarkReport, file: str) -> None:
-    """Write the report as JSON.
-
-    Raises:
-        ConfigError: the file cannot be written.
-
-    """
-    try:
-        Path(file).write_text(to_json(report), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the report to {file}: {error.strerror}; name another file (--output)"
-        ) from error
+        told = {
+            "format": _FORMAT,
+            "benchmark": self._arguments.benchmark,
+            "started_at": self._started_at,
+            "wall_s": time.perf_counter() - self._began_s,
+            "settings": {**options, **more},
+            "method": list(method),
+            "rows": list(rows),
+            "rounds": list(rounds),
+            "environment": self._environment,
+        }
+        return BenchmarkReport(told, group_by, columns)
 
 
 def print_report(report: BenchmarkReport, console: Console) -> None:
     """Print a table for each group of rows, the method, the machine."""
-    for title, rows in itertools.groupby(report.rows, key=report.title):
-        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
+    told = report.told
+
+    def title(row: dict[str, Any]) -> str:
+        return ", ".join([told["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])
+
+    for heading, rows in itertools.groupby(told["rows"], key=title):
+        table = Table(title=heading, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
         for column in report.columns:
             number = bool(column.spec)
             table.add_column(column.heading, justify="right" if number else "left", no_wrap=number)
         for row in rows:
             table.add_row(*(column.cell(row) for column in report.columns))
         console.print(table)
-    machine = _machine_line(report.environment)
-    for line in (*report.method, machine, f"Measured at {report.started_at} in {report.wall_s:.0f} s."):
+    measured = f"Measured at {told['started_at']} in {told['wall_s']:.0f} s."
+    for line in (*told["method"], _machine_line(told["environment"]), measured):
         console.print(line, highlight=False, markup=False)
 
 

@@ -1,20 +1,21 @@
-"""The servers that benchmarks read from: a cache, an S3 store, and the whole embedded default.
+"""The servers that benchmarks read from: a cache, an S3 store, a coordinator with functions.
 
 Each is a context manager whose block begins once the server answers. Process ids are told so that each one's
 CPU can be read. Servers run on the cores that the caller has when it starts them.
 
-The embedded default has a unix socket, which needs no TLS. Where the cache is to be reached by TLS, all are
-started one by one, with a certificate made for the occasion; its key lives as long as they do, in a directory
-of this user's. Servers from pip are built without TLS: ``python -m benchmarks.services SOCKET PORT
-CERTIFICATE KEY`` speaks it before one.
+A cache has a unix socket, as the embedded default's. Where it is to be reached by TLS, a certificate is made
+for the occasion; its key lives as long as the server, in a directory of this user's. Servers from pip are
+built without TLS: ``python -m benchmarks.services SOCKET PORT CERTIFICATE KEY`` speaks it before one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -25,12 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from benchmarks.processes import ROOT, BenchmarkError
-from superdl.experiments.monitoring.readings import group_of
+from benchmarks.processes import ROOT, BenchmarkError, Pids
 from superdl.sampler.embedded.children import server_binary
-from superdl.sampler.embedded.embedded import Embedded
 from superdl.sampler.embedded.host import cache_bytes, pool_workers
 
 if TYPE_CHECKING:
@@ -40,18 +37,20 @@ __all__ = [
     "LoaderServices",
     "Server",
     "cache_server",
-    "embedded_services",
+    "coordinator_services",
+    "loader_services",
+    "private_directory",
     "rclone_binary",
     "running",
     "s3_server",
     "tls_cache",
-    "tls_services",
 ]
 
 _START_TIMEOUT_S = 30.0
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0
 _CHUNK_BYTES = 2**18
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _KEY, _SECRET = "super-bench", "super-bench-secret"  # made up; the S3 server checks them
 
 
@@ -66,20 +65,20 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class LoaderServices:
-    """A coordinator, its cache, and functions, which are the coordinator's children.
+    """A coordinator's address, and the processes of it and its cache.
 
-    ``environment`` is what processes that read need beside the coordinator's address.
+    ``environment`` is what processes that read need beside the address.
     """
 
     coordinator: str
-    coordinator_pid: int
-    cache_pid: int
+    pids: Pids
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
 def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
-    """Run a program that listens on a unix socket or a port of loopback; gives its process id.
+    """Run a program that listens on a unix socket or a port of loopback; gives its process id. It ends with
+    the block, and with this process, however that ends.
 
     Args:
         command: the program and its arguments.
@@ -91,7 +90,14 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
 
     """
     with tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, **options)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            preexec_fn=_tie_to_parent,  # noqa: PLW1509  # no other thread has been started yet
+            **options,
+        )
         stack.callback(_end, process)
         until_s = time.monotonic() + _START_TIMEOUT_S
         while not _listens(listens):
@@ -101,6 +107,10 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
                 raise BenchmarkError(f"{' '.join(command)} does not listen on {listens}; it said:\n{why}")
             time.sleep(_POLL_S)
         yield process.pid
+
+
+def _tie_to_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -126,19 +136,27 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def cache_server(directory: Path) -> Iterator[Server]:
-    """Run an empty cache on a unix socket in ``directory``.
+def private_directory() -> Iterator[Path]:
+    """A directory of this user's for sockets and keys, with a short path; it goes with the block."""
+    with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
+        yield Path(directory)
+
+
+@contextlib.contextmanager
+def cache_server() -> Iterator[Server]:
+    """Run an empty cache on a unix socket.
 
     Raises:
         EmbeddedError: there is no program to run.
         BenchmarkError: it does not answer.
 
     """
-    path = str(directory / "cache.sock")
-    settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
-    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    with running([server_binary(), *words], path) as pid:
-        yield Server(f"unix://{path}", pid)
+    with private_directory() as directory:
+        path = str(directory / "cache.sock")
+        settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
+        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        with running([server_binary(), *words], path) as pid:
+            yield Server(f"unix://{path}", pid)
 
 
 def rclone_binary() -> str | None:
@@ -175,57 +193,58 @@ def s3_server(directory: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def embedded_services(benchmark: str) -> Iterator[LoaderServices]:
-    """Run the embedded default: one coordinator, cache and function pool for all loaders of a benchmark.
+def coordinator_services(
+    cache: Server, *words: str, budget_bytes: int = 0, environment: Mapping[str, str] | None = None
+) -> Iterator[LoaderServices]:
+    """Run a coordinator and functions over a cache, as the embedded default has them.
+
+    Args:
+        cache: the running cache.
+        words: further options of the coordinator.
+        budget_bytes: what the cache may hold; 0: as much as the embedded default's.
+        environment: what the coordinator needs beside what the cache's clients do.
 
     Raises:
-        EmbeddedError: they cannot be started.
-        BenchmarkError: their processes were not found.
+        BenchmarkError: it does not answer.
 
     """
-    embedded = Embedded(f"bench:{benchmark}:{os.getpid()}")
-    try:
-        children = psutil.Process().children(recursive=True)
-        pids = {group_of(child.name(), child.cmdline(), ()): child.pid for child in children}
-        if not {"coordinator", "cache"} <= pids.keys():
-            raise BenchmarkError(f"expected a coordinator and a cache server below here, not {children}")
-        yield LoaderServices(embedded.coordinator, pids["coordinator"], pids["cache"])
-    finally:
-        embedded.release()
+    with private_directory() as directory:
+        path = str(directory / "coordinator.sock")
+        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
+        command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes or cache_bytes())]
+        command += ["--workers", str(pool_workers()), "--worker-nice", "10", *words]
+        variables = {**os.environ, **cache.environment, **(environment or {})}
+        with running(command, path, env=variables) as pid:
+            yield LoaderServices(f"unix:{path}", Pids(pid, cache.pid), cache.environment)
+
+
+@contextlib.contextmanager
+def loader_services() -> Iterator[LoaderServices]:
+    """Run all that SUPER's loaders need: a cache, a coordinator and functions.
+
+    Raises:
+        EmbeddedError: there is no cache server to run.
+        BenchmarkError: one of them does not answer.
+
+    """
+    with cache_server() as cache, coordinator_services(cache) as services:
+        yield services
 
 
 # ----------------------------------------------------------------------------------------------- TLS
 
 
 @contextlib.contextmanager
-def tls_services() -> Iterator[LoaderServices]:
-    """Run a cache, a coordinator and functions; their clients need the environment that comes with them.
-
-    Raises:
-        EmbeddedError: there is no cache server to run.
-        BenchmarkError: there is no openssl, or one of the processes does not answer.
-
-    """
-    with tempfile.TemporaryDirectory(prefix="superdl-tls-") as place, tls_cache(Path(place)) as cache:
-        path = f"{place}/coordinator.sock"
-        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
-        command += ["--cache", cache.address, "--cache-bytes", str(cache_bytes())]
-        command += ["--workers", str(pool_workers())]
-        with running(command, path, env={**os.environ, **cache.environment}) as pid:
-            yield LoaderServices(f"unix:{path}", pid, cache.pid, cache.environment)
-
-
-@contextlib.contextmanager
-def tls_cache(directory: Path) -> Iterator[Server]:
-    """Run an empty cache server, and what speaks TLS before it; their files lie in ``directory``.
+def tls_cache() -> Iterator[Server]:
+    """Run an empty cache server, and what speaks TLS before it.
 
     Raises:
         EmbeddedError: there is no server to run.
         BenchmarkError: there is no openssl, or one of them does not answer.
 
     """
-    certificate, key = _make_certificate(directory)
-    with cache_server(directory) as cache:
+    with private_directory() as directory, cache_server() as cache:
+        certificate, key = _make_certificate(directory)
         port = _free_port()
         words = (cache.address.removeprefix("unix://"), str(port), str(certificate), str(key))
         with running([sys.executable, "-m", "benchmarks.services", *words], port, cwd=ROOT):

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-from benchmarks.loading import Contender, Loading, open_planned
+from benchmarks.loading import Contender, open_planned
 from benchmarks.processes import BenchmarkError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from benchmarks.image_sets import Loading
 
 __all__ = ["Connection", "SocketLoop", "connected", "open_loop"]
 

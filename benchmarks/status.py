@@ -13,17 +13,17 @@ import itertools
 import operator
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from benchmarks import positive
-from benchmarks.image_sets import ImageSet, prepare_images
+from benchmarks.image_sets import described, prepare_images
 from benchmarks.processes import BenchmarkError, process_cpu_s
-from benchmarks.results import BenchmarkReport, Column, Started
-from benchmarks.services import LoaderServices, embedded_services
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
+from benchmarks.services import LoaderServices, loader_services
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire import coordinator_pb2 as pb
@@ -32,7 +32,9 @@ from superdl.super_wire.ids import ID_BYTES
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from benchmarks.image_sets import Loading
 
 __all__ = ["add_arguments", "measure"]
 
@@ -95,28 +97,25 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """
     started = Started(arguments)
     images = prepare_images("digits", arguments, say)
-    runs: list[_Run] = []
-    with embedded_services("status") as services:
+    runs: list[Run[_Epoch]] = []
+    with loader_services() as services:
         for batch_size in arguments.batch_size:
             say(f"batch {batch_size}: filling the cache")
             runs += _measure_batch_size(images, batch_size, arguments.page, arguments.rounds, services)
     return started.report(
-        image_sets=images.described(),
+        image_sets=described([images]),
         method=_METHOD,
         group_by=("images", "batch_size"),
         columns=_COLUMNS,
-        rows=({"images": images.name, **row} for row in _rows([run for run in runs if run.round > 0])),
-        rounds=(asdict(run) for run in runs),
+        rows=_rows(run for run in runs if run.round > 0),  # the first is the warm-up
+        rounds=(run.to_mapping() for run in runs),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """One way through one epoch; round 0 is the warm-up. ``calls`` is 0 where they are not counted."""
+class _Epoch:
+    """One way through one epoch. ``calls`` is 0 where they are not counted."""
 
-    round: int
-    batch_size: int
-    way: str
     batches: int
     calls: int
     wall_s: float
@@ -126,8 +125,8 @@ class _Run:
 
 
 def _measure_batch_size(
-    images: ImageSet, batch_size: int, page: int, rounds: int, services: LoaderServices
-) -> Iterator[_Run]:
+    images: Loading, batch_size: int, page: int, rounds: int, services: LoaderServices
+) -> Iterator[Run[_Epoch]]:
     dataset = SuperDataset(
         f"file://{images.directory}", recipe=Recipe.image(resize=images.resize, crop=images.crop)
     )
@@ -149,10 +148,7 @@ def _measure_batch_size(
                 wall_s, cpu_s, coordinator_s = map(operator.sub, _clocks(services), start)
                 if asked != len(batch_ids):
                     raise BenchmarkError(f"{way}: {asked} batches were told of instead of {len(batch_ids)}")
-                yield _Run(
-                    round=number,
-                    batch_size=batch_size,
-                    way=way,
+                epoch = _Epoch(
                     batches=asked,
                     calls=calls.made,
                     wall_s=wall_s,
@@ -160,31 +156,28 @@ def _measure_batch_size(
                     coordinator_cpu_s=coordinator_s,
                     reply_bytes=calls.reply_bytes,
                 )
+                yield Run({"images": images.name, "batch_size": batch_size, "way": way}, number, epoch)
 
 
 def _clocks(services: LoaderServices) -> tuple[float, float, float]:
     """Wall clock, CPU of this process, CPU of the coordinator; seconds."""
-    return time.perf_counter(), process_cpu_s(os.getpid()), process_cpu_s(services.coordinator_pid)
+    return time.perf_counter(), process_cpu_s(os.getpid()), process_cpu_s(services.pids.coordinator)
 
 
-def _rows(runs: Sequence[_Run]) -> Iterator[dict[str, Any]]:
-    for batch_size in dict.fromkeys(run.batch_size for run in runs):
-        ways = dict.fromkeys(run.way for run in runs)
-        figures = {
-            way: _figures([run for run in runs if (run.batch_size, run.way) == (batch_size, way)])
-            for way in ways
+def _rows(runs: Iterable[Run[_Epoch]]) -> Iterator[dict[str, Any]]:
+    pages: dict[str, Any] = {}
+    for conditions, epochs in by_conditions(runs):
+        row = _figures(epochs)
+        pages = row if conditions["way"] == PAGE else pages  # it is the first way of each batch size
+        yield {
+            **conditions,
+            **row,
+            "times_wall_of_page": row["wall_ms_per_batch"] / pages["wall_ms_per_batch"],
+            "times_cpu_of_page": row["cpu_ms_per_batch"] / pages["cpu_ms_per_batch"],
         }
-        for way, row in figures.items():
-            yield {
-                "batch_size": batch_size,
-                "way": way,
-                **row,
-                "times_wall_of_page": row["wall_ms_per_batch"] / figures[PAGE]["wall_ms_per_batch"],
-                "times_cpu_of_page": row["cpu_ms_per_batch"] / figures[PAGE]["cpu_ms_per_batch"],
-            }
 
 
-def _figures(runs: Sequence[_Run]) -> dict[str, Any]:
+def _figures(runs: Sequence[_Epoch]) -> dict[str, Any]:
     batches, calls = runs[0].batches, runs[0].calls
     wall_ms, cpu_ms = 1e3 * median(run.wall_s for run in runs), 1e3 * median(run.cpu_s for run in runs)
     return {

@@ -6,8 +6,6 @@ Each arm is a process of its own; SUPER's have services of their own. What an ar
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -16,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once, with_versions
-from benchmarks.image_sets import ImageSet, add_image_options, data_directory, prepare_images
+from benchmarks.image_sets import Loading, add_image_options, data_directory, described, prepare_images
 from benchmarks.processes import run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
-from benchmarks.services import cache_server, rclone_binary, running, s3_server
+from benchmarks.services import cache_server, coordinator_services, rclone_binary, s3_server
 from benchmarks.store_arms import EpochFigures, ReadSpec, read, start
-from superdl.sampler.embedded.host import pool_workers
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -106,7 +103,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             rounds += [{**group, "arm": arm, **asdict(one)} for arm, epochs in arms for one in epochs]
     used = [one for one in _COLUMNS if any(row[one.name] is not None for row in rows)]
     return started.report(
-        image_sets=images.described(),
+        image_sets=described([images]),
         method=_METHOD,
         group_by=("images", "row"),
         columns=used,
@@ -141,13 +138,13 @@ class _Bench:
     """One image set, and the arms that read it; stores lie in ``place``."""
 
     def __init__(
-        self, images: ImageSet, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
+        self, images: Loading, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
     ) -> None:
         self._say = say
         self._place = place
-        loading = images.loading(batch_size=arguments.batch_size, num_workers=0)
+        loading = replace(images, batch_size=arguments.batch_size)
         self._spec = ReadSpec("", loading, arguments.epochs, store=str(place / "store"))
-        set_bytes = (HEADER_BYTES + 3 * loading.crop**2) * images.images
+        set_bytes = (HEADER_BYTES + 3 * images.crop**2) * images.images
         self._all_bytes, self._quarter_bytes = max(64 * 2**20, int(_FOOTPRINT * set_bytes)), set_bytes // 4
 
     def saved(self) -> Iterator[_Arm]:
@@ -212,17 +209,16 @@ class _Bench:
         **how: Any,
     ) -> _Arm:
         """Epochs of SuperLoader, with fresh services and a cache of so many bytes (a quarter of the set)."""
-        with tempfile.TemporaryDirectory(prefix="superdl-s-") as place, cache_server(Path(place)) as cache:
-            path = f"{place}/coordinator.sock"
-            command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
-            command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes or self._quarter_bytes)]
-            # The pool is as the embedded default has it.
-            command += ["--workers", str(pool_workers()), "--worker-nice", "10"]
-            command += ["--store", store or self._spec.store]
-            with running(command, path, env={**os.environ, **(environment or {})}) as pid:
-                loading = replace(self._spec.loading, coordinator=f"unix:{path}")
-                pids = (pid, cache.pid)
-                return self._arm(arm, contender=SUPER_LOADER, loading=loading, pids=pids, **how)
+        words = ("--store", store or self._spec.store)
+        budget_bytes = budget_bytes or self._quarter_bytes
+        with (
+            cache_server() as cache,
+            coordinator_services(
+                cache, *words, budget_bytes=budget_bytes, environment=environment
+            ) as services,
+        ):
+            loading = replace(self._spec.loading, coordinator=services.coordinator)
+            return self._arm(arm, contender=SUPER_LOADER, loading=loading, pids=services.pids, **how)
 
     def _arm(self, arm: str, **how: Any) -> _Arm:
         self._say(arm)

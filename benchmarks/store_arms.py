@@ -7,11 +7,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +17,11 @@ import numpy as np
 import psutil
 import xxhash
 
+from benchmarks.arm import take_lap
 from benchmarks.contenders import CONTENDERS
-from benchmarks.loading import Contender, Loading
-from benchmarks.processes import BenchmarkError, children_cpu_s, descendants_cpu_s, process_cpu_s
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.loading import Contender
+from benchmarks.processes import Pids, said_by
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.store import DirectoryStore
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["BareLoop", "EpochFigures", "ReadResult", "ReadSpec", "drop_pages", "read", "start"]
 
 _PAGE = 4096
-_TIME_LIMIT_S = 600.0
 
 _SCRIPT = """
 import sys, time
@@ -72,7 +71,7 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadSpec:
-    """Which loader reads what, for how many epochs; ``pids`` are its services'.
+    """Which loader reads what, for how many epochs, and whose CPU is read beside.
 
     Without a contender a :class:`BareLoop` reads ``store``. ``cold``: no memory holds that store's packs when
     an epoch begins.
@@ -81,7 +80,7 @@ class ReadSpec:
     contender: str
     loading: Loading
     epochs: int
-    pids: tuple[int, ...] = ()
+    pids: Pids = field(default_factory=Pids)
     store: str = ""
     cold: bool = False
     one_slot: bool = False
@@ -98,39 +97,24 @@ def read(spec: ReadSpec) -> ReadResult:
             if spec.cold:
                 drop_pages(spec.store)
             disk_bytes = _disk_bytes() if spec.cold else 0
-            others_s, mine_s = _cpu_s(spec.pids), _own_cpu_s()
-            began_s = time.perf_counter()
-            batches = iter(contender)
-            images = len(next(batches)[1])
-            first_s = time.perf_counter() - began_s
-            images += sum(len(labels) for _, labels in batches)
-            took_s = time.perf_counter() - began_s
-            mine_s, others_s = _own_cpu_s() - mine_s, _cpu_s(spec.pids) - others_s
-            made, asked = contender.produced(), contender.store_requests()
+            lap = take_lap(contender, spec.pids)
+            images, mine_s = lap.images, lap.main_cpu_s + lap.workers_cpu_s
+            others_s = lap.coordinator_cpu_s + lap.cache_cpu_s + lap.functions_cpu_s
             figures.append(
                 EpochFigures(
-                    images_per_s=images / took_s,
-                    decodes=(made - decodes) / images if spec.pids else None,
-                    gets=(asked - gets) / images if asked else None,
+                    images_per_s=images / lap.wall_s,
+                    decodes=(lap.produced - decodes) / images if spec.pids.coordinator else None,
+                    gets=(lap.store_requests - gets) / images if lap.store_requests else None,
                     disk_kb=(_disk_bytes() - disk_bytes) / 1e3 / images if spec.cold else None,
-                    first_batch_ms=1e3 * first_s if spec.contender else None,
+                    first_batch_ms=1e3 * lap.first_s if spec.contender else None,
                     cpu_ms=1e3 * mine_s / images,
                     cpu_of_all_ms=1e3 * (mine_s + others_s) / images,
                 )
             )
-            decodes, gets = made, asked
+            decodes, gets = lap.produced, lap.store_requests
     finally:
         contender.close()
     return ReadResult(figures)
-
-
-def _own_cpu_s() -> float:
-    return time.process_time() + children_cpu_s()
-
-
-def _cpu_s(pids: tuple[int, ...]) -> float:
-    """CPU of processes and of all below them."""
-    return sum(process_cpu_s(pid) + descendants_cpu_s(pid) for pid in pids)
 
 
 def _disk_bytes() -> int:
@@ -227,13 +211,8 @@ def start(loading: Loading, environment: Mapping[str, str]) -> EpochFigures:
 
 def _told_by(code: str, words: tuple[object, ...], environment: Mapping[str, str]) -> list[float]:
     """The numbers of a script's last line; the first, a time of the system's clock, since its command."""
-    command = [sys.executable, "-P", "-c", code, *map(str, words)]
-    variables = {**os.environ, "SUPER_COORDINATOR": "", **environment}
     began_s = time.monotonic()
-    done = subprocess.run(
-        command, env=variables, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
-    )
-    if done.returncode != 0:
-        raise BenchmarkError(f"a script failed with exit code {done.returncode}:\n{done.stderr.strip()}")
-    first_s, *others = map(float, done.stdout.splitlines()[-1].split())
+    command = ("-P", "-c", code, *map(str, words))
+    said = said_by(command, {"SUPER_COORDINATOR": "", **environment}, name="a script")
+    first_s, *others = map(float, said.splitlines()[-1].split())
     return [first_s - began_s, *others]

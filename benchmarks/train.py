@@ -14,18 +14,18 @@ import torch
 
 from benchmarks import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.image_sets import ImageSet, add_image_options, prepare_images
+from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
 from benchmarks.processes import BenchmarkError, Cores, held_to, run_child
-from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
-from benchmarks.services import embedded_services
-from benchmarks.trainer import MODELS, SMALL, EpochResult, TrainResult, TrainSpec, train_on_cores
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, describe_machine
+from benchmarks.services import loader_services
+from benchmarks.trainer import MODELS, SMALL, TrainResult, TrainSpec, train_on_cores
 from superdl.experiments.manifest import describe_environment
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Alone", "TrainRun", "add_arguments", "loss_difference", "measure", "rows_of"]
+__all__ = ["Alone", "add_arguments", "loss_difference", "measure", "rows_of"]
 
 _LOSS_DIFFERENCE_MAX = 1e-3
 
@@ -56,8 +56,6 @@ _METHOD = (
         "hosts added), and 2.9 times (2.55 to 0.88 s, a gRPC split on one host, batch 8192 of MNIST)."
     ),
 )
-
-COLD, WARM, LATER = "cold", "warm", "later"
 
 _COLUMNS = (
     Column("loader", "loader"),
@@ -98,13 +96,13 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     started = Started(arguments, {**describe_machine(), **describe_environment(device)})
     cores = Cores.split(arguments.trainer_cores)
     images = prepare_images(arguments.images, arguments, say)
-    runs: list[TrainRun] = []
+    runs: list[Run[TrainResult]] = []
     for number in range(1, arguments.rounds + 1):
         for contender in (PILLOW, SUPER, SUPER_LOADER):
             say(f"round {number} of {arguments.rounds}: {CONTENDERS[contender].title}")
             result = _trained(contender, images, arguments, cores)
             _check(contender, result, images)
-            runs.append(TrainRun(number, contender, result))
+            runs.append(Run({"contender": contender}, number, result))
             _check_same_training(runs)
     alone = Alone.of(runs)
     rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(cores.others))
@@ -116,7 +114,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         f"differ by {loss_difference(runs):.2g} at most."
     )
     return started.report(
-        image_sets=images.described(),
+        image_sets=described([images]),
         other_cores=len(cores.others),
         **asdict(alone),
         decode_to_compute=alone.decode_to_compute,
@@ -129,12 +127,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
+def _trained(contender: str, images: Loading, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
     """Train with a contender, everything else on the other cores; each cold epoch has fresh services."""
     workers = CONTENDERS[contender].workers_of(arguments.workers)
     spec = TrainSpec(
         contender=contender,
-        loading=images.loading(batch_size=arguments.batch_size, num_workers=workers, device=arguments.device),
+        loading=replace(
+            images, batch_size=arguments.batch_size, num_workers=workers, device=arguments.device
+        ),
         cores=cores.trainer,
         model=arguments.model,
         width=arguments.width,
@@ -145,17 +145,12 @@ def _trained(contender: str, images: ImageSet, arguments: argparse.Namespace, co
     with held_to(cores.others):
         if contender == PILLOW:
             return run_child(train_on_cores, spec, name=name)
-        with embedded_services("train") as services:
-            spec = replace(
-                spec,
-                loading=replace(spec.loading, coordinator=services.coordinator),
-                cache_pid=services.cache_pid,
-                coordinator_pid=services.coordinator_pid,
-            )
-            return run_child(train_on_cores, spec, name=name)
+        with loader_services() as services:
+            loading = replace(spec.loading, coordinator=services.coordinator)
+            return run_child(train_on_cores, replace(spec, loading=loading, pids=services.pids), name=name)
 
 
-def _check(contender: str, result: TrainResult, images: ImageSet) -> None:
+def _check(contender: str, result: TrainResult, images: Loading) -> None:
     """A figure that is not of what it says is worse than none."""
     for number, epoch in enumerate(result.epochs):
         if epoch.images != images.images:
@@ -166,18 +161,18 @@ def _check(contender: str, result: TrainResult, images: ImageSet) -> None:
             raise BenchmarkError(f"{contender}: functions decoded {epoch.produced} samples in a warm epoch")
 
 
-def _check_same_training(runs: Sequence[TrainRun]) -> None:
+def _check_same_training(runs: Sequence[Run[TrainResult]]) -> None:
+    first, last = (run.conditions["contender"] for run in (runs[0], runs[-1]))
     if len({run.result.checksum for run in runs}) > 1:
-        raise BenchmarkError(f"{runs[-1].contender} gave other pixels or labels than {runs[0].contender}")
+        raise BenchmarkError(f"{last} gave other pixels or labels than {first}")
     difference = loss_difference(runs)
     if not difference <= _LOSS_DIFFERENCE_MAX:
         raise BenchmarkError(
-            f"{runs[-1].contender} trained otherwise than {runs[0].contender}: losses of equal steps differ "
-            f"by {difference:.3g}"
+            f"{last} trained otherwise than {first}: losses of equal steps differ by {difference:.3g}"
         )
 
 
-def loss_difference(runs: Sequence[TrainRun]) -> float:
+def loss_difference(runs: Sequence[Run[TrainResult]]) -> float:
     """By how much the losses of equal steps differ between any run and the first, at most.
 
     In bf16 nobody looks at them: what a GPU adds up in another order differs by itself.
@@ -202,19 +197,6 @@ def _device(name: str) -> torch.device:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainRun:
-    """One trainer, done."""
-
-    round: int
-    contender: str
-    result: TrainResult
-
-    def to_mapping(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return {"round": self.round, "contender": self.contender, **asdict(self.result)}
-
-
-@dataclass(frozen=True, slots=True)
 class Alone:
     """What an image costs in the trainer's own process, in ms: CPU to decode with Pillow, and to train on."""
 
@@ -222,7 +204,7 @@ class Alone:
     compute_ms_per_image: float
 
     @classmethod
-    def of(cls, runs: Sequence[TrainRun]) -> Alone:
+    def of(cls, runs: Sequence[Run[TrainResult]]) -> Alone:
         """Medians over the trainers that measured it."""
         decode = [run.result.decode_ms_per_image for run in runs]
         compute = [run.result.compute_ms_per_image for run in runs]
@@ -244,14 +226,16 @@ class Alone:
 
 
 def rows_of(
-    runs: Sequence[TrainRun], alone: Alone, *, workers: int, other_cores: int
+    runs: Sequence[Run[TrainResult]], alone: Alone, *, workers: int, other_cores: int
 ) -> Iterator[dict[str, Any]]:
     """A row for Pillow's later epochs, and two for each other loader."""
-    plain = _figures(_epochs(runs, PILLOW, LATER))
-    yield {**_named(PILLOW, LATER, workers), **plain, "gain": 1.0, "gain_bound": None}
-    for contender in dict.fromkeys(run.contender for run in runs if run.contender != PILLOW):
-        for part in (COLD, WARM):
-            figures = _figures(_epochs(runs, contender, part))
+    later, cold = slice(1, None), slice(0, 1)
+    results = {conditions["contender"]: some for conditions, some in by_conditions(runs)}
+    plain = _figures(results.pop(PILLOW), later)
+    yield {**_named(PILLOW, "later", workers), **plain, "gain": 1.0, "gain_bound": None}
+    for contender, some in results.items():
+        for part, epochs in (("cold", cold), ("warm", later)):
+            figures = _figures(some, epochs)
             beside_ms = figures["functions_cpu_ms_per_image"] + figures["services_cpu_ms_per_image"]
             yield {
                 **_named(contender, part, workers),
@@ -267,12 +251,8 @@ def _named(contender: str, part: str, workers: int) -> dict[str, Any]:
     return {"contender": contender, "loader": form.title, "workers": used, "epochs": part}
 
 
-def _epochs(runs: Sequence[TrainRun], contender: str, part: str) -> list[EpochResult]:
-    where = slice(0, 1) if part == COLD else slice(1, None)
-    return [epoch for run in runs if run.contender == contender for epoch in run.result.epochs[where]]
-
-
-def _figures(epochs: Sequence[EpochResult]) -> dict[str, float]:
+def _figures(results: Sequence[TrainResult], part: slice) -> dict[str, float]:
+    epochs = [epoch for result in results for epoch in result.epochs[part]]
     return {
         "step_ms": 1e3 * median(one.wall_s / one.steps for one in epochs),
         "wait_percent": 100 * median(one.wait_s / one.wall_s for one in epochs),

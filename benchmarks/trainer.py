@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,13 +19,16 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.arm import checksum
 from benchmarks.contenders import CONTENDERS, PILLOW
-from benchmarks.loading import Contender, Loading, Pairs, open_in_planned_order
-from benchmarks.processes import ALONE_S, cpu_s_each, descendants_cpu_s, process_cpu_s
+from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
+from benchmarks.loading import Pairs, open_in_planned_order
+from benchmarks.processes import ALONE_S, Pids, cpu_s_each
 from superdl.experiments.models import build_model
 from superdl.experiments.training.device import ComputeSpan, synchronise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from benchmarks.loading import Contender
 
 __all__ = ["MODELS", "SMALL", "EpochResult", "TrainResult", "TrainSpec", "Trainer", "train_on_cores"]
 
@@ -153,7 +156,7 @@ class TrainSpec:
     """What one trainer does.
 
     ``cores`` are the processors that it and its workers may use; ``width`` is the small network's; ``alone``
-    asks for the cost of decoding and of computing, each by itself. Process ids are 0 where no services run.
+    asks for the cost of decoding and of computing, each by itself; ``pids`` are whose CPU is read beside.
     """
 
     contender: str
@@ -163,8 +166,7 @@ class TrainSpec:
     width: int
     epochs: int
     alone: bool
-    cache_pid: int = 0
-    coordinator_pid: int = 0
+    pids: Pids = field(default_factory=Pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ def train_on_cores(spec: TrainSpec) -> TrainResult:
         else CONTENDERS[spec.contender].open(spec.loading)
     )
     try:
-        epochs = [_epoch(contender, trainer, spec) for _ in range(spec.epochs)]
+        epochs = [_epoch(contender, trainer, spec.pids) for _ in range(spec.epochs)]
         seen = sum(checksum(*trainer.moved(batch)) for batch in contender)
     finally:
         contender.close()
@@ -231,29 +233,21 @@ def train_on_cores(spec: TrainSpec) -> TrainResult:
     return TrainResult(epochs, seen, _decode_ms(spec.loading), warming.compute_ms(spec.loading))
 
 
-def _epoch(contender: Contender, trainer: Trainer, spec: TrainSpec) -> EpochResult:
-    produced, functions_s, services_s = contender.produced(), *_cpu_beside(spec)
+def _epoch(contender: Contender, trainer: Trainer, pids: Pids) -> EpochResult:
+    produced, before = contender.produced(), pids.cpu_s()
     trainer.start_counting()
     wall_s = trainer.epoch(contender)
-    functions_end_s, services_end_s = _cpu_beside(spec)
+    used_s = {name: after_s - before[name] for name, after_s in pids.cpu_s().items()}
     return EpochResult(
         steps=len(trainer.steps),
         images=trainer.images,
         wall_s=wall_s,
         wait_s=wall_s - trainer.busy_s(),
-        functions_cpu_s=functions_end_s - functions_s,
-        services_cpu_s=services_end_s - services_s,
+        functions_cpu_s=used_s["functions_cpu_s"],
+        services_cpu_s=used_s["coordinator_cpu_s"] + used_s["cache_cpu_s"],
         produced=contender.produced() - produced,
         losses=trainer.losses,
     )
-
-
-def _cpu_beside(spec: TrainSpec) -> tuple[float, float]:
-    """CPU seconds until now of the functions, and of cache and coordinator."""
-    if not spec.coordinator_pid:
-        return 0.0, 0.0
-    services_s = process_cpu_s(spec.coordinator_pid) + process_cpu_s(spec.cache_pid)
-    return descendants_cpu_s(spec.coordinator_pid), services_s
 
 
 # ------------------------------------------------------------------------------------------- network

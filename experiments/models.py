@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from superdl.experiments.spec import MODEL_NAMES
 from superdl.super_wire.errors import ConfigError
 
 __all__ = ["NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "load_weights"]
@@ -30,17 +29,15 @@ _TRANSFORMERS = {
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
-    """Make a model by its name, with fresh weights, in channels_last layout, on ``device``.
+    """Make a model by its name, one of a spec's, with fresh weights, in channels_last layout, on ``device``.
 
     ``side`` is that of the square images in pixels; only the vision transformers are made for one.
 
     Raises:
-        ConfigError: the name is unknown, torchvision is needed and not there, there are fewer than two
-            classes to tell apart, or the model cannot take images of this side.
+        ConfigError: torchvision is needed and not there, there are fewer than two classes to tell apart, or
+            the model cannot take images of this side.
 
     """
-    if name not in MODEL_NAMES:
-        raise ConfigError(f"model.name must be one of {', '.join(MODEL_NAMES)}, not {name!r}")
     if num_classes < _CLASSES_MIN:
         raise ConfigError(f"the data has {num_classes} class(es); a classifier needs at least {_CLASSES_MIN}")
     model: nn.Module
@@ -166,7 +163,6 @@ def declare_operators() -> None:
 
 # ----------------------------------------------------------------------------------- pretrained weights
 
-_POSITIONS = "encoder.pos_embedding"
 _REASON_MAX = 500
 _NESTED = ("model", "state_dict")
 _PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of our wrapper
@@ -184,7 +180,7 @@ def load_weights(model: nn.Module, place: str) -> str:
     network = model.network if isinstance(model, NormalisedNetwork) else model
     if not isinstance(network, nn.Module):
         raise TypeError(f"{type(network).__name__} is no module")
-    weights = _stretched(network, _read(Path(place).expanduser()))
+    weights = _read(Path(place).expanduser())
     mine = network.state_dict()
     head = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
     left_out = [
@@ -230,15 +226,3 @@ def _bare(name: str) -> str:
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return name
-
-
-def _stretched(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a vision transformer with positions for its images, if these have another side."""
-    mine, theirs = network.state_dict().get(_POSITIONS), weights.get(_POSITIONS)
-    if mine is None or theirs is None or mine.shape == theirs.shape or mine.shape[-1] != theirs.shape[-1]:
-        return weights
-    side, patch = int(network.image_size), int(network.patch_size)  # type: ignore[arg-type]  # torchvision's own
-    stretched: dict[str, Tensor] = _torchvision_models().vision_transformer.interpolate_embeddings(
-        side, patch, weights
-    )
-    return stretched

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,15 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["RowLog", "finite", "new_directory", "now_text", "strict_json", "write_json", "write_whole"]
+__all__ = [
+    "RowLog",
+    "new_directory",
+    "now_text",
+    "strict_json",
+    "tell_json",
+    "write_json",
+    "write_whole",
+]
 
 
 def now_text() -> str:
@@ -51,20 +60,39 @@ def new_directory(output: str | Path, name: str) -> Path:
             return directory.resolve()
 
 
-def finite(value: object) -> object:
+def _finite(value: object) -> object:
     """Return ``value`` with None in place of every number in it that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [_finite(item) for item in value]
     return value
 
 
 def strict_json(value: object, *, indent: int | None = None) -> str:
     """Return ``value``, made of mappings, sequences and scalars, as JSON text."""
-    return json.dumps(finite(value), indent=indent, allow_nan=False)
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> None:
+    """Print what a command tells, if ``--json`` asks for it, and write it to the ``file`` of ``--output``.
+
+    Raises:
+        ConfigError: the file cannot be written.
+
+    """
+    text = strict_json(value, indent=2) + "\n"
+    if file:
+        try:
+            Path(file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {file}: {error.strerror}; name another file (--output)"
+            ) from error
+    if shown:
+        sys.stdout.write(text)
 
 
 def write_json(value: object, path: Path) -> None:
@@ -99,7 +127,7 @@ class RowLog:
         """Append rows, each of which has every column."""
         if not rows:
             return
-        ordered = [{name: finite(row[name]) for name in self._columns} for row in rows]
+        ordered = [{name: _finite(row[name]) for name in self._columns} for row in rows]
         self._lines.write("".join(strict_json(row) + "\n" for row in ordered).encode())
         self._write_table([tuple(row.values()) for row in ordered])
 

@@ -38,7 +38,6 @@ from superdl.super_wire.ids import Versions, checked_naming
 
 __all__ = [
     "LOADER_KINDS",
-    "MODEL_NAMES",
     "SUPER_KINDS",
     "CompareSpec",
     "CostSpec",
@@ -56,7 +55,7 @@ __all__ = [
 _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
 LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")
-MODEL_NAMES = ("small_cnn", "resnet18", "resnet50", "vit_b_32", "vit_mini")
+_MODEL_NAMES = ("small_cnn", "resnet18", "resnet50", "vit_b_32", "vit_mini")
 
 _SPECS = SpecFolder(Path(__file__).parent / "specs")
 
@@ -144,7 +143,7 @@ class ModelSpec:
     ``weights`` are a file of pretrained ones; a classifier for other classes is left out.
     """
 
-    name: Annotated[str, one_of(MODEL_NAMES)] = "small_cnn"
+    name: Annotated[str, one_of(_MODEL_NAMES)] = "small_cnn"
     weights: Text | None = None
 
 

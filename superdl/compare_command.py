@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,13 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the comparison, or read the runs."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.experiments.output import strict_json
+    from superdl.experiments.output import tell_json
 
     os.environ.setdefault("SUPER_STORE", "none")  # else what one run decoded would serve the next
     console = Console(stderr=arguments.json)
     report = _of_runs(arguments, console) if arguments.runs else _of_spec(arguments, console)
-    if arguments.json:
-        sys.stdout.write(strict_json(report.to_mapping(), indent=2) + "\n")
+    tell_json(report.to_mapping(), shown=arguments.json)
     return 0 if report.status == "finished" else 1
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -36,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console  # --help needs none of this
 
     from superdl.experiments import load_spec
+    from superdl.experiments.output import tell_json
     from superdl.experiments.run import run as run_spec
     from superdl.experiments.training.ranks import process_rank
 
@@ -47,6 +46,5 @@ def run(arguments: argparse.Namespace) -> int:
         told = asdict(largest_batch(spec, console=console))
     else:
         told = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
-    if arguments.json and process_rank().rank == 0:
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    tell_json(told, shown=arguments.json and process_rank().rank == 0)
     return 0

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,29 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "cache.budget_gb=64")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--output", metavar="FILE", type=Path, help="write the JSON to a file too")
-    parser.add_argument("--check", action="store_true", help="check every promise after every event (slow)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.experiments.output import strict_json
+    from superdl.experiments.output import tell_json
     from superdl.experiments.simulator.predict import predict, predictions_mapping, print_predictions
     from superdl.experiments.simulator.spec import load_points
-    from superdl.super_wire.errors import ConfigError
 
     points = load_points(arguments.spec, arguments.overrides)
     console = Console(stderr=arguments.json)
-    rows = [predict(spec, swept, checked=arguments.check) for swept, spec in points]
-    mapping = predictions_mapping(points[0][1], rows)
+    rows = [predict(spec, swept) for swept, spec in points]
     print_predictions(points[0][1], rows, console)
-    text = strict_json(mapping, indent=2) + "\n"
-    if arguments.output:
-        try:
-            arguments.output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {arguments.output}: {error.strerror}") from error
-    if arguments.json:
-        sys.stdout.write(text)
+    mapping = predictions_mapping(points[0][1], rows)
+    tell_json(mapping, shown=arguments.json, file=arguments.output)
     return 0

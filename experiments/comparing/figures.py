@@ -138,6 +138,7 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     )
     images = sum(one["samples"] for epoch in counted for one in _passes(epoch))
     used_s = _cpu_by_group(measured, warmup_epochs)
+    firsts = [run.report["first_batch_s"] for run in measured.runs]
     per_image = {name: 1000 * used / images for name, used in used_s.items()} if images else {}
     return RoundFigures(
         images_per_s=_images_per_s(measured.runs, trained, warmup_epochs),
@@ -149,7 +150,7 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
         cpu_s=measured.cpu_s,
         usd=_usd(measured.runs),
         wall_s=measured.wall_s,
-        first_batch_s=_last_first_batch_s(measured),
+        first_batch_s=None if None in firsts else measured.services_start_s + max(firsts),
         stall_percent_by_cause={cause: 100 * s / wall_s for cause, s in stalls_s.items()}
         if wall_s > 0
         else {},
@@ -241,17 +242,6 @@ def _usd_per_epoch(runs: Sequence[RunMeasured], warmup_epochs: int) -> float | N
     least, costs = runs[0].first_epoch + warmup_epochs, (runs[0].priced_bill or {})["epochs"]
     counted = [one["usd"] for one in costs if one["epoch"] >= least]
     return statistics.fmean(counted) if counted else None
-
-
-def _last_first_batch_s(measured: RoundMeasured) -> float | None:
-    """From the start of the round until the last run had its first training batch."""
-    firsts: list[float] = []
-    for run in measured.runs:
-        start = [phase["wall_s"] for phase in run.phases if phase["epoch"] is None]
-        if not start or not run.report["epochs"]:
-            return None
-        firsts.append(math.fsum(start) + run.report["epochs"][0]["train"]["first_batch_s"])
-    return measured.services_start_s + max(firsts)
 
 
 # ------------------------------------------------------------------------------------------ in words

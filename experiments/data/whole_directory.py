@@ -53,8 +53,8 @@ def check_room(directory: Path, size_bytes: int, what: str) -> None:
         )
 
 
-def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> bool:
-    """Write a directory unless it stands there with the same manifest; returns whether it was written.
+def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
+    """Write a directory unless it stands there with the same manifest.
 
     Of several processes that want it at once one writes and the others wait. What a writer that was killed
     left is deleted by the next.
@@ -72,11 +72,11 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
     """
     wanted = json.loads(json.dumps(manifest))
     if _stands(target, wanted, what):
-        return False
+        return
     try:
         with _alone_beside(target):
             if _stands(target, wanted, what):
-                return False
+                return
             for remains in target.parent.glob(f".{glob.escape(target.name)}-*"):
                 shutil.rmtree(remains, ignore_errors=True)
             _write(target, wanted, fill)
@@ -86,7 +86,6 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
             f"cannot write to {target}: {error.strerror or error}{where}; "
             "name a directory that you may write, with room for it"
         ) from error
-    return True
 
 
 def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:

@@ -31,15 +31,14 @@ LOADERS: Mapping[str, LoaderFactory] = {
 _OF_ONE_RANK = ("webdataset", "mds", "litdata")
 
 
-def open_loader(kind: str, request: LoaderRequest) -> Loader:
-    """Open one split with the loader named ``kind``.
+def open_loader(request: LoaderRequest) -> Loader:
+    """Open one split with the loader that the request names.
 
     Raises:
-        ConfigError: the name is unknown, or this loader cannot read such a source, or not for several ranks.
+        ConfigError: this loader cannot read such a source, or not for several ranks.
 
     """
-    if kind not in LOADERS:
-        raise ConfigError(f"loader.kind must be one of {', '.join(LOADERS)}, not {kind!r}")
+    kind = request.loader.kind
     if request.replicas > 1 and kind in _OF_ONE_RANK:
         raise ConfigError(f"loader.kind {kind} is for one rank; several have super, super-threads or torch")
     return LOADERS[kind](request)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,6 +28,7 @@ __all__ = ["Converted", "Write", "convert_once", "need_package"]
 _COST = "conversion.json"
 _IMAGES = "images"
 _SHUFFLE_SEED = 0  # of the order in which shards are written, whatever a run's own shuffle is
+_VERSION = 1  # raised whenever a loader's samples are written otherwise than before
 _MEGABYTE = 1e6
 
 
@@ -36,22 +36,11 @@ Write: TypeAlias = "Callable[[Samples, Sequence[int], int, Path], None]"
 """Writes samples into an empty directory; takes their places in the wanted order and the bytes of all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """Images in another format: where, what writing took, and whether they were there already."""
+class Converted(NamedTuple):
+    """Images in another format: where they are, and the seconds that writing them took."""
 
     directory: Path
     seconds: float
-    size_bytes: int
-    reused: bool
-
-    def settings(self) -> dict[str, object]:
-        """What a report says of it."""
-        return {
-            "conversion_s": round(self.seconds, 3),
-            "converted_bytes": self.size_bytes,
-            "conversion_reused": self.reused,
-        }
 
 
 def need_package(module: str, kind: str, note: str = "") -> None:
@@ -68,14 +57,12 @@ def need_package(module: str, kind: str, note: str = "") -> None:
         )
 
 
-def convert_once(
-    samples: Samples, kind: str, write: Write, request: LoaderRequest, *, version: int = 1
-) -> Converted:
+def convert_once(samples: Samples, kind: str, write: Write, request: LoaderRequest) -> Converted:
     """The images in the format of loader ``kind``, written now unless they are there.
 
     For training they are written in shuffled order, as each of the packages advises, since it then reads them
     in sequence; for validation in key order. Samples that changed since, by size, time or ETag, make another
-    directory. ``version`` is raised whenever ``write`` gives other bytes than before.
+    directory.
 
     Raises:
         ConfigError: the place cannot be written, or has no room.
@@ -84,7 +71,7 @@ def convert_once(
     """
     manifest = {
         "format": kind,
-        "version": version,
+        "version": _VERSION,
         "order": "shuffled" if request.training else "keys",
         "samples": len(samples),
         "fingerprint": samples.fingerprint.hex(),
@@ -106,10 +93,9 @@ def convert_once(
         start_s = time.perf_counter()
         (staging / _IMAGES).mkdir()
         write(samples, order.tolist(), size_bytes, staging / _IMAGES)
-        taken = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-        cost = {"seconds": time.perf_counter() - start_s, "size_bytes": taken}
+        cost = {"seconds": time.perf_counter() - start_s}
         (staging / _COST).write_text(json.dumps(cost) + "\n", encoding="utf-8")
 
-    written = written_once(directory, manifest, what, fill)
+    written_once(directory, manifest, what, fill)
     cost = json.loads((directory / _COST).read_text(encoding="utf-8"))
-    return Converted(directory / _IMAGES, reused=not written, **cost)
+    return Converted(directory / _IMAGES, cost["seconds"])

@@ -134,7 +134,7 @@ def open_mds(request: LoaderRequest) -> Loader:
             **request.worker_options(),
             **arguments,
             "size_limit": _SHARD_BYTES,
-            **converted.settings(),
+            "conversion_s": round(converted.seconds, 3),
         },
     )
 
@@ -198,7 +198,7 @@ def open_litdata(request: LoaderRequest) -> Loader:
         sampler = epoch_sampler(places, request)
         batches = data_loader(places, request, batch_size=batch, sampler=sampler, collate_fn=collate)
         length = len(batches)
-    settings = {**request.worker_options(), **arguments, **converted.settings()}
+    settings = {**request.worker_options(), **arguments, "conversion_s": round(converted.seconds, 3)}
     return DecodingLoader(batches, length=length, samples=samples, settings=settings)
 
 

@@ -13,15 +13,12 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
-from superdl.experiments.monitoring.readings import GROUPS, ProcessGroups
+from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.output import RowLog
 from superdl.experiments.records import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from superdl.experiments.monitoring.readings import GpuMeter, GpuReading, GroupReading
@@ -35,7 +32,6 @@ __all__ = [
     "Utilization",
     "UtilizationMonitor",
     "phase_usage",
-    "utilization_table",
 ]
 
 _log = logging.getLogger(__name__)
@@ -48,8 +44,6 @@ UTILIZATION_COLUMNS = (
 _INTERVAL_S = 1.0
 _MAX_SHARE = 0.01
 """Of one core, for the thread: after a costly sample it rests so long that this is kept to."""
-_SHOWN = GROUPS[:5]
-_MIB = 2**20
 
 
 class Sample(NamedTuple):
@@ -91,11 +85,8 @@ class PhaseUsage:
 
 @dataclass(frozen=True, slots=True)
 class Utilization:
-    """All phases of a run, and what looking cost: ``sampling_cpu_s``, which is part of the trainer's."""
+    """All phases of a run that have ended."""
 
-    interval_s: float
-    samples: int
-    sampling_cpu_s: float
     phases: tuple[PhaseUsage, ...]
 
 
@@ -127,8 +118,6 @@ class UtilizationMonitor(Listener):
         self._phase: tuple[int | None, str] | None = (None, "start")
         self._samples: list[Sample] = []  # of the present phase, or the last one taken
         self._phases: list[PhaseUsage] = []
-        self._taken = 0
-        self._cpu_s = 0.0
         self._ended = threading.Event()
         self._sample()
         self._thread = threading.Thread(target=self._run, name="superdl-utilization", daemon=True)
@@ -137,7 +126,7 @@ class UtilizationMonitor(Listener):
     def utilization(self) -> Utilization:
         """Return all phases that have ended."""
         with self._lock:
-            return Utilization(self._interval_s, self._taken, self._cpu_s, tuple(self._phases))
+            return Utilization(tuple(self._phases))
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
         """End the phase before; a pass begins with the same sample."""
@@ -181,16 +170,13 @@ class UtilizationMonitor(Listener):
         if self._phase is None:
             self._samples.clear()
         self._samples.append(sample)
-        self._taken += 1
         if self.failure is None:
             try:
                 self._rows.write(rows)
             except OSError as error:
                 self.failure = f"utilisation was not written to the end: {error}"
                 _log.warning("%s", self.failure)
-        took_s = time.thread_time() - begun_s
-        self._cpu_s += took_s
-        return took_s
+        return time.thread_time() - begun_s
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
         """One row for each group of processes and one for the GPU; columns that are not its own are empty."""
@@ -242,31 +228,3 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
     busy = [one.busy_percent for one in gpu if one.busy_percent is not None]
     mean_busy = fmean(busy) if busy else None
     return PhaseUsage(epoch, split, wall_s, len(samples), groups, mean_busy, max(memory, default=None))
-
-
-def utilization_table(used: Utilization, images: Mapping[tuple[int | None, str], int]) -> Table:
-    """Return the table; ``images`` are those of each pass, by epoch and split."""
-    rows = [_cells(phase, images.get((phase.epoch, phase.split))) for phase in used.phases]
-    shown = [head for head in rows[0] if any(row[head] for row in rows) or "GPU" not in head]
-    table = Table(title="cores in use, by phase and part", box=SIMPLE_HEAD, padding=0)
-    for head in shown:
-        table.add_column(head, justify="left" if head == "\nphase" else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(row[head] or "-" for head in shown))
-    return table
-
-
-def _cells(phase: PhaseUsage, images: int | None) -> dict[str, str]:
-    """A row of the table by its heads; empty is what was not there or not read."""
-    groups = phase.groups
-    cpu_s = sum(group.cpu_s for group in groups.values())
-    pss = [group.pss_bytes_max for group in groups.values() if group.pss_bytes_max is not None]
-    used_bytes = phase.gpu_memory_bytes_max
-    return {
-        "\nphase": phase.split if phase.epoch is None else f"{phase.epoch + 1} {phase.split}",
-        **{f"\n{name}": f"{groups[name].cpu_cores:.2f}" if name in groups else "" for name in _SHOWN},
-        "CPU ms\n/image": f"{1000 * cpu_s / images:.2f}" if images else "",
-        "memory\n(MiB)": f"{sum(pss) / _MIB:,.0f}" if len(pss) == len(groups) else "",
-        "GPU\n(%)": "" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f}",
-        "GPU\n(MiB)": "" if used_bytes is None else f"{used_bytes / _MIB:,.0f}",
-    }

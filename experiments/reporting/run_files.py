@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,11 +20,10 @@ from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
-__all__ = ["Pass", "RunFiles", "StepColumns", "UsageRow", "read_run"]
+__all__ = ["Pass", "RunFiles", "StepColumns", "UsageRow", "read_run", "run_of_report"]
 
 Made = TypeVar("Made")
 _Key = tuple[int, str]
@@ -171,6 +171,12 @@ def read_run(directory: Path) -> RunFiles:
         (report or {}).get("epochs", ()), steps, stalls, several=int(facts.get("ranks") or 1) > 1
     )
     return RunFiles(directory, report, facts, steps, usage, tuple(passes), tuple(files.troubles))
+
+
+def run_of_report(report: dict[str, Any]) -> RunFiles:
+    """A run as its report alone tells it."""
+    passes = _passes(report["epochs"], {}, {}, several=report["ranks"] > 1)
+    return RunFiles(Path(report["directory"]), report, report, {}, {}, tuple(passes), ())
 
 
 class _Files:

@@ -117,6 +117,9 @@ def _accuracy(run: RunFiles) -> tuple[str, str]:
     said = (
         f"after epoch {end.epoch + 1} the model was right for {percent(end.figures['accuracy'])} of {images}."
     )
+    top5 = end.figures.get("top5_accuracy")
+    if top5 is not None:
+        said += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:
         said += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
     return "Accuracy:", said
@@ -176,9 +179,9 @@ def _why(passes: Sequence[Pass]) -> str:
 def _first_batch(run: RunFiles) -> tuple[str, str]:
     wait_s = run.trained[0].figures["first_batch_s"]
     said = f"{seconds(wait_s)} after {_first_epoch(run)} began"
-    phases = (run.facts.get("utilization") or {}).get("phases") or ()
-    for start_s in [phase["wall_s"] for phase in phases if phase["epoch"] is None]:
-        said += f", {seconds(start_s + wait_s)} after the run did, which opened all that it needs in between"
+    from_start_s = run.facts.get("first_batch_s")
+    if from_start_s is not None:
+        said += f", {seconds(from_start_s)} after the run did, which opened all that it needs in between"
     return "First batch:", f"{said}."
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.monitoring.monitor import utilization_table
-from superdl.experiments.reporting.quantities import ABSENT, count, usd
+from superdl.experiments.reporting.quantities import ABSENT, count
+from superdl.experiments.reporting.run_files import run_of_report
+from superdl.experiments.reporting.run_findings import findings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,79 +102,20 @@ def _plain(value: object) -> object:
 
 
 def print_report(report: RunReport, console: Console) -> None:
-    """Print the table and what a reader needs to understand it."""
+    """Print the table, what a reader needs to understand it, and what the figures say, as the page does."""
     if report.epochs:
         console.print(_table(report))
-        _print_hint(
-            console,
+        console.print(
             "Seconds overlap: workers read and functions decode while the model computes. Decoding is summed "
             "over functions and counts what they do ahead. Hits, misses and reads from the store are samples "
             "at the first look.",
+            style="dim",
+            highlight=False,
         )
-    if report.utilization is not None and report.epochs:
-        console.print(utilization_table(report.utilization, _images(report)))
-        together = (
-            "CPU per image and memory are of all of these together."
-            if report.ranks == 1
-            else "CPU per image is left out, since this is rank 0's CPU and the images are of all ranks."
-        )
-        _print_hint(
-            console,
-            "Cores in use are CPU seconds per second, of this trainer and the processes that it started; "
-            f"what runs elsewhere is not in them. {together}",
-        )
-    for line in _lines(report):
+    said = [" ".join(point) for point in findings(run_of_report(report.to_mapping()))]
+    notes = [f"Note: {note}" for note in report.notes]
+    for line in (*said, *notes, f"Written to {report.directory}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_hint(console: Console, text: str) -> None:
-    console.print(text, style="dim", highlight=False)
-
-
-def _lines(report: RunReport) -> list[str]:
-    """What is said below the tables, a line each."""
-    lines = [f"run {report.name}: {report.status} in {report.wall_s:.1f} s"]
-    if report.reason:
-        lines.append(f"reason: {report.reason}")
-    lines += _accuracy_lines(report)
-    if report.images_per_s is not None:
-        lines.append(f"training {report.images_per_s:,.0f} images/s over {len(report.epochs)} epoch(s)")
-    if report.executor is not None:
-        lines.append(f"functions: {report.executor}")
-    waits: dict[str, float] = {}
-    for stalls in (figures.stalls for one in report.epochs for _, figures in one.splits()):
-        for cause, total in ({} if stalls is None else stalls.causes).items():
-            waits[cause] = waits.get(cause, 0.0) + total.wait_s
-    if waits:
-        longest_first = sorted(waits.items(), key=lambda item: -item[1])
-        told = [f"{cause.replace('_', ' ')} {wait_s:.2f} s" for cause, wait_s in longest_first]
-        lines.append(f"waited for: {', '.join(told)}")
-    if report.bill is not None and report.bill.usd:
-        parts = [f"{line.name} {usd(line.usd)}" for line in report.bill.lines if line.usd]
-        lines.append(f"cost {usd(report.bill.usd)}: {', '.join(parts)}")
-    return [*lines, *(f"note: {note}" for note in report.notes), f"written to {report.directory}"]
-
-
-def _accuracy_lines(report: RunReport) -> list[str]:
-    """What the last validation came to, or why there was none."""
-    if report.validated is None:
-        if not report.epochs:
-            return []
-        if report.val_samples is None:
-            return ["no validation data was given (data.val)"]
-        return ["no epoch was validated" + (" (training.validate_every)" * (report.status == "finished"))]
-    epoch, val = report.validated
-    top5 = "" if val.top5_accuracy is None else f", top-5 {val.top5_accuracy:.4f}"
-    when = "" if epoch == report.epochs[-1].epoch else f", after epoch {epoch + 1}"
-    return [f"validation accuracy {val.accuracy:.4f}{top5}{when}"]
-
-
-def _images(report: RunReport) -> dict[tuple[int | None, str], int]:
-    """How many images each pass had whose CPU is known, by epoch and split: none of several ranks."""
-    if report.ranks > 1:
-        return {}
-    passes = [(one.epoch, split, figures) for one in report.epochs for split, figures in one.splits()]
-    return {(epoch, split): figures.samples for epoch, split, figures in passes}
 
 
 def _table(report: RunReport) -> Table:

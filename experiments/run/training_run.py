@@ -120,7 +120,7 @@ def _train(state: RunState, console: Console) -> None:
             ranks=ranks,
             one_job=spec.loader.runs_functions,
             listeners=[monitor, *_listeners(state, tell, stack)],
-            gauge=monitor,
+            read_gpu=lambda: monitor.last_gpu,
             tell_stalls=_stall_log(state, stack),
             checkpoints=checkpoints,
             stop=stack.enter_context(StopRequest(several=ranks.several)),
@@ -276,7 +276,7 @@ def opened_loader(
         tell=tell,
     )
     with embedded_executor(spec):
-        return open_loader(spec.loader.kind, request)
+        return open_loader(request)
 
 
 def executor_of(spec: Spec) -> str | None:

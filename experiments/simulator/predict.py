@@ -100,21 +100,10 @@ class Prediction:
     simulated: bool = True
 
 
-def predict(
-    spec: SimulationSpec, swept: Mapping[str, float] | None = None, *, checked: bool = False
-) -> Prediction:
-    """Simulate ``spec``.
-
-    Args:
-        spec: what is simulated.
-        swept: what a sweep has set, to be shown with the row.
-        checked: check every promise after every event, which takes long.
-
-    Raises:
-        InvariantError: a promise of the core is broken.
-    """
+def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> Prediction:
+    """Simulate ``spec``; ``swept`` is what a sweep has set, to be shown with the row."""
     began_s = time.perf_counter()
-    world = World(build_world_model(spec), checked=checked, log=False).run()
+    world = World(build_world_model(spec), log=False).run()
     usage, prices, ended_s = world.executors[0].usage, spec.prices, world.ended_s
     jobs = [_job(world, trainers, prices.trainer_hour) for trainers in world.trainers.values()]
     read, epochs = sum(job.samples for job in jobs), sum(job.epochs for job in jobs)

@@ -17,6 +17,7 @@ from superdl.coordinator.core import (
     JobOpened,
     SetKey,
 )
+from superdl.experiments.simulator.world_state import Delivery
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,8 +75,6 @@ class TrainerModel:
         self.script = script
         self.rank = rank
         self.done = False
-        self.deliveries: list[BatchModel] = []
-        """What it has consumed, in a world that checks it."""
         self.passes: list[PassFigures] = []
         self._number = -1
         self._epoch = 0
@@ -293,7 +292,7 @@ class TrainerModel:
         figures.batches += 1
         figures.samples += batch.indices.size
         figures.hits += batch.hits
-        if self.world.checked:
-            self.deliveries.append(batch)
+        delivery = Delivery(batch.number, batch.position, batch.indices, batch.padding)
+        self.world.watch.consumed(self.script.name, self.rank, delivery)
         self._consumed += 1
         self._go_on()

@@ -1,7 +1,6 @@
 """A deterministic world around the real core: virtual clock, event heap, cache, functions, jobs, faults.
 
-All of it comes from one seed. The core is the production code, driven through its one door. What must hold
-is in :mod:`superdl.experiments.simulator.checks`.
+All of it comes from one seed. The core is the production code, driven through its one door.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from superdl.coordinator.core import (
     Audited,
     CacheEvicted,
     CacheGrew,
-    CacheReset,
     CacheResized,
     Core,
     Drop,
@@ -28,14 +26,12 @@ from superdl.coordinator.core import (
     RecordReadBack,
     SetKey,
     Tick,
-    Warn,
     WriteTombstones,
 )
 from superdl.experiments.simulator.cache_model import HEADROOM
-from superdl.experiments.simulator.checks import Checks
 from superdl.experiments.simulator.executor_model import ExecutorModel
 from superdl.experiments.simulator.trainer_model import TrainerModel
-from superdl.experiments.simulator.world_state import WorldState
+from superdl.experiments.simulator.world_state import Watch, WorldState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +44,6 @@ __all__ = ["World"]
 _AUDIT_S = 0.001
 _RETRY_S = 0.5
 _UPKEEP_S = 1.0
-_OUTAGE_S = 1.0
 
 
 class World(WorldState):
@@ -57,7 +52,7 @@ class World(WorldState):
     Args:
         model: what it is made of.
         make_core: a seam for planted bugs.
-        checked: whether every promise is checked after every event.
+        watch: what is to see all that happens.
         log: whether to keep what was requested, a line for each request, in ``log``.
     """
 
@@ -66,11 +61,11 @@ class World(WorldState):
         model: WorldModel,
         make_core: Callable[[WorldModel], Core] | None = None,
         *,
-        checked: bool = True,
+        watch: type[Watch] = Watch,
         log: bool = True,
     ) -> None:
         self._make_core = make_core or (lambda model: Core(model.settings))
-        super().__init__(model, self._make_core(model), checked=checked)
+        super().__init__(model, self._make_core(model))
         self.ended_s = 0.0
         self.requested_samples = 0
         self.asked: Counter[str] = Counter()
@@ -83,61 +78,50 @@ class World(WorldState):
             for script in model.jobs
         }
         self.under_way = sum(map(len, self.trainers.values()))
-        self.checks = Checks(self, self.trainers)
+        self.watch = watch(self)
 
     def run(self) -> World:
         """Run to the end.
 
         Raises:
-            InvariantError: a promise is broken on the way.
+            InvariantError: it does not end, or the watch says so.
         """
-        model, faults = self.model, self.model.faults
-        self._leave_over()
-        self._tell_size()
-        for script in model.jobs:
-            for trainer in self.trainers[script.name]:
-                self.after(script.starts_s, trainer.start)
-        self.after(_UPKEEP_S, self._upkeep)
-        rare: tuple[tuple[Callable[[], object], tuple[float, ...]], ...] = (
-            (self._flush, faults.flushes_s),
-            (self._outage, faults.outages_s),
-            (partial(self.cache.evict, 0.3), faults.evictions_s),
-            (self._kill_coordinator, faults.coordinator_deaths_s),
-            (partial(self.store.lose, 0.3), faults.pack_losses_s),
-            (self._prune, faults.prunes_s),
-            *((partial(self._resize, share), (time_s,)) for time_s, share in faults.resizes),
-        )
-        for happens, times_s in rare:
-            for time_s in times_s:
-                self.after(time_s, happens)
-        while self.under_way and self.now_s < model.until_s:
+        self.begin()
+        while self.under_way and self.now_s < self.model.until_s:
             if not self.step():
                 raise self.broken("nothing happens any more, and jobs are not done")
         if self.under_way:
-            self.now_s = model.until_s
+            self.now_s = self.model.until_s
         self.ended_s = self.now_s
         for executor in self.executors:
             executor.usage.change(0, self.now_s)
-        if not self.under_way and self.checked:
-            self._see_it_end()
+        if not self.under_way:
+            self.watch.ended()
         return self
 
+    def begin(self) -> None:
+        """Let all that is there from the start begin."""
+        self._leave_over()
+        self._tell_size()
+        for script in self.model.jobs:
+            for trainer in self.trainers[script.name]:
+                self.after(script.starts_s, trainer.start)
+        self.after(_UPKEEP_S, self._upkeep)
+
     def post(self, *events: Event) -> None:
-        """Hand events to the core, if there is one, carry out what it wants and see that all is well."""
+        """Hand events to the core, if there is one, and carry out what it wants."""
         if not self.coordinator_up:
             return
-        for event in events if self.checked else ():
-            self.checks.happened(event)
+        for event in events:
+            self.watch.happened(event)
         if len(events) == 1:
             actions = self.core.handle(events[0], self.now_s)
         else:
             actions = self.core.handle_all(events, self.now_s)
         for action in actions:
-            if self.checked:
-                self.checks.acted(action)
+            self.watch.acted(action)
             self._carry_out(action)
-        if self.checked:
-            self.checks.settled()
+        self.watch.settled()
         wake_at_s = self.core.wake_at_s
         if wake_at_s < self._wake_at_s:
             self._wake_at_s = wake_at_s
@@ -147,26 +131,15 @@ class World(WorldState):
         """A reader waits, within its time limit."""
         if waited_s >= self.model.read_timeout_s:
             raise self.broken(f"{job}/{rank} has waited {waited_s:.0f} s for batch {position}")
-        if self.checked:
-            self.checks.waits(job, rank, position, waited_s)
-
-    def _see_it_end(self) -> None:
-        """Long after the last job: what was under way has ended, and what was read is looked at."""
-        end_s = self.now_s + 3 * self.model.settings.forget_s
-        while self.step(end_s):
-            pass
-        self.checks.quiet()
-        for trainers in self.trainers.values():
-            self.checks.delivered_exactly_once(trainers)
+        self.watch.waits(job, rank, position, waited_s)
 
     def _tick(self, wake_at_s: float) -> None:
         if wake_at_s != self._wake_at_s:
             return  # the core has asked for another time since
         self._wake_at_s = np.inf
         self.post(Tick())
-        if self.coordinator_up and self.checked:
-            again = [it for it in self.core.handle(Tick(), self.now_s) if not isinstance(it, Warn)]
-            self.checks.require(not again, f"a second tick at the same time has the core act again: {again}")
+        if self.coordinator_up:
+            self.watch.ticked()
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -237,42 +210,3 @@ class World(WorldState):
                 free_bytes = self.model.settings.budget_bytes - self.cache.used_bytes
                 left = left[np.cumsum(data.record_bytes[left]) < free_bytes]
                 self.cache.store(key, left, data.record_bytes[left], corrupt=[])
-
-    def _flush(self) -> None:
-        self.cache.flush()
-        self.after(0.3, self._notice_loss)
-
-    def _notice_loss(self) -> None:
-        if self.cache.up:
-            self.post(CacheReset())
-        else:
-            self.after(_RETRY_S, self._notice_loss)
-
-    def _outage(self) -> None:
-        self.cache.flush()
-        self.cache.up = False
-        self.after(_OUTAGE_S, self._come_back)
-
-    def _come_back(self) -> None:
-        self.cache.up = True
-        self.after(0.2, self._notice_loss)
-
-    def _resize(self, share: float) -> None:
-        self.cache.budget_bytes = int(self.model.settings.budget_bytes * share)
-
-    def _prune(self) -> None:
-        self.post(self.store.lose(0.3))
-
-    def _kill_coordinator(self) -> None:
-        if self.coordinator_up:
-            self.coordinator_up = False
-            self.after(1.0, self._restart_coordinator)
-
-    def _restart_coordinator(self) -> None:
-        self.life += 1
-        self.coordinator_up = True
-        self.cache_was_empty = not self.cache.used_bytes
-        self.core = self._make_core(self.model)
-        self.checks.forget_all()
-        self._wake_at_s = np.inf
-        self._tell_size()

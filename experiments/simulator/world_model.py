@@ -128,7 +128,7 @@ class JobScript:
 
 @dataclass(frozen=True)
 class Faults:
-    """How often things go wrong: probabilities by request, sample or report, and times of what is rare."""
+    """How often things go wrong: probabilities by request, sample or report; and what befalls the store."""
 
     crash: float = 0.0
     hang: float = 0.0
@@ -139,25 +139,12 @@ class Faults:
     expired: float = 0.0
     lost_report: float = 0.0
     corrupt: float = 0.0
-    flushes_s: tuple[float, ...] = ()
-    outages_s: tuple[float, ...] = ()
-    """The cache goes, and comes back empty a second later."""
-    evictions_s: tuple[float, ...] = ()
-    """The server evicts a third of what it holds."""
-    coordinator_deaths_s: tuple[float, ...] = ()
     rots: float = 0.0
     """Share of the store's records that cannot be read any more."""
-    pack_losses_s: tuple[float, ...] = ()
-    """A third of all packs vanishes, and nobody tells the coordinator."""
-    prunes_s: tuple[float, ...] = ()
-    """A third of all packs is removed by the coordinator."""
     store_gone_s: tuple[tuple[float, float], ...] = ()
     """From when to when the store does not answer."""
     store_full_s: tuple[tuple[float, float], ...] = ()
     """From when to when it takes nothing more."""
-    resizes: tuple[tuple[float, float], ...] = ()
-    """The server's memory changes: at what time, and to what share of the first budget. Such a server
-    refuses writes beyond it; without resizes it evicts."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +165,8 @@ class WorldModel:
     """Share of the samples that an earlier coordinator left in the cache."""
     stored: float = 0.0
     """Share of the samples that lie in the store from the start, where the settings have one."""
+    cache_refuses: bool = False
+    """Whether a full cache refuses writes; else it evicts at random."""
     read_timeout_s: float = 600.0
     until_s: float = math.inf
     heartbeat_s: float = 5.0

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,23 +16,66 @@ from superdl.experiments.simulator.store_model import StoreModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.coordinator.core import Core, Event, RequestDone, RequestFailed
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core import Action, Core, Event, RequestDone, RequestFailed
     from superdl.experiments.simulator.world_model import WorldModel
 
-__all__ = ["InvariantError", "WorldState"]
+__all__ = ["Delivery", "InvariantError", "Watch", "WorldState"]
 
 
 class InvariantError(AssertionError):
     """A promise of the core is broken; the message names the seed that replays it."""
 
 
+class Delivery(NamedTuple):
+    """A batch of the pass of that number, at its place in the plan: its samples, and which are padding."""
+
+    number: int
+    position: int
+    indices: NDArray[np.int64]
+    padding: NDArray[np.bool_]
+
+
+class Watch:
+    """Sees all that happens in a world; this one lets it go by. What must hold there is checked by tests."""
+
+    def __init__(self, world: WorldState) -> None:
+        """Watch a world from before its first event."""
+
+    def restarted(self) -> None:
+        """The coordinator was restarted."""
+
+    def happened(self, event: Event) -> None:
+        """The core is about to hear of it."""
+
+    def acted(self, action: Action) -> None:
+        """The world is about to carry it out."""
+
+    def settled(self) -> None:
+        """All that the core wanted is carried out."""
+
+    def ticked(self) -> None:
+        """The core was woken at the time that it had asked for."""
+
+    def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
+        """A reader waits for a batch."""
+
+    def consumed(self, job: str, rank: int, batch: Delivery) -> None:
+        """A trainer has consumed a batch."""
+
+    def ended(self) -> None:
+        """All jobs are done."""
+
+
 class WorldState(ABC):
     """Virtual time and what is due in it. What an event does to the core is `World`'s."""
 
-    def __init__(self, model: WorldModel, core: Core, *, checked: bool) -> None:
+    watch: Watch
+
+    def __init__(self, model: WorldModel, core: Core) -> None:
         self.model = model
         self.core = core
-        self.checked = checked
         self.rng = random.Random(model.seed + 1)
         self.array_rng = np.random.default_rng(model.seed % 2**63 + 1)
         self.now_s = 0.0
@@ -40,7 +83,7 @@ class WorldState(ABC):
             lambda key: model.datasets[key.dataset].size,
             self.array_rng,
             budget_bytes=model.settings.budget_bytes,
-            refuses=bool(model.faults.resizes),
+            refuses=model.cache_refuses,
         )
         self.store = StoreModel(model, self.array_rng, lambda: self.now_s)
         self.coordinator_up = True

@@ -7,6 +7,5 @@
 from __future__ import annotations
 
 from superdl.experiments.training.loop import Trainer
-from superdl.experiments.training.steps import GpuGauge
 
-__all__ = ["GpuGauge", "Trainer"]
+__all__ = ["Trainer"]

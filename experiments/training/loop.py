@@ -29,13 +29,14 @@ from superdl.experiments.training.device import (
     whole_state,
 )
 from superdl.experiments.training.ranks import ProcessRank, Ranks, StopRequest, Terminated
-from superdl.experiments.training.steps import Batches, GpuGauge, HeldStep, take_step
+from superdl.experiments.training.steps import Batches, HeldStep, take_step
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from superdl.experiments.loaders.interface import Loader
+    from superdl.experiments.monitoring import GpuReading
     from superdl.experiments.records import Listener, PassSummary
     from superdl.experiments.spec import OptimizerSpec
     from superdl.experiments.stalls import StalledStep
@@ -71,7 +72,7 @@ class Trainer:
         ranks: Ranks | None = None,
         one_job: bool = False,
         listeners: Sequence[Listener] = (),
-        gauge: GpuGauge | None = None,
+        read_gpu: Callable[[], GpuReading | None] = lambda: None,
         tell_stalls: Callable[[Sequence[StalledStep]], None] = lambda _: None,
         checkpoints: Checkpoints | None = None,
         stop: StopRequest | None = None,
@@ -79,6 +80,7 @@ class Trainer:
         """Spread the model, make the optimiser and its one-cycle schedule over all epochs.
 
         ``one_job`` says that a loader's counters are of all ranks, as SUPER's are, and not of its own.
+        ``read_gpu`` gives the last sample of the GPU, where there is one.
         ``tell_stalls`` gets the steps of each pass that waited for data, once the pass has ended.
         ``checkpoints`` keeps them as often as ``training`` says; ``stop`` may end training after any step.
 
@@ -94,7 +96,7 @@ class Trainer:
         self._epochs = epochs
         self._device = device
         self._listeners = listeners
-        self._gauge = gauge
+        self._read_gpu = read_gpu
         self._one_job = one_job
         self._checkpoints = checkpoints
         self._stop = stop or StopRequest()
@@ -267,7 +269,7 @@ class Trainer:
                         self._update if split == "train" else None,
                         step=batches.step - 1,
                         wait_s=time.perf_counter() - step_start_s,
-                        gpu=None if self._gauge is None else self._gauge.last_gpu,
+                        gpu=self._read_gpu(),
                     )
                 )
                 if len(held) > _STEPS_QUEUED:

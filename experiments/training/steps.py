@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,17 +25,9 @@ if TYPE_CHECKING:
     from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["Batches", "GpuGauge", "HeldStep", "correct_within", "take_step"]
+__all__ = ["Batches", "HeldStep", "correct_within", "take_step"]
 
 _TOP = 5
-
-
-class GpuGauge(Protocol):
-    """What samples the GPU that a model is trained on."""
-
-    @property
-    def last_gpu(self) -> GpuReading | None:
-        """What was read last; None where nothing can be read."""
 
 
 @dataclass(slots=True)

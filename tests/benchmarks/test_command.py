@@ -176,7 +176,7 @@ def test_first_batch_opens_loaders_in_every_state(capsys, tmp_path):
         assert 0 < row["first_batch_ms_min"] <= row["first_batch_ms"] <= row["first_batch_ms_max"]
         assert row["open_ms"] > 0
         assert row["next_epoch_ms"] > 0
-    produced = {(run["contender"], run["state"]): run["result"]["produced"] for run in report["rounds"]}
+    produced = {(run["contender"], run["state"]): run["produced"] for run in report["rounds"]}
     assert produced["super", "nothing runs"] > 0
     assert produced["super", "cold"] > 0
     assert produced["super", "warm"] == 0

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.arm import checksum
 from benchmarks.contenders import CONTENDERS, PILLOW, RAM, convert_once, with_versions
-from benchmarks.image_sets import ImageSet
+from benchmarks.image_sets import Loading
 from benchmarks.processes import BenchmarkError
 from benchmarks.services import s3_server
 from tests.fixtures.images import write_images
-
-if TYPE_CHECKING:
-    from benchmarks.loading import Loading
 
 COUNT, SIDE = 21, 24
 
 
 @pytest.fixture
-def image_set(tmp_path):
+def loading(tmp_path):
     directory = write_images(tmp_path / "set" / "train", COUNT)
-    return ImageSet("set", "for one test", str(directory), COUNT, SIDE, SIDE)
-
-
-def loading_of(images: ImageSet, workers: int = 0) -> Loading:
-    return images.loading(batch_size=8, num_workers=workers)
+    return Loading("set", str(directory), COUNT, SIDE, SIDE, batch_size=8)
 
 
 def epoch_of(name: str, loading: Loading) -> tuple[int, int]:
@@ -39,8 +32,7 @@ def epoch_of(name: str, loading: Loading) -> tuple[int, int]:
     return sum(len(labels) for _, labels in batches), sum(checksum(*batch) for batch in batches)
 
 
-def test_the_array_holds_what_pillow_decodes(image_set):
-    loading = loading_of(image_set)
+def test_the_array_holds_what_pillow_decodes(loading):
     said: list[str] = []
     for _ in range(2):
         convert_once(RAM, loading, said.append)
@@ -50,22 +42,19 @@ def test_the_array_holds_what_pillow_decodes(image_set):
     assert expected[0] == COUNT
     assert epoch_of(RAM, loading) == expected
     assert epoch_of("ram-numpy", loading) == expected
-    assert epoch_of("ram-numpy", loading_of(image_set, workers=1)) == expected
+    assert epoch_of("ram-numpy", replace(loading, num_workers=1)) == expected
 
 
-def test_the_checksum_tells_labels_that_were_exchanged(image_set):
-    contender = CONTENDERS[PILLOW].open(loading_of(image_set))
+def test_the_checksum_tells_labels_that_were_exchanged(loading):
+    contender = CONTENDERS[PILLOW].open(loading)
     images, labels = next(iter(contender))
     assert checksum(images, labels) != checksum(images, labels.flip(0))
     assert checksum(images, labels) == checksum(images.flip(0), labels.flip(0))
 
 
-def test_a_conversion_that_fails_leaves_nothing_and_says_why(image_set, tmp_path):
-    loading = loading_of(image_set)
+def test_a_conversion_that_fails_leaves_nothing_and_says_why(loading, tmp_path):
     (tmp_path / "set" / "train" / "ant" / "bad.jpg").write_bytes(b"no image")
-    with pytest.raises(
-        BenchmarkError, match=r"(?s)the conversion for .* failed .*--contenders.*cannot identify"
-    ):
+    with pytest.raises(BenchmarkError, match=r"(?s)the conversion for .* failed .*cannot identify"):
         convert_once(RAM, loading, lambda _: None)
     assert not list(loading.format_directory("array").parent.iterdir())
 
@@ -95,8 +84,7 @@ def test_versions_of_the_loaders_are_added():
     assert environment["packages"]["boto3"]
 
 
-def test_images_are_read_from_an_s3_server_as_from_files(image_set, monkeypatch, tmp_path):
-    loading = loading_of(image_set)
+def test_images_are_read_from_an_s3_server_as_from_files(loading, monkeypatch, tmp_path):
     with s3_server(tmp_path) as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)

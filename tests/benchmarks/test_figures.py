@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import first_batch, function, read, store, train
-from benchmarks.arm import ArmResult
+from benchmarks.arm import Lap
 from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER
 from benchmarks.function_arm import BARE, FILES, S3_LEAN, FunctionArmResult
-from benchmarks.image_sets import ImageSet
+from benchmarks.image_sets import Loading
+from benchmarks.results import Run
 from benchmarks.store_arms import EpochFigures
 from benchmarks.trainer import EpochResult, TrainResult
 
-ARM = ArmResult(
-    images=1000, batches=4, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
-    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, checksum=1,
+ARM = Lap(
+    images=1000, batches=4, first_s=0.1, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
+    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, store_requests=0, checksum=1,
 )  # fmt: skip
 EPOCH = EpochResult(
     steps=10, images=1000, wall_s=4.0, wait_s=1.0, functions_cpu_s=0.0, services_cpu_s=0.0, produced=0,
@@ -25,9 +26,7 @@ EPOCH = EpochResult(
 
 
 def cell(contender: str, workers: int) -> read.Cell:
-    return read.Cell(
-        ImageSet("photos", "about", "/data/photos-9/train", 100, 256, 224), 256, workers, contender
-    )
+    return read.Cell(Loading("photos", "/data/photos-9/train", 100, 256, 224, 256, workers), contender)
 
 
 def test_read_tells_medians_in_milliseconds_per_image():
@@ -36,7 +35,7 @@ def test_read_tells_medians_in_milliseconds_per_image():
         replace(ARM, main_cpu_s=main, workers_cpu_s=workers, wall_s=wall)
         for main, workers, wall in ((0.1, 0.2, 1.0), (0.2, 0.4, 2.0), (0.1, 0.4, 4.0))
     ]
-    runs = [read.ReadRun(number, one, result) for number, result in enumerate(results)]
+    runs = [Run(one.conditions(), number, result) for number, result in enumerate(results)]
     (row,) = read.rows_of([one], runs)
     figures = {
         name.removesuffix("_cpu_ms_per_image"): row[name] for name in row if name.endswith("_per_image")
@@ -54,8 +53,9 @@ def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_mai
         (PILLOW, 0): 3.0, (BOTO3, 0): 5.0, (RAM, 0): 0.1, (SOCKET, 0): 0.04, (SUPER, 0): 0.05,
         (PILLOW, 2): 2.8, (RAM, 2): 0.2, (SUPER, 2): 0.1,
     }  # fmt: skip
-    runs = [read.ReadRun(1, cell(*key), replace(ARM, main_cpu_s=value)) for key, value in cpu_s.items()]
-    rows = dict(zip(cpu_s, read.rows_of([run.cell for run in runs], runs), strict=True))
+    cells = {cell(*key): value for key, value in cpu_s.items()}
+    runs = [Run(one.conditions(), 1, replace(ARM, main_cpu_s=value)) for one, value in cells.items()]
+    rows = dict(zip(cpu_s, read.rows_of(list(cells), runs), strict=True))
     ratios = ("times_less_than_pillow", "times_less_than_boto3", "times_ram_array", "times_socket_loop")
     assert [rows[SUPER, 0][name] for name in ratios] == pytest.approx([60, 100, 0.5, 1.25])
     assert rows[SUPER, 2]["times_less_than_boto3"] is None  # there is none with two workers
@@ -74,8 +74,10 @@ def test_a_loader_that_is_not_here_has_a_row_that_says_so(monkeypatch):
 
 def test_first_batch_tells_medians_and_spread_by_loader_and_state():
     taken = [
-        first_batch.Taken(
-            1, contender, 2, state, first_batch.ProbeResult(2 * first_s, first_s, first_s / 2, 10, 0)
+        Run(
+            {"contender": contender, "num_workers": 2, "state": state},
+            1,
+            first_batch.ProbeResult(2 * first_s, first_s, first_s / 2, 10, 0),
         )
         for contender, state, times in (
             (PILLOW, first_batch.FILES, (0.3, 0.5, 0.4)),
@@ -100,8 +102,8 @@ def test_train_tells_step_time_waiting_and_gain_with_what_bounds_it():
         replace(EPOCH, wall_s=1.2, wait_s=0.1),
     ]
     runs = [
-        train.TrainRun(1, PILLOW, TrainResult(plain_epochs, 7, 3.0, 1.0)),
-        train.TrainRun(1, SUPER, TrainResult(epochs, 7, None, None)),
+        Run({"contender": PILLOW}, 1, TrainResult(plain_epochs, 7, 3.0, 1.0)),
+        Run({"contender": SUPER}, 1, TrainResult(epochs, 7, None, None)),
     ]
     alone = train.Alone.of(runs)
     plain, cold, warm = train.rows_of(runs, alone, workers=2, other_cores=1)
@@ -120,12 +122,12 @@ def test_train_tells_step_time_waiting_and_gain_with_what_bounds_it():
 
 def test_train_compares_losses_step_by_step():
     same, other = (
-        train.TrainRun(1, PILLOW, TrainResult([EPOCH, replace(EPOCH, losses=losses)], 7, None, None))
+        Run({"contender": PILLOW}, 1, TrainResult([EPOCH, replace(EPOCH, losses=losses)], 7, None, None))
         for losses in ([2.0, 1.0], [2.0, 1.25])
     )
     assert train.loss_difference([same, same]) == 0
     assert train.loss_difference([same, other]) == 0.25
-    unseen = train.TrainRun(1, PILLOW, TrainResult([replace(EPOCH, losses=[])], 7, None, None))
+    unseen = Run({"contender": PILLOW}, 1, TrainResult([replace(EPOCH, losses=[])], 7, None, None))
     assert train.loss_difference([unseen, unseen]) == 0, "in bf16 nobody looks"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +16,7 @@ from benchmarks.function_arm import (
     run_arm,
     s3_event,
 )
+from benchmarks.image_sets import Loading
 from benchmarks.processes import BenchmarkError
 from benchmarks.services import cache_server, s3_server
 from tests.fixtures.images import images
@@ -25,33 +24,33 @@ from tests.fixtures.images import images
 __all__ = ["images"]
 
 
+def loading(images):
+    return Loading("images", str(images), 150, 32, 32)
+
+
 @contextlib.contextmanager
 def servers(images):
-    with (
-        tempfile.TemporaryDirectory(prefix="super-t-") as place,
-        s3_server(images.parent) as store,
-        cache_server(Path(place)) as cache,
-    ):
+    with s3_server(images.parent) as store, cache_server() as cache:
         yield cache.address, store.environment
 
 
 def test_arms_produce_every_image_tell_the_cpu_of_their_threads_and_say_why_they_fail(images):
     with servers(images) as (cache, environment):
         for way in (BARE, FILES, S3_LEAN, S3_BOTO3):
-            spec = FunctionArmSpec(way, str(images), 32, 32, cache, cores=(0,), passes=1)
+            spec = FunctionArmSpec(way, loading(images), cache, cores=(0,), passes=1)
             result = run_arm(spec, environment)
             assert (result.images, result.invocations) == (150, 0 if way == BARE else 1)
             assert result.cpu_s > 0
             assert (result.fetch_cpu_s > 0) == (result.push_cpu_s > 0) == (way != BARE)
             assert result.fetch_cpu_s + result.push_cpu_s < result.cpu_s
-        spec = FunctionArmSpec(S3_LEAN, str(images), 32, 32, cache, cores=(0,), passes=1)
+        spec = FunctionArmSpec(S3_LEAN, loading(images), cache, cores=(0,), passes=1)
         with pytest.raises(BenchmarkError, match="not all was cached.*403"):
             run_arm(spec, {**environment, "AWS_SECRET_ACCESS_KEY": "wrong"})
 
 
 def test_a_cold_start_is_one_that_answers(images):
     with servers(images) as (cache, environment):
-        event = s3_event(str(images), 32, 32, cache, count=1)
+        event = s3_event(loading(images), cache, count=1)
         assert cold_start_s(event, environment, rounds=1) > 0
         with pytest.raises(BenchmarkError, match="the cold function said"):
             cold_start_s({**event, "expires_at": 0.0}, environment, rounds=1)

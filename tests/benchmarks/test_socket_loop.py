@@ -10,7 +10,7 @@ import pytest
 import redis
 import torch
 
-from benchmarks.loading import Loading
+from benchmarks.image_sets import Loading
 from benchmarks.processes import BenchmarkError
 from benchmarks.services import tls_cache
 from benchmarks.socket_loop import SocketLoop, connected
@@ -41,7 +41,7 @@ def labels_of_an_epoch(loop: SocketLoop) -> list[int]:
 
 
 def loading_of(batch_size: int) -> Loading:
-    return Loading("", "", resize=SIDE, crop=SIDE, batch_size=batch_size, num_workers=0)
+    return Loading("", "", COUNT, SIDE, SIDE, batch_size)
 
 
 @pytest.mark.parametrize("kind", ["unix_url", "url"])
@@ -56,8 +56,8 @@ def test_every_image_comes_once_with_its_label(valkey, kind, batch_size):
     assert orders[0] != orders[1]
 
 
-def test_over_tls_the_certificate_is_verified(monkeypatch, tmp_path):
-    with tls_cache(tmp_path) as cache:
+def test_over_tls_the_certificate_is_verified(monkeypatch):
+    with tls_cache() as cache:
         ca_file = cache.environment["SUPER_CACHE_CA_FILE"]
         with redis.Redis.from_url(cache.address, ssl_ca_certs=ca_file) as client:
             fill(client)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loading import Loading
+from benchmarks.image_sets import Loading
 from benchmarks.store_arms import BareLoop, ReadSpec, drop_pages, read
 from superdl.super_wire.record import payload_hash
 from superdl.super_wire.store import DirectoryStore
@@ -28,7 +28,7 @@ def store(request, tmp_path):
 @pytest.mark.parametrize("how", [{}, {"one_slot": True}, {"cold": True}, {"direct_threads": 3}])
 def test_every_record_is_hashed_once_in_an_epoch(store, batch_size, how):
     address, hashes = store
-    loading = Loading("", "", 0, 0, batch_size, num_workers=0)
+    loading = Loading("", "", COUNT, 0, 0, batch_size)
     spec = ReadSpec("", loading, EPOCHS, store=address, **how)
     try:
         loop = BareLoop(spec)

@@ -12,11 +12,11 @@ import numpy as np
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, Prices, footprint
 from superdl.experiments.simulator.world_model import (
     DatasetModel,
-    Faults,
     FunctionsModel,
     JobScript,
     WorldModel,
 )
+from tests.simulation.upsets import Upsets
 
 __all__ = ["draw_world"]
 
@@ -250,9 +250,9 @@ def _draw_passes(rng: random.Random, batches: int) -> tuple[tuple[int, int, int]
     return tuple(passes)
 
 
-def _draw_faults(rng: random.Random) -> Faults:
+def _draw_faults(rng: random.Random) -> Upsets:
     if rng.random() < 0.3:
-        return Faults()
+        return Upsets()
 
     def sometimes(*values: float) -> float:
         return rng.choice(values) if rng.random() < 0.3 else 0.0
@@ -260,7 +260,7 @@ def _draw_faults(rng: random.Random) -> Faults:
     def times() -> tuple[float, ...]:
         return tuple(rng.uniform(0, 10) for _ in range(rng.choice((1, 2)))) if rng.random() < 0.15 else ()
 
-    return Faults(
+    return Upsets(
         crash=sometimes(0.02, 0.2),
         hang=sometimes(0.02, 0.1),
         throttle=sometimes(0.05, 0.5),

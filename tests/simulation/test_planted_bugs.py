@@ -32,10 +32,9 @@ from superdl.coordinator.core.plan import Span
 from superdl.coordinator.core.queues import RetryQueue, Stragglers
 from superdl.coordinator.core.state import State
 from superdl.coordinator.core.throttling import CircuitBreaker
-from superdl.experiments.simulator.checks import InvariantError
 from superdl.experiments.simulator.trainer_model import TrainerModel
-from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
+from tests.simulation.checks import CheckedWorld, InvariantError
 from tests.simulation.drawn_worlds import draw_world
 from tests.simulation.test_world import blind_functions
 
@@ -56,7 +55,7 @@ def caught(pattern: str, make_core=None, seeds: range = SEEDS) -> bool:
     """Whether the world finds, with one of the seeds, what the pattern says."""
     for seed in seeds:
         try:
-            World(replace(draw_world(seed, small=True), read_timeout_s=60.0), make_core).run()
+            CheckedWorld(replace(draw_world(seed, small=True), read_timeout_s=60.0), make_core).run()
         except InvariantError as error:
             if re.search(pattern, str(error)):
                 return True
@@ -103,7 +102,7 @@ def a_trainer_that_skips_a_batch(consumed_one, trainer):
     batch = trainer._ready[trainer._consumed]
     consumed_one(trainer)
     if batch.position == 1:
-        trainer.deliveries.pop()
+        trainer.world.watch.deliveries[trainer.script.name, trainer.rank].pop()
 
 
 @bug(RetryQueue, "add", "has waited|for ever|run does not end")
@@ -238,7 +237,7 @@ def cheap_and_dear() -> WorldModel:
 
 @pytest.mark.parametrize("forgets", ["what", "who"])
 def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypatch, forgets):
-    world = World(cheap_and_dear()).run()
+    world = CheckedWorld(cheap_and_dear()).run()
     assert all(member.samples > 100 for member in world.core.state.fleet.executors)
     if forgets == "who":
         monkeypatch.setattr(dispatching, "_wake_deferred", lambda state, now: None)
@@ -246,7 +245,7 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
         monkeypatch.setattr(EligibleExecutors, "has_changed", lambda self, now: False)
         monkeypatch.setattr(EligibleExecutors, "deferral_ends_in_s", lambda *what, **how: np.inf)
     with pytest.raises(InvariantError, match="ranks wait|has waited|for ever|starves"):
-        World(cheap_and_dear()).run()
+        CheckedWorld(cheap_and_dear()).run()
 
 
 def saves_what_has_gone(request, state, executor, key, indices, now):
@@ -278,11 +277,11 @@ def never_saves(save_one, state, now):
     ],
 )
 def test_a_core_that_saves_badly_is_caught(monkeypatch, owner, name, broken, pattern):
-    World(blind_functions(0.0, 0.0)).run()
+    CheckedWorld(blind_functions(0.0, 0.0)).run()
     whole = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *what: broken(whole, *what))
     with pytest.raises(InvariantError, match=pattern):
-        World(blind_functions(0.0, 0.0)).run()
+        CheckedWorld(blind_functions(0.0, 0.0)).run()
 
 
 def in_a_bucket() -> WorldModel:
@@ -308,16 +307,16 @@ def one_of_two_sees_the_store() -> WorldModel:
 
 
 def test_a_core_that_leaves_pointers_to_who_cannot_follow_them_is_caught(monkeypatch):
-    world = World(one_of_two_sees_the_store()).run()
+    world = CheckedWorld(one_of_two_sees_the_store()).run()
     assert sum(executor.usage.samples_produced for executor in world.executors) == 160
     assert sum(executor.usage.samples_restored for executor in world.executors) > 0
     monkeypatch.setattr(restoring, "withdraw_pointers", lambda state, dataset: None)
     with pytest.raises(InvariantError, match="is left with a pointer"):
-        World(one_of_two_sees_the_store()).run()
+        CheckedWorld(one_of_two_sees_the_store()).run()
 
 
 def test_a_core_that_takes_packs_along_where_there_is_no_room_is_caught(monkeypatch):
-    World(in_a_bucket()).run()
+    CheckedWorld(in_a_bucket()).run()
 
     def greedy(state, key, wanted):
         samples = state.set_of(key)
@@ -326,7 +325,7 @@ def test_a_core_that_takes_packs_along_where_there_is_no_room_is_caught(monkeypa
 
     monkeypatch.setattr(dispatching, "with_their_packs", greedy)
     with pytest.raises(InvariantError, match="the budget is|is too large"):
-        World(in_a_bucket()).run()
+        CheckedWorld(in_a_bucket()).run()
 
 
 def test_a_core_that_starves_a_job_is_caught(monkeypatch):
@@ -342,7 +341,7 @@ def test_a_core_that_starves_a_job_is_caught(monkeypatch):
     model = WorldModel(
         1, CoreSettings(10**9), FunctionsModel(2, overhead_s=0.01), data, (quick, slow), read_timeout_s=300.0
     )
-    World(model).run()
+    CheckedWorld(model).run()
     handle = Core.handle
 
     def unfair(self, event, now):
@@ -353,7 +352,7 @@ def test_a_core_that_starves_a_job_is_caught(monkeypatch):
     wake = State.wake
     monkeypatch.setattr(State, "wake", lambda self, cursor: cursor.job.name == "slow" or wake(self, cursor))
     with pytest.raises(InvariantError, match="slow/0 starves"):
-        World(model).run()
+        CheckedWorld(model).run()
 
 
 def test_a_core_that_wakes_in_the_past_is_caught():
@@ -366,9 +365,9 @@ def test_a_core_that_wakes_in_the_past_is_caught():
 
 
 def test_failures_name_their_seed():
-    world = World(draw_world(3))
+    world = CheckedWorld(draw_world(3))
     with pytest.raises(InvariantError, match=r"seed 3 at 0\.000 s: nothing"):
-        world.checks.require(np.bool_(0), "nothing")
+        world.watch.require(np.bool_(0), "nothing")
 
 
 def test_a_failing_seed_replays_exactly(monkeypatch):
@@ -376,7 +375,7 @@ def test_a_failing_seed_replays_exactly(monkeypatch):
 
     def failure() -> tuple[str, list[str]]:
         for seed in SEEDS:
-            world = World(draw_world(seed, small=True))
+            world = CheckedWorld(draw_world(seed, small=True))
             try:
                 world.run()
             except InvariantError as error:

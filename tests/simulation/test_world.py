@@ -17,49 +17,49 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, footprint
-from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import (
     DatasetModel,
-    Faults,
     FunctionsModel,
     JobScript,
     WorldModel,
 )
+from tests.simulation.checks import CheckedWorld
 from tests.simulation.drawn_worlds import draw_world
+from tests.simulation.upsets import Upsets
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PRINT_LOG = """
 from tests.simulation.drawn_worlds import draw_world
-from superdl.experiments.simulator.world import World
+from tests.simulation.checks import CheckedWorld
 for seed in range(6):
-    print(*World(draw_world(seed, small=True)).run().log, sep="\\n")
+    print(*CheckedWorld(draw_world(seed, small=True)).run().log, sep="\\n")
 """
 
 
 # In 346 a reader that begins again is behind the eight epochs that others look ahead over.
 @pytest.mark.parametrize("seed", [*range(300), 346], ids="seed-{}".format)
 def test_promises_hold(seed):
-    World(draw_world(seed, small=True)).run()
+    CheckedWorld(draw_world(seed, small=True)).run()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 3000), ids="seed-{}".format)
 def test_promises_hold_in_many_more(seed):
-    World(draw_world(seed, small=True)).run()
+    CheckedWorld(draw_world(seed, small=True)).run()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300), ids="seed-{}".format)
 def test_promises_hold_in_larger_runs(seed):
-    World(draw_world(seed)).run()
+    CheckedWorld(draw_world(seed)).run()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(3000, 13_000, 100), ids="seeds-from-{}".format)
 def test_promises_hold_in_ten_thousand_more(first):
     for seed in range(first, first + 100):
-        World(draw_world(seed, small=True)).run()
+        CheckedWorld(draw_world(seed, small=True)).run()
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
@@ -72,7 +72,7 @@ def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
         for name, data in drawn.datasets.items()
     }
     plain = replace(drawn, settings=settings, datasets=datasets, functions=functions)
-    world = World(replace(plain, faults=Faults(), left_over=0.0, stored=0.0)).run()
+    world = CheckedWorld(replace(plain, faults=Upsets(), left_over=0.0, stored=0.0)).run()
     decoded = sum(executor.usage.samples_produced for executor in world.executors)
     assert 0 < decoded <= sum(data.size for data in datasets.values())
 
@@ -87,11 +87,11 @@ def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_th
         for name, data in drawn.datasets.items()
     }
     functions = FunctionsModel(capacity=2, overhead_s=0.004, decode_s=0.001, restore_s=0.0001)
-    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions, faults=Faults())
-    world = World(replace(plain, others=(), unfit={}, left_over=0.0, stored=0.0)).run()
+    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions, faults=Upsets())
+    world = CheckedWorld(replace(plain, others=(), unfit={}, left_over=0.0, stored=0.0)).run()
     decoded = sum(executor.usage.samples_produced for executor in world.executors)
     assert 0 < decoded <= sum(data.size for data in datasets.values())
-    again = World(replace(plain, others=(), unfit={}, left_over=0.0, stored=1.0)).run()
+    again = CheckedWorld(replace(plain, others=(), unfit={}, left_over=0.0, stored=1.0)).run()
     assert not any(executor.usage.samples_produced for executor in again.executors)
 
 
@@ -110,13 +110,13 @@ def blind_functions(left_over: float, stored: float, **settings) -> WorldModel:
 @pytest.mark.parametrize("left_over", [0.0, 0.5], ids="left-over-{}".format)
 def test_what_functions_decode_that_do_not_see_the_store_lies_in_it_in_the_end(left_over):
     """What an earlier coordinator has left in the cache too, once somebody asks for it."""
-    world = World(blind_functions(left_over, stored=0.0)).run()
+    world = CheckedWorld(blind_functions(left_over, stored=0.0)).run()
     assert world.store.scanned(b"a").indices.size == 1000
     assert world.executors[0].usage.samples_produced == pytest.approx(1000 * (1 - left_over), abs=60)
-    again = World(blind_functions(0.0, stored=1.0)).run()
+    again = CheckedWorld(blind_functions(0.0, stored=1.0)).run()
     assert again.executors[0].usage.invocations == 0
     assert again.executors[1].usage.samples_restored == 1000
-    read_only = World(blind_functions(0.0, 0.0, store_read_only=True)).run()
+    read_only = CheckedWorld(blind_functions(0.0, 0.0, store_read_only=True)).run()
     assert read_only.store.scanned(b"a").indices.size == 0
 
 
@@ -153,8 +153,9 @@ def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
         others=(),
         unfit={},
         datasets=datasets,
-        faults=Faults(resizes=resizes),
+        faults=Upsets(resizes=resizes),
+        cache_refuses=True,
         read_timeout_s=10.0,
     )
-    world = World(model).run()
+    world = CheckedWorld(model).run()
     assert not world.under_way

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +61,17 @@ def test_run_trains_the_digits_through_the_embedded_default(
         assert parts <= {row["subject"] for row in csv.DictReader(file)}
     top5 = report["epochs"][-1]["val"]["top5_accuracy"]
     assert report["epochs"][-1]["val"]["accuracy"] <= top5 <= 1
+
+
+def test_json_of_a_run_that_diverged_is_strict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = SimpleNamespace(to_mapping=lambda: {"epochs": [{"train": {"loss": float("nan")}}]})
+    monkeypatch.setattr("superdl.experiments.run.run", lambda *_, **__: told)
+    assert main(["run", "digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["epochs"][0]["train"] == {
+        "loss": None
+    }
 
 
 def test_stats_shows_jobs_and_batches(stack: Stack, images: Path) -> None:

@@ -31,7 +31,7 @@ def spec(tmp_path: Path) -> str:
 def test_rows_say_that_they_are_simulated(spec, capsys, tmp_path):
     output = tmp_path / "out.json"
     assert main(["simulate", spec, "--json", "--output", str(output), "--set", "jobs=null"]) == 2
-    assert main(["simulate", spec, "--json", "--check", "--output", str(output)]) == 0
+    assert main(["simulate", spec, "--json", "--output", str(output)]) == 0
     told = capsys.readouterr()
     mapping = json.loads(told.out)
     assert mapping == json.loads(output.read_text(encoding="utf-8"))

@@ -18,8 +18,7 @@ import psutil
 import pytest
 
 from superdl.experiments.comparing.comparison import compare_runs, read_comparison
-from superdl.experiments.comparing.rounds import ComparisonFailedError
-from superdl.experiments.comparing.running import compare
+from superdl.experiments.comparing.running import ComparisonFailedError, compare
 from superdl.experiments.spec import Spec, parse_spec
 from superdl.main import main as superdl
 from tests.fixtures.pages import read_page

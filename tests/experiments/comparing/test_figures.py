@@ -37,6 +37,7 @@ def run_of(
                 for epoch, wall_s, cpu in phases
             ]
         },
+        "first_batch_s": phases[0][1] + passes[0]["first_batch_s"] if phases else None,
         "bill": bill,
         "ranks": ranks,
         "spec": {"cost": {"cache_node": node}},

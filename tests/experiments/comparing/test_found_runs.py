@@ -37,6 +37,7 @@ def found_run(place: Path, *walls_s: float, first: int = 0, **changes: object) -
         },
         "environment": {},
         "utilization": None,
+        "first_batch_s": None,
         "bill": None,
         "executor": None,
         "loader_settings": {"num_workers": 2},

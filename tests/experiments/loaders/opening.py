@@ -66,7 +66,6 @@ def opened(  # what a spec says
 ) -> Loader:
     """A loader whose conversions, if it has any, lie below ``place``."""
     return open_loader(
-        kind,
         LoaderRequest(
             source=source if isinstance(source, Source) else Source(f"file://{source}"),
             recipe=recipe or RecipeSpec(resize=RESIZE, crop=CROP),

@@ -109,7 +109,6 @@ def test_settings_can_be_printed(kind, directory, place):
     assert json.loads(json.dumps(dict(settings))) == settings
     assert (settings["num_workers"], settings["persistent_workers"]) == (0, False)
     if kind != "torch":
-        assert settings["converted_bytes"] > sum(path.stat().st_size for path in directory.rglob("*.jpg"))
         assert settings["conversion_s"] >= 0
 
 

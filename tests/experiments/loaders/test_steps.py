@@ -104,7 +104,7 @@ def test_super_gives_the_same_samples_and_labels(kind, recipe, directory, tmp_pa
     request = LoaderRequest(
         Source(f"file://{directory}"), recipe, LoaderSpec(kind=kind, batch_size=BATCH), True, 0, False
     )
-    loader = open_loader(kind, request)
+    loader = open_loader(request)
     assert tuple(loader.classes) == tuple(plain.classes)
     for _ in range(2):
         ours, theirs = (

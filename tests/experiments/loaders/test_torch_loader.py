@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from superdl.experiments.data import Source
-from superdl.experiments.loaders import LoaderRequest, open_loader
-from superdl.experiments.spec import LoaderSpec, RecipeSpec
+from superdl.experiments.spec import RecipeSpec
 from superdl.super_wire.errors import (
     BadSampleError,
     ConfigError,
@@ -97,13 +96,3 @@ def test_a_key_list_that_cannot_be_taken_is_named(folders, content, error, messa
     (folders / "keys.csv").write_text(content)
     with pytest.raises(error, match=message):
         opened("torch", Source(f"file://{folders}", f"file://{folders}/keys.csv"), folders)
-
-
-def test_an_unknown_loader_is_named():
-    request = LoaderRequest(
-        Source("s3://b/x"), RecipeSpec(), LoaderSpec(), training=True, seed=0, pin_memory=False
-    )
-    with pytest.raises(
-        ConfigError, match=r"one of super, super-threads, torch, webdataset, mds, litdata, not 'dali'"
-    ):
-        open_loader("dali", request)

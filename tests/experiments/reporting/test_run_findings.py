@@ -75,8 +75,7 @@ def test_rank_0s_part_of_a_cut_epoch_is_not_added_to_passes_of_all_ranks():
 
 
 def test_the_first_batch_is_counted_from_the_runs_start_too():
-    phases = [{"epoch": None, "wall_s": 2.0}]
-    assert said(a_run(one_pass(), utilization={"phases": phases}), "First batch:").startswith(
+    assert said(a_run(one_pass(), first_batch_s=2.5), "First batch:").startswith(
         "500 ms after the first epoch began, 2.50 s after the run did"
     )
     assert said(a_run(one_pass()), "First batch:") == "500 ms after the first epoch began."

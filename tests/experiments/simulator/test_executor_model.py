@@ -30,7 +30,7 @@ class Bench:
     """A world without jobs, whose functions are asked directly."""
 
     def __init__(self, functions: FunctionsModel) -> None:
-        self.world = World(WorldModel(1, CoreSettings(10**9), functions, {b"a": DATA}, ()), checked=False)
+        self.world = World(WorldModel(1, CoreSettings(10**9), functions, {b"a": DATA}, ()))
         self.answers: list[tuple[float, RequestDone | RequestFailed]] = []
         self.world.answer = lambda event, life: self.answers.append((self.world.now_s, event))
         self._number = 0

@@ -16,6 +16,7 @@ from superdl.experiments.simulator.spec import (
     SimulationSpec,
     StoreSpec,
 )
+from tests.simulation.checks import CheckedWorld
 
 SPEC = SimulationSpec(
     datasets=(DatasetSpec(samples=2000, image=64),),
@@ -34,9 +35,16 @@ def timeless(prediction: Prediction) -> Prediction:
     return replace(prediction, simulated_in_s=0.0)
 
 
-def test_the_same_spec_gives_the_same_prediction_checked_or_not():
+@pytest.fixture
+def checked(monkeypatch):
+    """Every promise is checked after every event."""
+    return lambda: monkeypatch.setattr("superdl.experiments.simulator.predict.World", CheckedWorld)
+
+
+def test_the_same_spec_gives_the_same_prediction_checked_or_not(checked):
     prediction = timeless(predict(SPEC))
-    assert timeless(predict(SPEC, checked=True)) == prediction
+    checked()
+    assert timeless(predict(SPEC)) == prediction
     assert timeless(predict(replace(SPEC, seed=1))) != prediction
 
 
@@ -68,10 +76,11 @@ def test_all_dollars_are_in_the_sum():
 
 
 @pytest.mark.parametrize("kind", ["directory", "s3"])
-def test_with_a_store_a_small_cache_decodes_once_and_the_next_run_nothing(kind):
+def test_with_a_store_a_small_cache_decodes_once_and_the_next_run_nothing(kind, checked):
     small = replace(SPEC, cache=CacheSpec(budget_gb=0.004), prices=replace(SPEC.prices, store_put=5e-6))
     assert predict(small).samples_produced > 4000
-    first = predict(replace(small, store=StoreSpec(kind=kind, restore_s=0.001)), checked=True)
+    checked()
+    first = predict(replace(small, store=StoreSpec(kind=kind, restore_s=0.001)))
     # Of a directory beside Lambda, what the small cache drops before it was saved is decoded again.
     most = 2400 if kind == "directory" else 2100
     assert 2000 <= first.samples_produced < most, "but for what races a slow restore"
@@ -108,11 +117,12 @@ def test_a_run_ends_when_its_minutes_are_over():
     assert 0 < prediction.samples_read < 6000
 
 
-def test_a_group_of_jobs_shares_what_is_decoded_and_ranks_read_disjoint_parts():
+def test_a_group_of_jobs_shares_what_is_decoded_and_ranks_read_disjoint_parts(checked):
     group = JobSpec(count=4, batch_size=50, step_s=0.1, start_every_s=0.5, workers=2)
     prediction = predict(replace(SPEC, jobs=(group,)))
     assert [job.name for job in prediction.jobs] == ["train-0", "train-1", "train-2", "train-3"]
     assert (prediction.samples_produced, prediction.samples_read) == (2000, 8000)
     ranks = JobSpec(replicas=2, batch_size=25, step_s=0.1, workers=2)
-    prediction = predict(replace(SPEC, jobs=(ranks,)), checked=True)
+    checked()
+    prediction = predict(replace(SPEC, jobs=(ranks,)))
     assert (prediction.samples_read, prediction.jobs[0].epochs) == (2000, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,12 +21,11 @@ from superdl.experiments.training.steps import Batches, correct_within
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from superdl.experiments.loaders import Loader
     from superdl.experiments.records import EpochSummary, StepRecord
-    from superdl.experiments.training import GpuGauge
 
 CPU = torch.device("cpu")
 
@@ -68,7 +67,6 @@ def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(directory: Path, *, training: bool) -> Loader:
     return open_loader(
-        "torch",
         LoaderRequest(
             source=Source(f"file://{directory}"),
             recipe=RecipeSpec(resize=16, crop=16),
@@ -81,7 +79,7 @@ def opened(directory: Path, *, training: bool) -> Loader:
 
 
 def trained(
-    directory: Path, *, epochs: int, listeners: Sequence[Recorder] = (), gauge: GpuGauge | None = None
+    directory: Path, *, epochs: int, listeners: Sequence[Recorder] = (), read_gpu: Any = lambda: None
 ) -> tuple[EpochSummary, ...]:
     seed_everything(0)
     trainer = Trainer(
@@ -92,30 +90,27 @@ def trained(
         epochs=epochs,
         device=CPU,
         listeners=listeners,
-        gauge=gauge,
+        read_gpu=read_gpu,
     )
     return trainer.fit()
 
 
-class Gauge:
+def failing(error: BaseException, step: int) -> Callable[[], None]:
     """Fails when the step of a number is taken."""
+    left = iter(range(step))
 
-    def __init__(self, error: BaseException, step: int) -> None:
-        self._error, self._left = error, step
+    def read_gpu() -> None:
+        if next(left, None) is None:
+            raise error
 
-    @property
-    def last_gpu(self) -> GpuReading | None:
-        self._left -= 1
-        if self._left < 0:
-            raise self._error
-        return None
+    return read_gpu
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("of the model")])
 def test_steps_before_a_failure_are_told(stripes, error):
     recorder = Recorder()
     with pytest.raises(type(error)) as failed:
-        trained(stripes, epochs=1, listeners=[recorder], gauge=Gauge(error, 7))
+        trained(stripes, epochs=1, listeners=[recorder], read_gpu=failing(error, 7))
     assert failed.value is error
     assert [step.step for step in recorder.steps] == list(range(7))
 
@@ -123,7 +118,7 @@ def test_steps_before_a_failure_are_told(stripes, error):
 def test_a_failure_is_the_one_that_came_first(stripes, caplog, monkeypatch):
     monkeypatch.setattr(Recorder, "on_steps", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
     with pytest.raises(RuntimeError, match="of the model"):
-        trained(stripes, epochs=1, listeners=[Recorder()], gauge=Gauge(RuntimeError("of the model"), 7))
+        trained(stripes, epochs=1, listeners=[Recorder()], read_gpu=failing(RuntimeError("of the model"), 7))
     assert "the last steps of epoch 1, train, are lost" in caplog.text
 
 
@@ -149,11 +144,8 @@ def test_a_model_learns_and_listeners_hear_of_it_in_order(stripes):
 
 
 def test_summaries_are_the_sums_of_their_steps_epoch_by_epoch(stripes):
-    class Gauge:
-        last_gpu = GpuReading(37.0, 5, 80)
-
     recorder = Recorder()
-    epochs = trained(stripes, epochs=2, listeners=[recorder], gauge=Gauge())
+    epochs = trained(stripes, epochs=2, listeners=[recorder], read_gpu=lambda: GpuReading(37.0, 5, 80))
     for epoch in epochs:
         steps = [one for one in recorder.steps if (one.epoch, one.split) == (epoch.epoch, "train")]
         assert epoch.train.samples == sum(step.samples for step in steps) == 120

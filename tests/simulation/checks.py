@@ -1,11 +1,13 @@
 """What must hold in the simulated world after every event and at the end of a run.
 
-Whether money is accounted for is :mod:`superdl.experiments.simulator.money_check`'s.
+Whether money is accounted for is :mod:`tests.simulation.money_check`'s, whether the store is made use of
+:mod:`tests.simulation.store_check`'s.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,23 +26,30 @@ from superdl.coordinator.core import (
     SampleState,
     SetKey,
     Spending,
+    Tick,
+    Warn,
     WriteTombstones,
     footprint,
 )
-from superdl.experiments.simulator.money_check import MoneyCheck
-from superdl.experiments.simulator.store_check import StoreCheck
-from superdl.experiments.simulator.world_state import InvariantError
+from superdl.experiments.simulator.world_state import InvariantError, Watch
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome
+from tests.simulation.money_check import MoneyCheck
+from tests.simulation.store_check import StoreCheck
+from tests.simulation.upsets import UpsetWorld
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from superdl.coordinator.core import Action, Core, Event, SampleSet
     from superdl.experiments.simulator.trainer_model import TrainerModel
-    from superdl.experiments.simulator.world_state import WorldState
+    from superdl.experiments.simulator.world import World
+    from superdl.experiments.simulator.world_model import WorldModel
+    from superdl.experiments.simulator.world_state import Delivery
 
-__all__ = ["Checks", "InvariantError"]
+__all__ = ["CheckedWorld", "InvariantError"]
 
 _UNCOUNTED = {Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED}
 _UNCOUNTED |= {Outcome.NOT_STORED, Outcome.STORE_ERROR}
@@ -53,18 +62,30 @@ _STARVED_S = 60.0
 _STARVED_BATCHES = 50
 
 
-class Checks:
+class CheckedWorld(UpsetWorld):
+    """A world in which every promise is checked after every event."""
+
+    watch: Checks
+
+    def __init__(
+        self, model: WorldModel, make_core: Callable[[WorldModel], Core] | None = None, **options: Any
+    ) -> None:
+        super().__init__(model, make_core, watch=Checks, **options)
+
+
+class Checks(Watch):
     """Keeps its own account of what one life of the coordinator was told, and compares."""
 
-    def __init__(self, world: WorldState, trainers: dict[str, list[TrainerModel]]) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._trainers = trainers
+        self._trainers = world.trainers
         self.audited_bytes = 0
+        self.deliveries: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         self._ttl_s = world.model.settings.request_ttl_s
         self._surprise_bytes = self._most_surprise_bytes()
-        self.forget_all()
+        self.restarted()
 
-    def forget_all(self) -> None:
+    def restarted(self) -> None:
         """The coordinator was restarted."""
         self.in_flight: dict[int, Prefetch] = {}
         self._made_s: dict[int, float] = {}
@@ -276,6 +297,24 @@ class Checks:
                 f"has read {read}",
             )
 
+    def ticked(self) -> None:
+        """All that is due was done."""
+        again = [it for it in self._world.core.handle(Tick(), self._world.now_s) if not isinstance(it, Warn)]
+        self.require(not again, f"a second tick at the same time has the core act again: {again}")
+
+    def consumed(self, job: str, rank: int, batch: Delivery) -> None:
+        """A trainer has consumed a batch."""
+        self.deliveries[job, rank].append(batch)
+
+    def ended(self) -> None:
+        """Long after the last job: what was under way has ended, and what was read is looked at."""
+        end_s = self._world.now_s + 3 * self._world.model.settings.forget_s
+        while self._world.step(end_s):
+            pass
+        self._quiet()
+        for trainers in self._trainers.values():
+            self._delivered_exactly_once(trainers)
+
     def settled(self) -> None:
         """After every event."""
         world, core = self._world, self._world.core
@@ -286,7 +325,8 @@ class Checks:
         )
         for forgotten in self._attempts.keys() - _sample_sets(core).keys():
             self._attempts[forgotten][:] = 0
-        shares = (1.0, *(share for _, share in world.model.faults.resizes))  # what is awaited stays
+        resizes = getattr(world.model.faults, "resizes", ())
+        shares = (1.0, *(share for _, share in resizes))  # what is awaited stays
         budget_bytes = int(world.model.settings.budget_bytes * max(shares))
         budget = budget_bytes + self._surprise_bytes + self.audited_bytes
         taken = 0
@@ -310,11 +350,14 @@ class Checks:
         capacity = sum(functions.capacity for functions in model.fleet)
         return largest * (2 * capacity * model.settings.request_samples + 1)
 
-    def delivered_exactly_once(self, trainers: list[TrainerModel]) -> None:
+    def _delivered_exactly_once(self, trainers: list[TrainerModel]) -> None:
         """Each rank has read its batches in order, and a full pass has brought every sample once."""
         script = trainers[0].script
         for number, (epoch, first, stop) in enumerate(script.passes):
-            mine = [[each for each in one.deliveries if each.number == number] for one in trainers]
+            mine = [
+                [each for each in self.deliveries[script.name, one.rank] if each.number == number]
+                for one in trainers
+            ]
             for deliveries in mine:
                 positions = [delivery.position for delivery in deliveries]
                 self.require(
@@ -331,7 +374,7 @@ class Checks:
                 np.array_equal(indices, planned), f"{script.name} is not in plan order: epoch {epoch} differs"
             )
 
-    def quiet(self) -> None:
+    def _quiet(self) -> None:
         """Long after the last job: nothing is under way but saves, and only sets that hold something stay."""
         core = self._world.core
         self.require(not core.jobs, "a job that has vanished was not forgotten")
