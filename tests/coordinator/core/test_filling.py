@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import (
-    CacheReset,
     ExecutorFacts,
     ExecutorResized,
     FillUp,
     PacksLost,
-    Prices,
     RecordsStored,
     SampleState,
 )
@@ -70,16 +68,6 @@ def test_it_ends_at_so_many_bytes(to_store):
     there, _, ended = state_of(driver)
     assert ended == "max_bytes"
     assert 50 <= there <= (82 if to_store else 50)  # what was under way is not known to be stored
-
-
-def test_it_ends_at_so_much_money():
-    executors = (ExecutorFacts(prices=Prices(invocation=0.01)),)
-    driver = filling(fill={"usd": 0.1}, executors=executors)
-    driver.answer_all()
-    assert state_of(driver)[2] == "max_usd"
-    assert driver.core.job("fill").counters.invocations == 9  # one more would pass 0.95 of it
-    broke = filling(fill={"usd": 0.001}, executors=executors)
-    assert (broke.requests, state_of(broke)) == ([], (0, 0, "max_usd"))
 
 
 def test_what_the_cache_has_is_found_and_the_rest_is_brought():
@@ -172,13 +160,5 @@ def test_one_who_does_not_say_so_again_is_not_filled_for():
     driver.answer_all()
     assert 0 < state_of(driver)[0] < 200
     driver.step(FillUp("fill"))
-    driver.answer_all()
-    assert state_of(driver) == (200, 0, "all")
-
-
-def test_a_cache_that_was_emptied_is_filled_again():
-    driver = filling()
-    driver.answer_all()
-    driver.step(CacheReset())
     driver.answer_all()
     assert state_of(driver) == (200, 0, "all")
