@@ -17,7 +17,7 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CoreSettings
+from superdl.coordinator.core import BatchRead, CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
 from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
@@ -37,9 +37,10 @@ from superdl.super_wire.request import Outcome, PrefetchRequest, PrefetchResult
 from tests.fixtures.valkey import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.coordinator.catalog import Catalog
     from tests.fixtures.valkey import Valkey
 
@@ -237,7 +238,7 @@ async def running(
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)
         stack.push_async_callback(server.stop, 0)
-        reading = asyncio.create_task(_follow(reports))
+        reading = asyncio.create_task(follow(reports))
         stack.push_async_callback(cancel_and_wait, reading)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stub = pb_grpc.CoordinatorStub(channel)
@@ -279,10 +280,11 @@ class ObservedEngine(Engine):
         self.tell()
 
 
-async def _follow(reports: ReportReader) -> None:
+async def follow(stream: ReportReader | OutcomeReader) -> None:
+    """Read a stream as the coordinator does, whatever becomes of its cache."""
     while True:
         try:
-            await reports.read_once()
+            await stream.read_once()
         except SuperError:
             await asyncio.sleep(0.02)
 
@@ -316,3 +318,20 @@ def report(position: int = 0, hits: int = 4) -> dict[bytes, bytes]:
         rank=0, epoch=0, position=position, samples=4, hits=hits, wait_us=5, read_us=7, check_us=1,
         size_bytes=9, attempt=1, done=1, missed=(), corrupt=(),
     ).to_fields()  # fmt: skip
+
+
+def missed(offsets: Sequence[int], position: int = 0) -> BatchRead:
+    """A reader still misses these samples of a batch of job ``job``."""
+    return BatchRead(
+        job="job",
+        rank=0,
+        epoch=0,
+        position=position,
+        samples=4,
+        hits=4 - len(offsets),
+        missed=np.array(offsets, dtype=np.int64),
+        corrupt=np.array([], dtype=np.int64),
+        done=False,
+        read_us=0,
+        wait_us=0,
+    )
