@@ -15,9 +15,6 @@ from superdl.super_wire.errors import (
     PlanError,
     ProtocolMismatchError,
     RecipeError,
-    SourceEmptyError,
-    SourceError,
-    SourceNotFoundError,
     UnknownJobError,
 )
 from superdl.super_wire.keys import report_stream
@@ -85,24 +82,6 @@ def test_what_cannot_be_is_refused_by_name(run, method, asked, error, reason):
     run(work)
 
 
-def test_a_source_that_cannot_be_listed_is_told_by_the_poll(run, tmp_path):
-    (tmp_path / "empty").mkdir()
-
-    async def work(coordinator):
-        with pytest.raises(SourceNotFoundError, match="missing"):
-            await coordinator.register(tmp_path / "missing")
-        with pytest.raises(SourceEmptyError, match="empty"):
-            await coordinator.register(tmp_path / "empty")
-        for source in ("gopher://a", "", "file:///a\0b"):
-            answer = await coordinator.call("RegisterDataset", registration(source=source))
-            with pytest.raises(SourceError):
-                await coordinator.call(
-                    "GetDataset", pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
-                )
-
-    run(work)
-
-
 @pytest.mark.parametrize("wait_s", [0.0, -1.0, math.nan, 0.01])
 def test_a_poll_without_news_ends(run, source, wait_s):
     async def work(coordinator):
@@ -120,6 +99,9 @@ def test_a_poll_without_news_ends(run, source, wait_s):
         ({"batch_size": 11, "drop_last": True}, PlanError, "drop_last leaves no batch.*10 samples"),
         ({"replicas": 0}, PlanError, "replicas must be from 1"),
         ({"replicas": 2, "rank": 2}, PlanError, "rank is from 0 to 1; not 2"),
+        ({"position": 4}, PlanError, r"3 batches.*there is no position 4"),
+        ({"epoch": 2**40 + 1}, PlanError, "epoch is from 0 to"),
+        ({"epoch": 2**63, "position": 2**63}, PlanError, "epoch is from 0 to"),
         ({"job": ""}, ConfigError, "a job's id has 1 to 256"),
         ({"job": "x" * 257}, ConfigError, "a job's id has 1 to 256"),
         ({"job": "caf\u00e9"}, ConfigError, "a job's id has"),
