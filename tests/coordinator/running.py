@@ -19,7 +19,7 @@ from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
-from superdl.coordinator.executors.cancelling import cancel_and_wait
+from superdl.coordinator.executors.cancelling import HeldTasks, cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.server.engine import Engine
@@ -271,13 +271,25 @@ class ObservedEngine(Engine):
 
     tell: Callable[[], None] = staticmethod(lambda: None)
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._tasks = ObservedTasks(self)
+
     def post_all(self, events: Any) -> None:
         super().post_all(events)
         self.tell()
 
+
+class ObservedTasks(HeldTasks):
+    """Has its engine say when one has ended."""
+
+    def __init__(self, engine: ObservedEngine) -> None:
+        super().__init__("engine", engine._fail)
+        self._engine = engine
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         super()._ended(task)
-        self.tell()
+        self._engine.tell()
 
 
 async def follow(stream: ReportReader | OutcomeReader) -> None:
