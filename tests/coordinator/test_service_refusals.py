@@ -15,6 +15,9 @@ from superdl.super_wire.errors import (
     PlanError,
     ProtocolMismatchError,
     RecipeError,
+    SourceEmptyError,
+    SourceError,
+    SourceNotFoundError,
     UnknownJobError,
 )
 from superdl.super_wire.keys import report_stream
@@ -78,6 +81,24 @@ def test_what_cannot_be_is_refused_by_name(run, method, asked, error, reason):
     async def work(coordinator):
         with pytest.raises(error, match=reason):
             await coordinator.call(method, request)
+
+    run(work)
+
+
+def test_a_source_that_cannot_be_listed_is_told_by_the_poll(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+
+    async def work(coordinator):
+        with pytest.raises(SourceNotFoundError, match="missing"):
+            await coordinator.register(tmp_path / "missing")
+        with pytest.raises(SourceEmptyError, match="empty"):
+            await coordinator.register(tmp_path / "empty")
+        for source in ("gopher://a", "", "file:///a\0b"):
+            answer = await coordinator.call("RegisterDataset", registration(source=source))
+            with pytest.raises(SourceError):
+                await coordinator.call(
+                    "GetDataset", pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
+                )
 
     run(work)
 

@@ -12,6 +12,7 @@ from superdl.sampler.rpc.client import Client
 from superdl.sampler.session import MAX_REOPENS, JobSpec, Session
 from superdl.super_wire.errors import (
     CoordinatorUnreachableError,
+    PlanError,
     ProtocolMismatchError,
     SourceError,
     UnknownJobError,
@@ -91,6 +92,13 @@ def test_another_version_in_the_answer(coordinator):
         ProtocolMismatchError, match=f"version {PROTOCOL_VERSION}.*speaks {PROTOCOL_VERSION + 1}"
     ):
         session(coordinator)
+
+
+def test_no_batch_left_by_drop_last(coordinator):
+    spec = JobSpec(batch_size=501, seed=0, shuffle=True, drop_last=True, rank=0, num_replicas=2)
+    with pytest.raises(PlanError, match=r"batch_size=501 on 2 ranks.*1002.*1000"):
+        session(coordinator, spec=spec)
+    session(coordinator, spec=JobSpec(500, 0, shuffle=True, drop_last=True, rank=0, num_replicas=2))
 
 
 def test_a_forgotten_job_is_opened_again_at_the_same_position(coordinator):
