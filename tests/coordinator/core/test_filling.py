@@ -10,6 +10,7 @@ from superdl.coordinator.core import (
     ExecutorResized,
     FillUp,
     PacksLost,
+    Prices,
     RecordsStored,
     SampleState,
 )
@@ -68,6 +69,16 @@ def test_it_ends_at_so_many_bytes(to_store):
     there, _, ended = state_of(driver)
     assert ended == "max_bytes"
     assert 50 <= there <= (82 if to_store else 50)  # what was under way is not known to be stored
+
+
+def test_it_ends_at_so_much_money():
+    executors = (ExecutorFacts(prices=Prices(invocation=0.01)),)
+    driver = filling(fill={"usd": 0.1}, executors=executors)
+    driver.answer_all()
+    assert state_of(driver)[2] == "max_usd"
+    assert driver.core.job("fill").counters.invocations == 9  # one more would pass 0.95 of it
+    broke = filling(fill={"usd": 0.001}, executors=executors)
+    assert (broke.requests, state_of(broke)) == ([], (0, 0, "max_usd"))
 
 
 def test_what_the_cache_has_is_found_and_the_rest_is_brought():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import JobClosed
+from superdl.coordinator.core.events import CacheReset, JobClosed
 from superdl.coordinator.core.room import next_use_s
 from superdl.coordinator.core.state import EPOCH_SETS_MAX
 from tests.coordinator.core.driver import Driver
@@ -78,6 +78,15 @@ def test_a_report_that_speaks_of_no_batch_changes_nothing(what):
     assert driver.core.state.failures.get((driver.key(), 0), "") == ""
 
 
+def test_a_lost_report_holds_nobody_up_for_ever():
+    driver = Driver(size=8 * 200)
+    driver.open()
+    driver.ask(0, 200)
+    for position in range(1, 100):
+        driver.read(position, after_s=0.01)
+    assert driver.core.job("job").cursors[0].watermark == 100
+
+
 def test_two_iterators_of_one_sampler_both_get_their_batches():
     driver = Driver(size=80, lookahead_batches=2, random=True)
     plan = driver.open()
@@ -92,6 +101,26 @@ def test_two_iterators_of_one_sampler_both_get_their_batches():
                 driver.answer_all()
             assert (driver.core.state.states(driver.key(epoch), wanted) == S.RESIDENT).all()
             driver.read(step, epoch=epoch, after_s=0.01)
+
+
+@pytest.mark.parametrize("reopens", [True, False])
+def test_a_sampler_that_begins_again_a_little_earlier_is_followed(reopens):
+    driver = Driver(size=800, capacity=64, request_samples=8, lookahead_batches=8)
+    plan = driver.open()
+    for position in range(50):
+        driver.ask(position, position + 8, yielded=position)
+        driver.answer_all()
+        driver.read(position)
+    driver.step(CacheReset())
+    driver.requests.clear()
+    if reopens:
+        driver.open()
+    driver.ask(0, 8)
+    cursor = driver.core.job("job").cursors[0]
+    assert cursor.watermark == 0
+    driver.answer_all()
+    wanted = plan.span(0, 0, 2, 0).indices
+    assert set(wanted.tolist()) <= set(driver.in_state(S.RESIDENT)) | set(driver.in_state(S.IN_FLIGHT))
 
 
 FAR = [(7919 * number) % 100_003 for number in range(1, 301)]
