@@ -23,6 +23,7 @@ LIGHT = {
     "superdl.lambda_prefetch.handler": TRAINING | GRPC,
     "superdl.super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
     "superdl.sampler": GRPC | CLIENTS | {"PIL", "tensorboard"},
+    "superdl.sampler.embedded.supervisor": TRAINING | GRPC | CLIENTS,
     "superdl": TRAINING | GRPC | CLIENTS | {"PIL", "numpy"},
     "superdl.main": TRAINING | GRPC | CLIENTS | {"PIL", "numpy"},
 }

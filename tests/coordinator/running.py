@@ -17,9 +17,9 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CoreSettings
+from superdl.coordinator.core import BatchRead, CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
-from superdl.coordinator.executors.cancelling import cancel_and_wait
+from superdl.coordinator.executors.cancelling import HeldTasks, cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.server.engine import Engine
@@ -38,9 +38,10 @@ from superdl.super_wire.request import Outcome, PrefetchRequest, PrefetchResult
 from tests.fixtures.valkey import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.coordinator.catalog import Catalog
     from tests.fixtures.valkey import Valkey
 
@@ -240,7 +241,7 @@ async def running(
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)
         stack.push_async_callback(server.stop, 0)
-        reading = asyncio.create_task(_follow(reports))
+        reading = asyncio.create_task(follow(reports))
         stack.push_async_callback(cancel_and_wait, reading)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stub = pb_grpc.CoordinatorStub(channel)
@@ -273,19 +274,32 @@ class ObservedEngine(Engine):
 
     tell: Callable[[], None] = staticmethod(lambda: None)
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._tasks = ObservedTasks(self)
+
     def post_all(self, events: Any) -> None:
         super().post_all(events)
         self.tell()
 
+
+class ObservedTasks(HeldTasks):
+    """Has its engine say when one has ended."""
+
+    def __init__(self, engine: ObservedEngine) -> None:
+        super().__init__("engine", engine._fail)
+        self._engine = engine
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         super()._ended(task)
-        self.tell()
+        self._engine.tell()
 
 
-async def _follow(reports: ReportReader) -> None:
+async def follow(stream: ReportReader | OutcomeReader) -> None:
+    """Read a stream as the coordinator does, whatever becomes of its cache."""
     while True:
         try:
-            await reports.read_once()
+            await stream.read_once()
         except SuperError:
             await asyncio.sleep(0.02)
 
@@ -319,3 +333,20 @@ def report(position: int = 0, hits: int = 4) -> dict[bytes, bytes]:
         rank=0, epoch=0, position=position, samples=4, hits=hits, wait_us=5, read_us=7, check_us=1,
         size_bytes=9, attempt=1, done=1, missed=(), corrupt=(),
     ).to_fields()  # fmt: skip
+
+
+def missed(offsets: Sequence[int], position: int = 0) -> BatchRead:
+    """A reader still misses these samples of a batch of job ``job``."""
+    return BatchRead(
+        job="job",
+        rank=0,
+        epoch=0,
+        position=position,
+        samples=4,
+        hits=4 - len(offsets),
+        missed=np.array(offsets, dtype=np.int64),
+        corrupt=np.array([], dtype=np.int64),
+        done=False,
+        read_us=0,
+        wait_us=0,
+    )

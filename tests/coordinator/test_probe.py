@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.coordinator import probe
-from tests.fixtures.valkey import free_port
 
 if TYPE_CHECKING:
     from tests.fixtures.stack import Stack
@@ -34,12 +33,6 @@ def test_one_who_never_answers_is_not_waited_for_long(monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         assert probe.main([f"127.0.0.1:{mute.getsockname()[1]}"]) == 1
     assert "does not serve: " in capsys.readouterr().out
-
-
-def test_nobody_is_there(capsys):
-    address = f"127.0.0.1:{free_port()}"
-    assert probe.main([address]) == 1
-    assert f"the coordinator at {address} does not serve: unavailable" in capsys.readouterr().out
 
 
 def asked_with(monkeypatch, environment):

@@ -55,7 +55,6 @@ from superdl.super_wire.request import (
 from superdl.super_wire.store import pack_segment
 from superdl.super_wire.store.layout import new_mark, read_mark
 from superdl.super_wire.store.segment import read_segment
-from tests.hostile.spoiling import units
 from tests.super_wire.store.packing import index_of, pack_bytes, records, segment_of
 
 if TYPE_CHECKING:
@@ -306,44 +305,9 @@ def _any_reply_as_a_slot_map(chance: random.Random) -> None:
     assert max(found.owners) < len(found.nodes) or not found.nodes
 
 
-_LINES = (b"+OK\r\n", b"-ERR no\r\n", b":-12\r\n", b"$-1\r\n", b"*-1\r\n")
-
-
-def _reply(chance: random.Random, depth: int = 0) -> bytes:
-    kind = chance.randrange(4 if depth < 3 else 2)
-    if kind == 0:
-        return chance.choice(_LINES)
-    if kind == 1:
-        body = chance.randbytes(chance.choice([0, 1, 2, 40]))
-        return b"$%d\r\n%b\r\n" % (len(body), body)
-    inner = [_reply(chance, depth + 1) for _ in range(chance.randrange(4))]
-    return b"*%d\r\n%b" % (len(inner), b"".join(inner))
-
-
-def _units_are_whole(chance: random.Random) -> None:
-    """Replies come out one by one, whole and in order, wherever the network cuts their bytes."""
-    replies = [_reply(chance) for _ in range(chance.randrange(1, 6))]
-    data, received, found = b"".join(replies), bytearray(), []
-    while data:
-        cut = chance.randrange(1, len(data) + 1)
-        received += data[:cut]
-        data = data[cut:]
-        found += list(units(received))
-    assert found == replies
-
-
-def _rubbish_passes(chance: random.Random) -> None:
-    """What is no RESP comes out as it came, or waits for more; no byte is lost and nothing is raised."""
-    data = bytearray(chance.choice([b"", b"*1\r\n", b"$5\r\n"]) + chance.randbytes(chance.randrange(60)))
-    whole = bytes(data)
-    assert b"".join(units(data)) + data == whole
-
-
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     **{name: _fuzzer(name) for name in PARSERS},
     "replies, cut": _any_buffer_at_any_split,
     "slot map": _any_reply_as_a_slot_map,
-    "middlebox: whole replies": _units_are_whole,
-    "middlebox: rubbish": _rubbish_passes,
 }
 """Each makes and tries one input; any exception tells of one that was answered by another's error."""

@@ -1,14 +1,10 @@
 """A real gRPC server that speaks the coordinator's protocol and does what a test tells it.
 
-In the test's process as :class:`ScriptedCoordinator`, or alone as ``python scripted_coordinator.py ADDRESS
-[JSON]`` where the test forks. Its plans are made of digests; it lists, decodes and caches nothing.
+Its plans are made of digests; it lists, decodes and caches nothing.
 """
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -44,15 +40,10 @@ class Script:
 
 
 class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
-    """Serves at ``address``; port 0 takes a free one. It speaks TLS where it is given ``tls``."""
+    """Serves at a free port of loopback. It speaks TLS where it is given ``tls``."""
 
-    def __init__(
-        self,
-        address: str = "127.0.0.1:0",
-        script: Script | None = None,
-        tls: grpc.ServerCredentials | None = None,
-    ) -> None:
-        self.script = script or Script()
+    def __init__(self, tls: grpc.ServerCredentials | None = None) -> None:
+        self.script = Script()
         self.jobs: dict[str, int] = {}
         self.calls: list[tuple[str, object]] = []
         self.tokens: list[str] = []  # what each call showed
@@ -64,10 +55,10 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, self._server)
         if tls is None:
-            port = self._server.add_insecure_port(address)
+            port = self._server.add_insecure_port("127.0.0.1:0")
         else:
-            port = self._server.add_secure_port(address, tls)
-        self.address = address if address.startswith("unix:") else f"127.0.0.1:{port}"
+            port = self._server.add_secure_port("127.0.0.1:0", tls)
+        self.address = f"127.0.0.1:{port}"
         self._server.start()
 
     def stop(self) -> None:
@@ -180,17 +171,3 @@ def planned_ids(rank: int, epoch: int, position: int, size: int) -> bytes:
 def refuse(context, error: SuperError):
     context.set_trailing_metadata(((ERROR_METADATA_KEY, type(error).__name__),))
     context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-
-
-def main() -> None:
-    address = sys.argv[1]
-    script = Script(**json.loads(sys.argv[2])) if len(sys.argv) > 2 else Script()
-    server = ScriptedCoordinator(address, script)
-    sys.stdout.write(f"{server.address}\n")
-    sys.stdout.flush()
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
-
-
-if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    main()

@@ -83,16 +83,6 @@ def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries
     assert positions(pager, buffer, 2) == [0, 1]
 
 
-def test_a_coordinator_that_forgot_is_told_and_the_epoch_goes_on(coordinator, make_pager):
-    coordinator.script.batches = 150
-    pager = make_pager()
-    buffer = pager.begin(PlanPosition(0, 0))
-    given = positions(pager, buffer, 5)
-    coordinator.jobs.clear()
-    assert given + positions(pager, buffer, 145) == list(range(150))
-    assert coordinator.count("OpenJob") == 2
-
-
 @pytest.mark.parametrize(
     ("change", "reason"), [({"shift": 1}, "batch 1 came"), ({"page_batches": 0}, "empty")]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,36 +23,6 @@ def fill(buffer, page, ready):
 
 def ref_at(position):
     return BatchRef(b"d", "job", 0, 0, position, b"b", b"i" * 16, b"", "int64", b"", (), "unix:///r")
-
-
-def test_the_first_ready_one_of_the_window_goes_first():
-    buffer = buffer_of(PlanPosition(), 6, reorder=3, ready={2, 4})
-    assert buffer.wants_statuses()
-    assert buffer.take().position == 2
-    assert buffer.head == 0
-    assert buffer.take().position == 0, "4 is outside the window, so the head goes"
-    assert buffer.take().position == 1, "now 4 is outside still: the window is 1, 2, 3"
-    assert buffer.head == 3
-    assert [buffer.take().position for _ in range(3)] == [4, 3, 5]
-    assert buffer.exhausted
-
-
-def test_newer_statuses_change_what_goes_next():
-    buffer = buffer_of(PlanPosition(), 4, reorder=4)
-    buffer.mark_ready(2)
-    buffer.mark_ready(99)
-    assert buffer.take().position == 2
-    buffer.mark_ready(0)
-    assert not buffer.wants_statuses()
-    assert buffer.take().position == 0
-
-
-def test_pages_come_in_order_and_end_with_the_epoch():
-    buffer = PrefetchBuffer(PlanPosition(0, 3), 5)
-    for position, wrong in ((4, "4 came where 3"), (5, "5 came where 5 of 5")):
-        with pytest.raises(ValueError, match=wrong):
-            buffer.add(ref_at(position), ready=False)
-        fill(buffer, 10, ())
 
 
 @given(

@@ -269,7 +269,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("words", "steps"),
     [(words, steps) for words, every in REFUSED.items() for steps in every],
-    ids=lambda one: repr(one)[:30],
+    ids=lambda one: repr(one).partition(" object at ")[0][:30],
 )
 def test_steps_that_cannot_be_are_refused(words, steps):
     with pytest.raises(RecipeError, match=words):

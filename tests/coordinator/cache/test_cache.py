@@ -214,11 +214,6 @@ def test_the_budget_leaves_headroom(maxmemory, system_memory, wanted, expected):
     assert info.budget(wanted) == expected
 
 
-def test_a_socket_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CacheUnreachableError, match=f"unix://{tmp_path}/no.sock does not answer"):
-        on(f"unix://{tmp_path}/no.sock", lambda cache: cache.hold_lock())
-
-
 def test_every_command_names_an_unreachable_cache(valkey):
     valkey.kill()
     commands = [

@@ -12,8 +12,9 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.super_wire.cache import key_slot
-from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.super_wire.errors import CacheError
 from superdl.super_wire.request import PrefetchFailure, PrefetchResult, pack_outcome
+from tests.coordinator.running import follow
 from tests.fixtures.valkey_cluster import valkey_cluster
 
 __all__ = ["valkey_cluster"]
@@ -36,41 +37,13 @@ async def following(address):
     reader = OutcomeReader(cache)
     await reader.begin()
 
-    async def follow():
-        while True:
-            with contextlib.suppress(CacheUnreachableError):
-                await reader.read_once()
-
-    task = asyncio.create_task(follow())
+    task = asyncio.create_task(follow(reader))
     try:
         async with asyncio.timeout(ENOUGH_S):
             yield reader
     finally:
         await cancel_and_wait(task)
         await cache.close()
-
-
-def test_thousands_wait_at_once_and_each_gets_its_own(valkey):
-    names = [f"r{number}" for number in range(3000)]
-
-    async def wait(reader, name):
-        with reader.expecting(name) as outcome:
-            return (await outcome).request_id
-
-    async def work():
-        async with following(valkey.unix_url) as reader:
-            waits = [asyncio.create_task(wait(reader, name)) for name in names]
-            await asyncio.sleep(0)
-            some = [RESULT if number % 2 else FAILURE for number in range(len(names))]
-            answers = [
-                dataclasses.replace(one, request_id=name) for one, name in zip(some, names, strict=True)
-            ]
-            answers.reverse()
-            await asyncio.to_thread(append, valkey, reader, *answers)
-            assert await asyncio.gather(*waits) == names
-            assert reader.unawaited == 0
-
-    asyncio.run(work())
 
 
 def test_second_late_and_strange_outcomes_are_dropped(valkey, caplog):

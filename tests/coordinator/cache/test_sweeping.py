@@ -55,15 +55,6 @@ def steps(valkey, known, times):
     asyncio.run(work())
 
 
-def test_strangers_are_told_from_all_that_is_known():
-    ours, theirs = ids_of(0, 700_000), ids_of(1, 3000)
-    found = np.concatenate((theirs, ours[::1000], theirs[:5]))
-    strangers = np.frombuffer(strangers_among(found.tobytes(), [ours[:10], ours]), dtype=np.uint8)
-    assert {one.tobytes() for one in strangers.reshape(-1, 16)} == {one.tobytes() for one in theirs}
-    assert strangers_among(b"", [ours]) == b""
-    assert strangers_among(ours.tobytes(), [ours]) == b""
-
-
 def test_a_pass_deletes_the_strangers_records_and_nothing_else(valkey):
     ours, others, strangers = ids_of(0, 3000), ids_of(1, 3000), ids_of(2, 6000)
     fill(valkey, ours, others, strangers)

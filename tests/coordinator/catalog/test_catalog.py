@@ -138,35 +138,6 @@ def test_ids_of_many_samples_are_packed():
     assert len(pickle.dumps(catalog)) < 60 * count
 
 
-def test_a_key_is_listed_once():
-    with pytest.raises(ValueError, match="every key once"):
-        catalog_of(["a", "b", "a"])
-
-
-FIELDS = [("age", "<i8"), ("box", "<f8", (4,))]
-
-
-@pytest.mark.parametrize(
-    ("labels", "text"),
-    [
-        (np.arange(6.0).reshape(3, 2), "float64[2]"),
-        (np.arange(12).reshape(3, 2, 2), "int64[2,2]"),
-        (np.array([(n, (n, 0, 0, 1)) for n in range(3)], dtype=FIELDS), '{"age":"int64","box":"float64[4]"}'),
-    ],
-    ids=["lists", "nested lists", "fields"],
-)
-def test_labels_may_be_arrays_and_have_fields(labels, text):
-    versions = ["v"] * 3
-    catalog = catalog_of(["c", "a", "b"], labels=labels, versions=versions)
-    assert catalog.label_dtype == text
-    assert catalog.labels_at(np.array([2, 0])).tobytes() == labels[[0, 1]].tobytes()
-    assert len(catalog.labels_at(np.array([1])).tobytes()) == catalog.label_bytes
-    others = catalog_of(["c", "a", "b"], labels=labels[::-1], versions=versions)
-    assert catalog.fingerprint != others.fingerprint
-    same = catalog_of(["a", "b", "c"], labels=labels[[1, 2, 0]], versions=versions)
-    assert catalog.fingerprint == same.fingerprint
-
-
 def test_class_names_that_fit_no_message_are_refused():
     with pytest.raises(SourceError, match="2 class names"):
         catalog_of(["a", "b"], classes=("x" * MAX_CLASS_NAMES_BYTES, "y"))

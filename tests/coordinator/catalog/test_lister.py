@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.listing import Tally, list_folders
 from superdl.coordinator.catalog.source import Allowed
-from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
+from superdl.super_wire.errors import (
+    SourceEmptyError,
+    SourceError,
+    SourceForbiddenError,
+    SourceNotFoundError,
+)
 
 
 def make(directory, *names):
@@ -19,38 +26,16 @@ def make(directory, *names):
         path.write_bytes(b"x")
 
 
-def test_class_folders(tmp_path):
-    make(
-        tmp_path,
-        "dog/1.jpg",
-        "cat/2.jpg",
-        "cat/sub/1.jpg",
-        "cat-big/3.jpg",
-        "Ähre/4.png",
-        "top.jpg",
-        "text/a.txt",
-    )
-    catalog = list_source(f"file://{tmp_path}")
-    assert catalog.bucket == f"file://{tmp_path.resolve()}"
-    # "-" comes before "/", so the classes' order is not that of the keys.
-    assert [key.decode() for key in catalog.keys] == [
-        "cat-big/3.jpg", "cat/2.jpg", "cat/sub/1.jpg", "dog/1.jpg", "Ähre/4.png",
-    ]  # fmt: skip
-    assert catalog.classes == ("cat", "cat-big", "dog", "Ähre")
-    assert catalog.labels.tolist() == [1, 0, 0, 2, 3]
-    assert catalog.label_dtype == "int64"
-    assert catalog.versions[0] == b"1-%d" % (tmp_path / "cat-big/3.jpg").stat().st_mtime_ns
-
-
-NAMES = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=6
-).filter(lambda name: name not in {".", ".."})
+ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=6)
+# "-" comes before "/", so the order of classes is not that of the keys.
+NAMES = (ANY | st.text("a-é", min_size=1, max_size=3)).filter(lambda name: name not in {".", ".."})
 
 
 @given(names=st.sets(st.tuples(NAMES, NAMES), min_size=1, max_size=12))
 def test_any_names_sorted_by_bytes(tmp_path_factory, names):
     directory = tmp_path_factory.mktemp("any")
     make(directory, *(f"{folder}/{name}.jpg" for folder, name in names))
+    make(directory, "top.jpg", "text/a.txt")  # in no class folder, and no image
     catalog = list_source(str(directory))
     assert list(catalog.keys) == sorted(f"{folder}/{name}.jpg".encode() for folder, name in names)
     assert catalog.classes == tuple(sorted({folder for folder, _ in names}))
@@ -72,24 +57,11 @@ def test_no_image_no_classes_and_keys_that_are_not_there(tmp_path):
         list_source(str(tmp_path), str(labels))
 
 
-def test_key_list_joined_with_the_listing(tmp_path):
-    make(tmp_path, "2.jpg", "1.jpg", "sub/3.bin", "not-wanted.jpg")
-    labels = tmp_path / "labels.csv"
-    labels.write_text("key,label\nsub/3.bin,0.5\n2.jpg,1\n1.jpg,2\n")
-    told = []
-    catalog = list_source(str(tmp_path), str(labels), told.append)
-    assert list(catalog.keys) == [b"1.jpg", b"2.jpg", b"sub/3.bin"]
-    assert catalog.labels.dtype == np.float64
-    assert catalog.labels.tolist() == [2.0, 1.0, 0.5]
-    assert catalog.classes == ()
-    assert catalog.versions[2] == b"1-%d" % (tmp_path / "sub/3.bin").stat().st_mtime_ns
-    assert told[-1] == 5
-
-
 @given(st.data())
 def test_every_row_gets_the_version_of_its_own_key(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("join")
-    names = [f"{number}.jpg" for number in range(data.draw(st.integers(1, 20)))]
+    endings = ("jpg", "bin")  # with a key list, what is no image by its name is a sample too
+    names = [f"{number}.{endings[number % 2]}" for number in range(data.draw(st.integers(1, 20)))]
     for size, name in enumerate(names):
         (directory / name).write_bytes(bytes(size))
     wanted = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
@@ -125,3 +97,18 @@ def test_keys_of_links_that_lead_out_are_there_where_functions_follow_them(tmp_p
     with pytest.raises(SourceError, match=r"not in .*'out/b.jpg'"):
         list_source(str(tmp_path / "source"), str(labels), allowed=Allowed(own_functions=False))
     assert len(list_source(str(tmp_path / "source"), str(labels))) == 2
+
+
+def test_the_first_failure_ends_the_others():
+    tally, endless_runs = Tally(lambda _: None, threading.Event()), threading.Event()
+
+    def work(name):
+        if name == "bad":
+            assert endless_runs.wait(30)
+            raise SourceForbiddenError(name)
+        endless_runs.set()
+        while True:  # until the failure of the other ends it
+            tally.check()
+
+    with pytest.raises(SourceForbiddenError, match="bad"):
+        list_folders(work, ["endless", "bad", *("more",) * 50], tally, threads=2)

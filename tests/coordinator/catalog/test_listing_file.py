@@ -64,25 +64,6 @@ def test_images_by_first_folder(tmp_path):
     assert listed(tmp_path, images_only=False)["a"] == ["a/2.PNG", "a/deep/deeper/3.webp", "a/notes.txt"]
 
 
-def test_links_within_the_source_are_followed_and_lead_nowhere_else_by_themselves(tmp_path):
-    source = tmp_path / "source"
-    make(source, "a/1.jpg", "a/sub/2.jpg")
-    (source / "alias").symlink_to("a")
-    (source / "a/again.jpg").symlink_to("1.jpg")
-    (source / "a/link").symlink_to(source / "a/sub")  # absolute, and inside all the same
-    (source / "a/nowhere.jpg").symlink_to("gone.jpg")
-    inside = {
-        "a": ["a/1.jpg", "a/again.jpg", "a/link/2.jpg", "a/sub/2.jpg"],
-        "alias": ["alias/1.jpg", "alias/again.jpg", "alias/link/2.jpg", "alias/sub/2.jpg"],
-    }
-    warnings = []
-    assert listed(source, allowed=CONFINED, warnings=warnings) == inside
-    # Through "alias" it is met again.
-    assert warnings == [
-        f"file://{source}: 2 symbolic links lead nowhere and are left out: {source}/a/nowhere.jpg"
-    ]
-
-
 def plant(random, top):
     """A few directories with files and links of all kinds: beside each other, above, below and nowhere."""
     directories = [top / "source", top / "outside"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 
 import boto3
@@ -168,18 +167,6 @@ def test_key_list_in_the_bucket_joined_with_the_listing(store):
         list_source("s3://no-such-bucket", "s3://pets/lists/v.csv")
 
 
-def test_keys_that_are_not_in_the_listing_are_named(store):
-    rows = "".join(f"train/{i}.jpg,1\n" for i in range(7))
-    store.put("lists/wrong.csv", body=f"key,label\n1.jpg,1\n{rows}".encode())
-    with pytest.raises(
-        SourceError, match=r"7 of its 8 keys are not in s3://pets/flat/ \(keys are relative"
-    ) as caught:
-        list_source("s3://pets/flat", "s3://pets/lists/wrong.csv")
-    assert str(caught.value).endswith(
-        "'train/0.jpg', 'train/1.jpg', 'train/2.jpg', 'train/3.jpg', 'train/4.jpg', ..."
-    )
-
-
 def test_no_permission(store, monkeypatch):
     store.put("lists/closed.csv", body=b"key,label\n1.jpg,1\n")
     iam = store.client_of("testing", "testing", "iam")
@@ -199,25 +186,6 @@ def test_no_permission(store, monkeypatch):
             list_source("s3://pets/flat", "s3://pets/lists/closed.csv")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
         with pytest.raises(SourceForbiddenError, match=r"\(InvalidAccessKeyId"):
-            list_source("s3://pets/train")
-    finally:
-        store.check_permissions(after=10**9)
-
-
-def test_permission_lost_while_folders_are_listed(store, monkeypatch):
-    iam = store.client_of("testing", "testing", "iam")
-    iam.create_user(UserName="half")
-    policy = {
-        "Version": "2012-10-17",
-        "Statement": [{"Effect": "Deny", "Action": "s3:*", "Resource": "*"}],
-    }
-    iam.put_user_policy(UserName="half", PolicyName="none", PolicyDocument=json.dumps(policy))
-    key = iam.create_access_key(UserName="half")["AccessKey"]
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
-    store.check_permissions(after=1)  # the folders may still be asked for
-    try:
-        with pytest.raises(SourceForbiddenError, match="may not read s3://pets/train/"):
             list_source("s3://pets/train")
     finally:
         store.check_permissions(after=10**9)

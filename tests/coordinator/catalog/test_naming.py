@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import digests, list_source, listing_file
 from superdl.coordinator.catalog.lister import NAMING_FILE, list_objects
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import Naming, digest_version, size_of_digest, split_ids
 
 RECIPE = bytes(16)
@@ -97,13 +97,6 @@ def test_a_file_that_cannot_be_meant_is_named(tmp_path, content, why):
     source = write(tmp_path, {("cat", "1"): b"one"})
     (source / NAMING_FILE).write_bytes(content)
     with pytest.raises(ConfigError, match=f"{NAMING_FILE}: .*{why}"):
-        list_source(str(source))
-
-
-def test_what_has_the_files_name_and_is_none_is_refused(tmp_path):
-    source = write(tmp_path, {("cat", "1"): b"one"})
-    (source / NAMING_FILE).mkdir()
-    with pytest.raises(SourceError, match=f"{NAMING_FILE} cannot be listed: Is a directory"):
         list_source(str(source))
 
 

@@ -24,15 +24,3 @@ def test_gives_what_would_be_derived(calls):
     for indices, epoch in calls:
         places = np.array(indices, dtype=np.int64)
         assert recent.ids(places, epoch, lambda some: derive(some, epoch)) == derive(indices, epoch)  # noqa: B023  # called at once
-
-
-def test_what_was_derived_lately_is_not_derived_again():
-    recent, asked = RecentIds(), []
-
-    def count(some):
-        asked.extend(some.tolist())
-        return derive(some, 3)
-
-    recent.ids(np.arange(1000, dtype=np.int64), 3, count)
-    recent.ids(np.arange(500, 1100, dtype=np.int64), 3, count)
-    assert asked == list(range(1100))

@@ -34,7 +34,6 @@ __all__ = ["Driver"]
 
 DATASET = b"data"
 RECORD_BYTES = 1000
-NOTHING = np.empty(0, dtype=np.int64)
 
 
 class Driver:
@@ -120,27 +119,24 @@ class Driver:
         job: str = "job",
         rank: int = 0,
         epoch: int = 0,
-        straight: int = 0,
         after_s: float = 0.0,
+        **facts: Any,
     ) -> list[Any]:
-        """A reader reports: a batch read, or what it misses."""
-        return self.step(
-            BatchRead(
-                job=job,
-                rank=rank,
-                epoch=epoch,
-                position=position,
-                samples=8,
-                hits=8 - len(missed),
-                missed=np.array(missed, dtype=np.int64),
-                corrupt=np.array(corrupt, dtype=np.int64),
-                done=not missed,
-                read_us=10,
-                wait_us=5,
-                straight=straight,
-            ),
-            after_s=after_s,
-        )
+        """A reader reports: a batch read, or what it misses; other ``facts`` of it may be named."""
+        usual: dict[str, Any] = {
+            "job": job,
+            "rank": rank,
+            "epoch": epoch,
+            "position": position,
+            "samples": 8,
+            "hits": 8 - len(missed),
+            "missed": np.array(missed, dtype=np.int64),
+            "corrupt": np.array(corrupt, dtype=np.int64),
+            "done": not missed,
+            "read_us": 10,
+            "wait_us": 5,
+        }
+        return self.step(BatchRead(**usual | facts), after_s=after_s)
 
     def answer(
         self,
@@ -150,29 +146,27 @@ class Driver:
         record_bytes: int = RECORD_BYTES,
         but: dict[int, Outcome] | None = None,
         after_s: float = 0.01,
-        **of_the_store: Any,
+        **facts: Any,
     ) -> list[Any]:
-        """A function answers; ``but`` names samples with another outcome. It has written a pack, if
-        ``of_the_store`` has its number.
+        """A function answers; ``but`` names samples with another outcome. Other ``facts`` of the answer may
+        be named, such as the number of the ``pack`` that it has written.
         """
         if request in self.requests:
             self.requests.remove(request)
         outcomes = [(but or {}).get(index, outcome) for index in request.indices.tolist()]
         cached = np.array([one == Outcome.CACHED for one in outcomes])
-        return self.step(
-            RequestDone(
-                request_id=request.request_id,
-                outcomes=np.array([OUTCOME_ORDER.index(one) for one in outcomes], dtype=np.uint8),
-                record_bytes=np.where(cached, record_bytes, 0),
-                source_bytes=10,
-                fetch_us=1,
-                decode_us=2,
-                push_us=3,
-                messages={n: f"why {n}" for n, one in enumerate(outcomes) if one != Outcome.CACHED},
-                **{"stored": cached if of_the_store.get("pack") else None, **of_the_store},
-            ),
-            after_s=after_s,
-        )
+        usual: dict[str, Any] = {
+            "request_id": request.request_id,
+            "outcomes": np.array([OUTCOME_ORDER.index(one) for one in outcomes], dtype=np.uint8),
+            "record_bytes": np.where(cached, record_bytes, 0),
+            "source_bytes": 10,
+            "fetch_us": 1,
+            "decode_us": 2,
+            "push_us": 3,
+            "messages": {n: f"why {n}" for n, one in enumerate(outcomes) if one != Outcome.CACHED},
+            "stored": cached if facts.get("pack") else None,
+        }
+        return self.step(RequestDone(**usual | facts), after_s=after_s)
 
     def answer_all(self, outcome: Outcome = Outcome.CACHED, *, record_bytes: int = RECORD_BYTES) -> None:
         """Answer all requests, also those that come of it."""

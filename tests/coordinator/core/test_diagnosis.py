@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 from superdl.coordinator.core.diagnosis import headroom_bytes, maxmemory_for
 from superdl.coordinator.core.events import (
-    OUTCOME_ORDER,
-    BatchRead,
     CacheResized,
     FailureKind,
     JobClosed,
     RecordsStored,
-    RequestDone,
 )
 from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.samples import footprint
-from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
-
-if TYPE_CHECKING:
-    from superdl.coordinator.core.events import Prefetch
-
 
 ALL = tuple(range(8))
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
@@ -32,31 +22,7 @@ TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 
 def stalled(driver: Driver, position: int, *, wait_us: int = 1000) -> None:
     """A reader got a batch of which it had missed all at its first look."""
-    nothing = np.empty(0, dtype=np.int64)
-    driver.step(BatchRead("job", 0, 0, position, 8, 0, nothing, nothing, True, 10, wait_us))
-
-
-def answer(
-    driver: Driver, request: Prefetch, *, fetch_us: int, decode_us: int, cold_start: bool = False
-) -> None:
-    driver.requests.remove(request)
-    count = request.indices.size
-    outcomes = np.full(count, OUTCOME_ORDER.index(Outcome.CACHED), dtype=np.uint8)
-    lengths = np.full(count, RECORD_BYTES)
-    driver.step(
-        RequestDone(
-            request_id=request.request_id,
-            outcomes=outcomes,
-            record_bytes=lengths,
-            source_bytes=10,
-            fetch_us=fetch_us,
-            decode_us=decode_us,
-            push_us=1,
-            duration_us=6000,
-            cold_start=cold_start,
-        ),
-        after_s=0.01,
-    )
+    driver.read(position, hits=0, wait_us=wait_us)
 
 
 def causes(driver: Driver) -> list[Cause]:
@@ -90,7 +56,7 @@ def test_functions_that_were_busy_are_the_cause_by_what_they_did(fetch_us, decod
     driver.read(2)
     driver.read(3, missed=ALL)
     while driver.requests:
-        answer(driver, driver.requests[0], fetch_us=fetch_us, decode_us=decode_us)
+        driver.answer(driver.requests[0], fetch_us=fetch_us, decode_us=decode_us, duration_us=6000)
     stalled(driver, 3, wait_us=2500)
     job = driver.core.job("job")
     assert job is not None
@@ -106,7 +72,7 @@ def test_functions_that_were_starting_are_the_cause():
     driver.ask(0, 8)
     driver.read(0, missed=ALL)
     for request in list(driver.requests):
-        answer(driver, request, fetch_us=1, decode_us=9, cold_start=True)
+        driver.answer(request, decode_us=9, duration_us=6000, cold_start=True)
     stalled(driver, 0)
     assert causes(driver) == [Cause.COLD_START]
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import (
-    CacheReset,
     ExecutorFacts,
     ExecutorResized,
     FillUp,
@@ -172,13 +171,5 @@ def test_one_who_does_not_say_so_again_is_not_filled_for():
     driver.answer_all()
     assert 0 < state_of(driver)[0] < 200
     driver.step(FillUp("fill"))
-    driver.answer_all()
-    assert state_of(driver) == (200, 0, "all")
-
-
-def test_a_cache_that_was_emptied_is_filled_again():
-    driver = filling()
-    driver.answer_all()
-    driver.step(CacheReset())
     driver.answer_all()
     assert state_of(driver) == (200, 0, "all")

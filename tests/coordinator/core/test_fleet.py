@@ -31,18 +31,6 @@ def name_of(executor) -> str | None:
     return None if executor is None else executor.name
 
 
-def test_the_cheapest_with_a_place_is_taken():
-    eligible = eligible_for(2, 8)
-    chosen = []
-    for _ in range(11):
-        executor = eligible.choose(0.0)
-        chosen.append(name_of(executor))
-        if executor:
-            executor.in_flight += 1
-    assert chosen == ["executor-0"] * 2 + ["executor-1"] * 8 + [None]
-    assert eligible.places(0.0) == 0
-
-
 def test_what_can_wait_is_kept_for_the_cheaper():
     eligible = eligible_for(1, 8)
     learn(eligible, 2.0, 0.5)

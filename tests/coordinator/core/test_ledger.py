@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.ledger import NOBODY, Ledger, Spending
-from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.settings import ExecutorFacts, Prices
-from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.record import SPENDING_CAP
-from tests.coordinator.core.driver import Driver
+from superdl.coordinator.core.settings import Prices
 
 PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, record_gb=8.0)
 
@@ -58,17 +53,6 @@ def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
         "super_earlier_usd_total": 7.0,
     }
     assert book.total_usd == 41.0
-
-
-@pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])
-def test_a_price_is_a_finite_number_from_zero(price):
-    with pytest.raises(ConfigError, match="gb_s"):
-        Prices(gb_s=price)
-
-
-def test_the_coordinator_is_a_part_of_what_is_paid_by_the_hour():
-    with pytest.raises(ConfigError, match="coordinator_hour is a part of hour"):
-        Prices(hour=1.0, coordinator_hour=1.1)
 
 
 def test_shared_work_is_split_over_those_who_used_it():
@@ -149,48 +133,3 @@ def test_all_that_is_spent_is_borne(steps):
         else:
             book.used(dataset, job, number, number * 2**20, now)
         assert book.total_costs().usd == pytest.approx(book.total_usd)
-
-
-ONE_USD_EACH = Prices(invocation=1.0)
-
-
-def spend(driver: Driver) -> list[str]:
-    """Answer all that is asked for, reading nothing; the warnings on the way."""
-    told = []
-    for _ in range(1000):
-        if not driver.requests:
-            return told
-        told += [action.message for action in driver.answer(driver.requests[0]) if isinstance(action, Warn)]
-    raise AssertionError
-
-
-def capped(**settings) -> Driver:
-    return Driver(
-        **{
-            "size": 400,
-            "capacity": 1,
-            "request_samples": 8,
-            "executors": (ExecutorFacts("local", ONE_USD_EACH),),
-            "lease_s": 1e6,
-            **settings,
-        }
-    )
-
-
-def test_at_the_hard_cap_readers_are_told_and_nothing_is_spent():
-    driver = capped(max_usd=5.0)
-    driver.open()
-    driver.ask(0, 40)
-    for position in range(40):
-        driver.read(position, missed=(0, 1))
-        spend(driver)
-    assert driver.core.state.ledger.spending is Spending.STOPPED
-    assert driver.core.state.ledger.total_usd <= 5.0
-    assert driver.requests == []
-    assert driver.tombstones
-    assert {tombstone.reason for tombstone in driver.tombstones} == {SPENDING_CAP}
-    told = driver.tombstones[-1]
-    assert "max_usd is 5" in told.messages[0]
-    assert (driver.core.state.states(told.samples, told.indices) == SampleState.FAILED).all()
-    driver.wait(61.0)
-    assert (driver.core.state.states(told.samples, told.indices) == SampleState.ABSENT).all()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import BatchRead
 from superdl.coordinator.core.samples import footprint
-from tests.coordinator.core.driver import NOTHING, RECORD_BYTES, Driver
+from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 
@@ -83,10 +82,7 @@ def test_stalls_make_it_cautious_and_calm_lets_it_forget():
     for position in range(120, 124):
         driver.ask(position, position + 1, yielded=position)
         driver.read(position, missed=(0,))
-        driver.step(
-            BatchRead("job", 0, 0, position, 8, 7, NOTHING, NOTHING, done=True, read_us=1, wait_us=1),
-            after_s=0.5,
-        )
+        driver.read(position, hits=7, after_s=0.5)
         driver.answer_all()
     assert cursor.caution > 4
     assert ahead(driver) > before

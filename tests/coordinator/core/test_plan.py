@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.plan import NEVER_SOON, Plan
+from superdl.coordinator.core.plan import Plan
 from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
@@ -93,25 +93,6 @@ def test_the_global_order_depends_on_the_global_batch_size_only(epoch: int, size
     for position in range(0, divisions[0].batches_per_epoch, 20):
         batches = [plan.global_span(epoch, position, position + 1) for plan in divisions]
         assert all(np.array_equal(batch, batches[0]) for batch in batches)
-
-
-def brute_force_next_use(plan: Plan, sample: int, epoch: int, position: int) -> int:
-    batches = plan.batches_per_epoch
-    for distance in range(2 * batches - position):
-        ahead, there = divmod(position + distance, batches)
-        parts = [plan.batch(epoch + ahead, there, rank).indices for rank in range(plan.replicas)]
-        if any((part == sample).any() for part in parts):
-            return distance
-    return NEVER_SOON
-
-
-@given(plan=plans(size_max=60), epoch=EPOCHS, data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_next_use_agrees_with_brute_force(plan: Plan, epoch: int, data: st.DataObject) -> None:
-    position = data.draw(st.integers(0, plan.batches_per_epoch))
-    samples = data.draw(st.lists(st.integers(0, plan.size - 1), min_size=1, max_size=8))
-    expected = [brute_force_next_use(plan, sample, epoch, position) for sample in samples]
-    assert plan.next_use(np.array(samples), epoch, position).tolist() == expected
 
 
 def test_orders_follow_seed_and_epoch() -> None:

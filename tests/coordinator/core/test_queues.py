@@ -1,14 +1,13 @@
-"""What waits: the heap of times, retries and misses, what readers said they wait for."""
+"""What waits: the heap of times, and misses that are reported again and again."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, Retry, RetryQueue, TimeQueue
+from superdl.coordinator.core.queues import BatchPlace, RetryQueue, TimeQueue
 
 CURSORS = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
 
@@ -59,33 +58,3 @@ def test_repeated_misses_of_a_batch_are_one_retry():
     queue.add_urgent(KEY, at(6, 4), PLACE)
     assert len(queue) == 1
     assert taken(queue) == [[4, 5, 6]]
-
-
-@pytest.mark.parametrize("urgent", [True, False])
-def test_what_is_put_back_comes_next(urgent):
-    queue = RetryQueue()
-    for position in (1, 2):
-        if urgent:
-            queue.add_urgent(KEY, at(position, 10), PLACE._replace(position=position))
-        else:
-            queue.add(0.0, Retry(KEY, at(position, 10), "job", alone=True))
-    queue.become_due(0.0)
-    retry = queue.take_due()
-    queue.put_back(retry, retry.indices[1:])
-    again = queue.take_due()
-    assert (again.indices.tolist(), again.urgent, again.alone) == ([10], urgent, not urgent)
-    queue.put_back(again, at())
-    assert taken(queue) == [[2, 10]]
-
-
-def test_a_reader_that_fell_silent_is_not_waited_for():
-    misses = ReportedMisses()
-    misses.report(PLACE, KEY, at(1), 0.0)
-    misses.report(PLACE._replace(position=8), KEY, at(2), 2.0)
-    first_s = misses.next_expiry_s(0.0)
-    assert misses.by_set(first_s)[KEY].tolist() == [2]
-    second_s = misses.next_expiry_s(first_s)
-    assert second_s == first_s + 2.0
-    assert misses.by_set(second_s) == {}
-    assert misses.next_expiry_s(second_s) is None
-    assert len(misses) == 0

@@ -50,23 +50,6 @@ def test_no_record_is_larger_than_its_footprint_in_a_real_server(valkey):
             assert client.memory_usage(b"super:r1:" + b"0" * 32) <= taken <= 1.25 * size + 200
 
 
-def test_what_is_resident_is_accounted_until_it_is_known_to_be_gone():
-    memory = CacheMemory()
-    samples, other = (sample_set(known_absent=True, memory=memory) for _ in range(2))
-    for one in (samples, other):
-        one.move(at(0, 2), S.IN_FLIGHT)
-        one.store(at(0, 2), np.array([1000, 5000]))
-    both = int(footprint(np.array([1000, 5000])).sum())
-    assert samples.resident_bytes == both
-    assert memory.resident_bytes == 2 * both
-    samples.move(at(0, 2), S.CHECKING)
-    assert (samples.resident_bytes, samples.resident_count) == (both, 0)
-    samples.store(at(0), np.array([1000]))
-    samples.move(at(2), S.ABSENT)
-    assert memory.resident_bytes == both + int(footprint(np.array([1000]))[0])
-    assert list(samples.problems()) == []
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(list(S)), st.sets(st.integers(0, 9)), st.integers(1, 10**6)), max_size=40

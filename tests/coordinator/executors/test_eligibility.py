@@ -308,21 +308,6 @@ def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, 
     assert using(two, work) == (frozenset(), ())
 
 
-def test_where_all_fail_the_first_says_why_and_all_are_tried_again(two):
-    two[0].edit, two[1].edit = REFUSE, explain(Outcome.REFUSED, "404")
-
-    async def work(eligibility):
-        dataset = dataset_of()
-        with pytest.raises(SourceForbiddenError, match="grant it"):
-            await eligibility.check(dataset, ENOUGH_S)
-        assert not eligibility.is_known(dataset)
-        two[0].edit = as_it_is
-        await eligibility.check(dataset, ENOUGH_S)
-        return eligibility.ineligible(dataset)
-
-    assert using(two, work) == {1}
-
-
 def test_files_are_for_the_functions_of_this_machine(two, valkey):
     two[0].files_remedy = two[1].files_remedy = RayExecutor.files_remedy
 

@@ -18,21 +18,16 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
 )
 from superdl.coordinator.executors.cancelling import cancel_and_wait
-from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key
 from tests.coordinator.executors.asking import TIMEOUT_S
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects
+from tests.coordinator.running import follow
 
 ALONE_S = 1.0
 
 
 def using(service, valkey, work, **changes):
     """Runs ``work(executor, outcomes)`` with outcomes followed as the coordinator has them followed."""
-
-    async def follow(outcomes):
-        while True:
-            with contextlib.suppress(CacheUnreachableError):
-                await outcomes.read_once()
 
     async def body():
         cache = Cache(valkey.url, owner="")

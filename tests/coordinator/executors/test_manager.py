@@ -98,8 +98,9 @@ def test_several_of_which_none_starts_say_all_why():
         using(executors, presence)
 
 
-def test_one_that_does_not_start_is_left_out_and_started_later(caplog):
-    first = Startable("one", fails=[ExecutorError("asleep"), ExecutorError("still asleep")])
+def test_one_that_does_not_start_is_left_out_and_started_later_whatever_it_fails_by(caplog):
+    first = Startable("one", fails=[ExecutorError("asleep"), KeyError("k")])
+    third = Startable("three", fails=[OSError("no space")])
 
     async def work(manager):
         told = await presence(manager)
@@ -109,12 +110,12 @@ def test_one_that_does_not_start_is_left_out_and_started_later(caplog):
         assert caught.value.refused
         return told, await until_there(manager)
 
-    told, capacities = using([first, Startable("two")], work)
-    assert told == ["asleep", ""]
-    assert capacities == [2, 2]
-    assert first.starts == 3
+    told, capacities = using([first, Startable("two"), third], work)
+    assert told == ["asleep", "", "its start failed unexpectedly (OSError: no space)"]
+    assert capacities == [2, 2, 2]
+    assert (first.starts, third.starts) == (3, 2)
     assert "the executor one is left out for now: asleep" in caplog.text
-    assert "still asleep" in caplog.text
+    assert "its start failed unexpectedly (KeyError: 'k')" in caplog.text
 
 
 def test_one_that_decodes_otherwise_is_left_out():
@@ -145,19 +146,6 @@ def test_the_core_is_told_of_what_changes():
     told = using(executors, work)
     assert [event.executor for event in told] == [0, 1, 1]
     assert told[-1] == ExecutorResized(7, burst=3, per_s=1.0, backlog=0, executor=1)
-
-
-def test_whatever_one_fails_by_is_its_absence_alone(caplog):
-    second = Startable("two", fails=[OSError("no space"), KeyError("k")])
-
-    async def work(manager):
-        return await presence(manager), await until_there(manager)
-
-    told, capacities = using([Startable("one"), second], work)
-    assert told == ["", "its start failed unexpectedly (OSError: no space)"]
-    assert capacities == [2, 2]
-    assert second.starts == 3
-    assert "its start failed unexpectedly (KeyError: 'k')" in caplog.text
 
 
 def test_one_that_does_not_end_holds_nobody_up(monkeypatch, caplog):

@@ -13,7 +13,6 @@ from superdl.coordinator.executors import ExecutorError, FunctionRaisedError
 from superdl.coordinator.executors.messages import (
     FunctionClock,
     read_object,
-    read_result,
     read_warmed,
     result_in,
 )
@@ -35,14 +34,6 @@ def test_a_warm_answer_tells_version_fingerprint_and_clock():
     for wrong in ({"golden": "x"}, {"golden": None}, {"function_version": 1}):
         with pytest.raises(ExecutorError, match="it answered a warm event with .*: install SUPER there"):
             read_warmed({**WARM, **wrong}, "it", "install SUPER there")
-
-
-def test_a_result_is_that_of_the_request():
-    assert read_result(dict(RESULT), "mine", "it").outcomes == ("cached",)
-    with pytest.raises(FunctionRaisedError, match="it was asked for request other and answered for 'mine'"):
-        read_result(dict(RESULT), "other", "it")
-    with pytest.raises(FunctionRaisedError, match="it answered what is no prefetch result"):
-        read_result({"what": 1}, "mine", "it")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
     ThrottledError,
 )
-from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
-from tests.coordinator.executors.ray_running import alive, answers, connected, until
+from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.processes import alive, until
+from tests.coordinator.executors.ray_running import answers, connected
 from tests.fixtures.node_function import ANSWERS
 from tests.fixtures.ray_cluster import RayCluster
 
@@ -36,23 +37,6 @@ def cluster():
     running.add(cpus=3, gpus=1)
     yield running
     running.close()
-
-
-def test_the_real_function_fills_a_real_cache(cluster, tmp_path, valkey):
-    request, pixels = ask_for_images(tmp_path, valkey.url)
-
-    async def main():
-        async with connected(cluster, cache=valkey.url) as executor:
-            assert (executor.name, executor.remote, executor.region) == ("ray", True, "")
-            assert len(executor.fingerprint) == 32
-            assert executor.scaling.capacity == executor.scaling.burst == 2
-            assert executor.scaling.backlog == 1
-            return await executor.invoke(request, timeout_s=TIMEOUT_S)
-
-    result = asyncio.run(main())
-    assert result.outcomes == ("cached",) * 8
-    assert result.duration_us > 0
-    assert_cached(valkey, request, pixels)
 
 
 def test_each_way_to_fail_is_told_and_the_next_request_is_answered(cluster, tmp_path):
@@ -102,19 +86,6 @@ def test_requests_run_at_the_same_time_and_the_rest_wait_their_turn(cluster, tmp
                 await held[1]
             assert held[0].cancelled()
             await until(lambda: not alive(int((tmp_path / "0").read_text())))
-
-    asyncio.run(main())
-
-
-def test_nodes_with_accelerators_give_their_cpus_if_that_is_said(cluster):
-    async def main():
-        async with connected(cluster, nodes="all") as executor:
-            await until(lambda: executor.scaling.capacity == 5)
-        async with connected(cluster, nodes="all", cpus_per_function=2.0) as executor:
-            await until(lambda: executor.scaling.capacity == 2)
-        async with connected(cluster, cpus_per_function=8.0, start=False) as executor:
-            with pytest.raises(ExecutorError, match=r"none of the 3 nodes .* 8 CPUs .*ray_nodes=all"):
-                await executor.start()
 
     asyncio.run(main())
 

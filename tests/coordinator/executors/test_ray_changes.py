@@ -10,7 +10,8 @@ import pytest
 
 from superdl.coordinator.executors import ExecutorError, FunctionCrashedError, ThrottledError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
-from tests.coordinator.executors.ray_running import alive, answers, connected, until
+from tests.coordinator.executors.processes import alive, until
+from tests.coordinator.executors.ray_running import answers, connected
 from tests.fixtures.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.slow

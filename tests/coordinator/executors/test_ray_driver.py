@@ -17,7 +17,7 @@ from superdl.coordinator.executors.ray_executor import RayExecutor, RaySettings
 from superdl.coordinator.executors.ray_nodes import DriverSettings, RayNodes
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
-from tests.coordinator.executors.ray_running import alive, until
+from tests.coordinator.executors.processes import alive, until
 from tests.fixtures.valkey import free_port
 
 MISSING = "raise ModuleNotFoundError('No module named ray')"

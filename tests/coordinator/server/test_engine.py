@@ -6,19 +6,16 @@ import asyncio
 import dataclasses
 import time
 
-import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import BatchRead, CacheReset, CoreSettings, SampleState
+from superdl.coordinator.core import CacheReset, CoreSettings
 from superdl.coordinator.executors import (
-    ExecutorError,
     FunctionCrashedError,
     FunctionRaisedError,
     FunctionTimedOutError,
     PayloadTooLargeError,
-    ThrottledError,
 )
 from superdl.coordinator.server.engine import Engine
 from superdl.super_wire import coordinator_pb2 as pb
@@ -27,27 +24,10 @@ from superdl.super_wire.ids import split_ids
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import read_tombstone
 from superdl.super_wire.request import Outcome
-from tests.coordinator.running import RECIPE, ScriptedExecutor, record_of
+from tests.coordinator.running import RECIPE, ScriptedExecutor, missed, record_of
 
 KEYS = [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in range(5)]
 FAST = {"backoff_s": 0.001, "backoff_max_s": 0.002}
-
-
-def missed(offsets, position=0):
-    """A reader still misses these samples of a batch of job ``job``."""
-    return BatchRead(
-        job="job",
-        rank=0,
-        epoch=0,
-        position=position,
-        samples=4,
-        hits=4 - len(offsets),
-        missed=np.array(offsets, dtype=np.int64),
-        corrupt=np.array([], dtype=np.int64),
-        done=False,
-        read_us=0,
-        wait_us=0,
-    )
 
 
 def was_read(position, epoch=0):
@@ -123,23 +103,6 @@ def test_what_a_sample_may_be_to_blame_for_ends_in_a_tombstone(run, valkey, sour
         assert tombstone.message == tombstone_says
 
     run(work, attempts=3, tombstone_ttl_s=3000.0, **FAST)
-
-
-@pytest.mark.parametrize("error", [ThrottledError("all busy"), ExecutorError("not reachable")])
-def test_what_no_sample_is_to_blame_for_is_tried_until_it_works(run, source, error):
-    async def work(coordinator):
-        failures = iter([error] * 12)
-
-        async def fail(_):
-            for one in failures:
-                raise one
-
-        coordinator.executor.before = fail
-        await coordinator.open(await coordinator.register(source))
-        await coordinator.until(lambda: produced(coordinator) == 10)
-        assert coordinator.engine.core.job("job").counters.samples_failed == 0
-
-    run(work, attempts=1, **FAST)
 
 
 NONSENSE = {
@@ -257,33 +220,6 @@ def test_nothing_is_produced_before_earlier_deletions_have_ended(run, valkey, so
         assert cache.ended >= begun_before
 
     run(work, budget_bytes=2000, cache=SlowDrops(valkey.unix_url))  # room for six records or so, of ten
-
-
-def test_what_is_believed_resident_is_there_after_many_deletions(run, valkey, source):
-    async def work(coordinator):
-        dataset = await coordinator.register(source)
-        await coordinator.open(dataset, batch_size=2, shuffle=True, seed=3)
-        core, batches = coordinator.engine.core, 5
-        for number in range(8 * batches):
-            epoch, position = divmod(number, batches)
-            place = {"epoch": epoch, "position": position, "yielded": position, "count": 1}
-            (batch,) = (await coordinator.page(**place)).batches
-            offsets = [0, 1]
-            event = dataclasses.replace(missed(offsets, position), epoch=epoch, samples=2, hits=0)
-            while None in in_cache(valkey, batch.sample_ids):
-                coordinator.engine.post(event)
-                await coordinator.until(lambda: not coordinator.engine.busy)
-            coordinator.engine.post(
-                dataclasses.replace(event, missed=np.array([], dtype=np.int64), done=True)
-            )
-        await coordinator.until(lambda: not coordinator.engine.busy)
-        job = core.job("job")
-        states = core.state.states(job.samples_of(0), np.arange(10))
-        found = in_cache(valkey, coordinator.datasets.get(dataset.dataset_id).ids(np.arange(10), 0))
-        assert core.state.dropped_samples > 0
-        assert [record is not None for record in found] == [state == SampleState.RESIDENT for state in states]
-
-    run(work, budget_bytes=2000)
 
 
 def test_a_bug_in_an_executor_is_seen(valkey, caplog):

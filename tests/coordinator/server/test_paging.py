@@ -27,7 +27,6 @@ from superdl.super_wire.request import Outcome
 from superdl.super_wire.store.pack import new_pack_name
 
 RECIPE = Recipe.image(resize=8, crop=8)
-RANDOM = Recipe([{"op": "random_resized_crop", "size": 8}])
 
 
 class Planned:

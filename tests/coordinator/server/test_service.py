@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from superdl.coordinator.core import SampleState
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError, UnknownJobError
 from superdl.super_wire.ids import batch_id
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
 from tests.coordinator.running import RECORD_BYTES, report
 
-
-def test_health_says_serving(run):
-    async def work(coordinator):
-        health = health_pb2_grpc.HealthStub(coordinator.channel)
-        for name in ("", "super.v1.Coordinator"):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-    run(work)
+RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
 
 
 def test_a_registered_dataset_is_described_once_listed(run, source):
@@ -50,6 +43,26 @@ def test_an_opened_job_names_the_cache_and_its_batches(run, valkey, source):
         assert (await coordinator.open(dataset, "other", drop_last=True)).batches_per_epoch == 2
         assert (await coordinator.open(dataset, "ranks", replicas=2, rank=1)).batches_per_epoch == 2
         assert (await coordinator.open(dataset, "all", batch_size=1000)).batches_per_epoch == 1
+
+    run(work)
+
+
+def test_looking_ahead_begins_where_a_rank_says_that_it_will_begin(run, source):
+    async def work(coordinator):
+        dataset = await coordinator.register(source, recipe=RANDOM)  # each epoch has samples of its own
+        await coordinator.open(dataset, epoch=7, position=2)
+        core, executor = coordinator.engine.core, coordinator.executor
+        cursor = core.job("job").cursors[0]
+        assert (cursor.watermark, cursor.yielded) == (7 * 3 + 2, 7 * 3 + 2)
+        await coordinator.until(lambda: len(executor.keys_asked) >= 2)
+        assert all(request.epoch >= 7 for request in executor.requests)
+        assert (executor.requests[0].epoch, executor.requests[0].keys[0]) == (7, "dog/3.jpg")
+        page = await coordinator.page(epoch=7, position=2, yielded=2)
+        assert [batch.position for batch in page.batches] == [2]
+        assert cursor.watermark == 7 * 3 + 2, "the sampler is where it said"
+        await coordinator.until(  # no function is cut off in the middle of its connection to the cache
+            lambda: core.samples_in(SampleState.RESIDENT) and not core.samples_in(SampleState.IN_FLIGHT)
+        )
 
     run(work)
 

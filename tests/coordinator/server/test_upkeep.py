@@ -17,7 +17,7 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import BatchRead, CacheEvicted, CacheReset, CoreSettings
+from superdl.coordinator.core import CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint
@@ -25,7 +25,7 @@ from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
 from superdl.super_wire.record import HEADER_BYTES, pack
-from tests.coordinator.running import ScriptedExecutor, running
+from tests.coordinator.running import ScriptedExecutor, missed, running
 from tests.fixtures.valkey import Valkey
 
 MAXMEMORY = 8 * 2**20
@@ -47,12 +47,6 @@ def fill(valkey, share):
             sample_id = os.urandom(16)
             client.set(cache_key(sample_id), b"".join(pack(IMAGE, sample_id)))
         return client.dbsize()
-
-
-@contextlib.asynccontextmanager
-async def kept(valkey):
-    async with kept_at(valkey.unix_url) as upkeep:
-        yield upkeep
 
 
 @contextlib.asynccontextmanager
@@ -82,7 +76,7 @@ def records_after_a_look(valkey, source, serving_loop, *, settled=True):
     """What is left in the cache by an upkeep's looks before and after a job misses samples."""
 
     async def work():
-        async with kept(valkey) as upkeep:
+        async with kept_at(valkey.unix_url) as upkeep:
             await agree_on_fingerprint(upkeep._cache, "aa")  # else the cache is taken for a new one
             budget_bytes = (await upkeep._cache.info()).budget(0)
             async with running(valkey, budget_bytes=budget_bytes, cache_was_empty=False) as coordinator:
@@ -92,26 +86,12 @@ def records_after_a_look(valkey, source, serving_loop, *, settled=True):
                 await upkeep.once()
                 await coordinator.open(await coordinator.register(source))
                 await coordinator.page()
-                coordinator.engine.post(MISSED)
+                coordinator.engine.post(missed(range(4)))
                 await coordinator.until(lambda: coordinator.executor.requests)
                 await upkeep.once()
 
     serving_loop.run(work())
     return left(valkey)
-
-
-FILES = 8
-MISSED = BatchRead(
-    "job", 0, 0, 0, 4, 0, np.arange(4), np.array([], dtype=np.int64), done=False, read_us=0, wait_us=0
-)
-
-
-@pytest.fixture
-def source(tmp_path):
-    (tmp_path / "cat").mkdir()
-    for number in range(FILES):
-        (tmp_path / "cat" / f"{number}.jpg").write_bytes(b"x")
-    return tmp_path
 
 
 def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_room(small, source, serving_loop):
@@ -123,7 +103,7 @@ def test_it_stays_while_no_job_is_open(small):
     records = fill(small, 0.92)
 
     async def work():
-        async with kept(small) as upkeep:
+        async with kept_at(small.unix_url) as upkeep:
             upkeep._settled_at_s = 0.0
             for _ in range(3):
                 await upkeep.once()
@@ -163,7 +143,7 @@ def test_all_of_a_server_that_was_emptied_is_lost(valkey):
 
 def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
     async def work():
-        async with kept(valkey) as upkeep:
+        async with kept_at(valkey.unix_url) as upkeep:
             await upkeep.once()
             outcomes = upkeep._outcomes
             with outcomes.expecting("r") as outcome:
@@ -239,7 +219,7 @@ def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypa
 
 def test_the_budget_follows_the_servers_memory_both_ways_and_no_further_than_was_asked_for(small):
     async def work():
-        async with kept(small) as upkeep:
+        async with kept_at(small.unix_url) as upkeep:
             upkeep._cache_bytes = 20 * 2**20
             budgets = []
             for megabytes in (8, 4, 64, 8):

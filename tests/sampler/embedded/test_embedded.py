@@ -102,24 +102,6 @@ def test_whatever_ends_the_trainer_ends_everything_although_a_worker_lives_on(su
     worker.kill()
 
 
-@pytest.mark.parametrize("part", ["cache", "coordinator"])
-def test_a_part_that_dies_is_started_again_at_the_same_place(supervised, part):
-    supervised.hold()
-    before = supervised.processes()
-    with cache_of(supervised) as cache:
-        cache.set("mark", "1")
-    before[part].kill()
-    before[part].wait(END_TIMEOUT_S)
-    with cache_of(supervised) as cache:
-        assert cache.get("mark") == (None if part == "cache" else b"1")
-    # A second rank is told that all is ready only when it is.
-    rank = supervised.start_rank()
-    supervised.await_rank(rank)
-    after = supervised.processes()
-    assert after[part] != before[part]
-    assert after["supervisor"] == before["supervisor"]
-
-
 def test_a_supervisor_that_is_killed_takes_its_children_along_and_is_replaced(supervised):
     embedded = supervised.hold()
     before = supervised.processes()

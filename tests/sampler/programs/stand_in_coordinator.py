@@ -7,10 +7,8 @@ once with exit code 3; the supervisor appends the rest.
 from __future__ import annotations
 
 import argparse
-import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 
@@ -18,8 +16,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("good_starts", type=int)
     parser.add_argument("count_file", type=Path)
-    parser.add_argument("--deaf", action="store_true", help="do not end with standard input")
-    parser.add_argument("--dies-after-s", type=float, default=0.0, help="once there are no more good starts")
     for option in ("--listen", "--cache", "--executor", "--workers", "--worker-nice", "--owner"):
         parser.add_argument(option, required=True)
     parser.add_argument("--exit-with-stdin", action="store_true", required=True)
@@ -27,7 +23,6 @@ def main() -> None:
     with options.count_file.open("a") as counter:
         counter.write("start\n")
     if len(options.count_file.read_text().splitlines()) > options.good_starts:
-        time.sleep(options.dies_after_s)
         sys.stderr.write("the stand-in has no more good starts\n")
         sys.exit(3)
     path = Path(options.listen.removeprefix("unix:"))
@@ -35,8 +30,6 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        if options.deaf:
-            signal.pause()
         sys.stdin.read()
 
 

@@ -23,10 +23,10 @@ TOKEN = "0123456789abcdef"
 
 
 @contextmanager
-def serving(pair=None, client_ca="", address="127.0.0.1:0"):
+def serving(pair=None, client_ca=""):
     """A coordinator, by TLS if there is a certificate for it."""
     tls = ServerTls(pair.cert_file, pair.key_file, client_ca).credentials() if pair else None
-    server = ScriptedCoordinator(address, tls=tls)
+    server = ScriptedCoordinator(tls)
     yield server
     server.stop()
 
