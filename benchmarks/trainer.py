@@ -26,7 +26,7 @@ from superdl.experiments.models import build_model
 from superdl.experiments.training.device import ComputeSpan, synchronise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from benchmarks.loading import Contender
 
@@ -218,13 +218,17 @@ def train_on_cores(spec: TrainSpec) -> TrainResult:
     blank = warming.blank(spec.loading)
     for _ in range(_GPU_WARMING_STEPS if on_gpu else _WARMING_STEPS):
         warming.step(blank)
+    began = 0, spec.pids.cpu_s()  # functions begin while a loader is opened
     contender = (
         open_in_planned_order(spec.loading)
         if spec.contender == PILLOW
         else CONTENDERS[spec.contender].open(spec.loading)
     )
     try:
-        epochs = [_epoch(contender, trainer, spec.pids) for _ in range(spec.epochs)]
+        epochs = []
+        for _ in range(spec.epochs):
+            epochs.append(_epoch(contender, trainer, spec.pids, *began))
+            began = contender.produced(), spec.pids.cpu_s()
         seen = sum(checksum(*trainer.moved(batch)) for batch in contender)
     finally:
         contender.close()
@@ -233,8 +237,9 @@ def train_on_cores(spec: TrainSpec) -> TrainResult:
     return TrainResult(epochs, seen, _decode_ms(spec.loading), warming.compute_ms(spec.loading))
 
 
-def _epoch(contender: Contender, trainer: Trainer, pids: Pids) -> EpochResult:
-    produced, before = contender.produced(), pids.cpu_s()
+def _epoch(
+    contender: Contender, trainer: Trainer, pids: Pids, produced: int, before: Mapping[str, float]
+) -> EpochResult:
     trainer.start_counting()
     wall_s = trainer.epoch(contender)
     used_s = {name: after_s - before[name] for name, after_s in pids.cpu_s().items()}

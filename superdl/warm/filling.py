@@ -92,7 +92,7 @@ class _Filling:
     ) -> None:
         from superdl.super_wire import coordinator_pb2 as pb
 
-        self._client, self._dataset, self._estimate, self._limits = client, dataset, estimate, limits
+        self._client, self._dataset, self._limits = client, dataset, limits
         self._report, self._counted = report, Counted()
         self._run = os.urandom(16).hex()
         fitting = int(_SHARE * estimate.budget_bytes / max(estimate.record_bytes, 1))

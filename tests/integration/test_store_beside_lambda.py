@@ -15,6 +15,7 @@ from superdl.super_wire.store import DirectoryStore, check_record
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.resuming import settled_stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,8 +68,7 @@ def train(
         for number, batch in enumerate(DataLoader(dataset, sampler=sampler, batch_size=None)):
             disturb(number)
             delivered += collect([batch])
-        stats = sampler.job_stats()
-    return delivered, stats
+        return delivered, settled_stats(sampler)
 
 
 def stored(directory: Path) -> int:

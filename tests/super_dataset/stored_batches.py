@@ -128,12 +128,3 @@ def reports(valkey: Valkey, job: str = JOB) -> list[ReadReport]:
     """All read reports left so far."""
     with valkey.client() as client:
         return [ReadReport.from_fields(fields) for _, fields in client.xrange(report_stream(job))]
-
-
-def next_report(valkey: Valkey, after: bytes, job: str = JOB) -> tuple[bytes, ReadReport]:
-    """Wait, bounded, for the report that follows the stream entry ``after``."""
-    with valkey.client() as client:
-        answer = client.xread({report_stream(job): after}, count=1, block=30_000)
-    assert answer, "no report came in 30 s"
-    entry, fields = (answer[0][1] if isinstance(answer, list) else next(iter(answer.values()))[0])[0]
-    return entry, ReadReport.from_fields(fields)
