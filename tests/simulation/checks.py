@@ -200,7 +200,8 @@ class Checks(Watch):
         there_now = sum(other.executor == action.executor for other in self.in_flight.values())
         self.require(there_now < 2 * functions.capacity, "too many requests in flight")
         unfit = world.model.unfit.get(key.dataset, frozenset())
-        self.require(action.executor not in unfit, "an executor was asked for what it cannot produce")
+        able = action.from_cache or action.executor not in unfit
+        self.require(able, "an executor was asked for what it cannot produce")
         self._money.requested(action)
         self.require(not (wrong := "; ".join(self._store.problems(action))), wrong)
         if action.from_cache:
