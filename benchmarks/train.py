@@ -41,9 +41,10 @@ _METHOD = (
         "Step time is the wall clock of an epoch over its steps, the start of its iterator included. "
         "'waiting' is the share of it in which no step is under way, on a GPU by its own clock, copies that "
         "do not overlap included; workers on the trainer's own cores slow the computing down as well, which "
-        "it does not show. 'cold': the first epoch, functions warm, cache "
-        "empty. 'warm': the later ones, everything cached. Of Pillow epochs from the second one on count, "
-        "whose workers run. Figures are medians over epochs and rounds; each cold epoch has fresh services."
+        "it does not show. 'cold': the first epoch, functions warm, cache empty; functions begin while the "
+        "loader is opened: their CPU counts from then on, the step time does not. 'warm': the later ones, "
+        "everything cached. Of Pillow epochs from the second one on count, whose workers run. Figures are "
+        "medians over epochs and rounds; each cold epoch has fresh services."
     ),
     (
         "'gain' is the step time with Pillow over this row's. 'at most': the step time with Pillow over what "

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.jobs import Ahead, Cursor
     from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.restoring import Way
+    from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
 __all__ = ["dispatch", "expire_tombstones", "wake_times_s", "watch_spending"]
@@ -111,7 +112,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
             break
     else:
         return
-    count = min(way.indices.size, _request_samples(state, executor, cursor, way, now))
+    count = min(way.indices.size, _request_samples(state, executor, cursor, ahead.samples, way, now))
     room = count
     if job.fill is not None:
         room = room_to_fill(state, job, ahead.samples, count)
@@ -164,14 +165,16 @@ def _wake_waiting_for_room(state: State, now: float) -> None:
         state.wake_those(cursors)
 
 
-def _request_samples(state: State, executor: ExecutorState, cursor: Cursor, way: Way, now: float) -> int:
+def _request_samples(
+    state: State, executor: ExecutorState, cursor: Cursor, key: SetKey, way: Way, now: float
+) -> int:
     """Where readers wait again and again, functions are too few, and nothing is gained by small requests."""
     return request_size(
         way.executors.latency_of(executor),
         wanted=min(way.indices.size, cursor.job.plan.batch_size),
         idle=executor.idle(now),
         slack_s=math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now),
-        most=state.settings.request_samples,
+        most=state.most_samples(key),
     )
 
 

@@ -8,7 +8,6 @@ the end of the queue. Where the store takes nothing, the circuit breaker for wri
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,8 +73,9 @@ def _due(state: State, now: float) -> SetKey | None:
 def _pack_samples(state: State, key: SetKey) -> int:
     """How many samples of a set one save has written."""
     samples = state.sets.get(key)
-    fitting = _PACK_BYTES / samples.sample_bytes if samples is not None else math.inf
-    return max(1, int(min(state.settings.request_samples, fitting)))
+    if samples is None:
+        return 1
+    return max(1, min(state.most_samples(key), int(_PACK_BYTES / samples.sample_bytes)))
 
 
 def _saver(state: State, now: float) -> ExecutorState | None:

@@ -49,6 +49,9 @@ FAILURES_MAX = 10_000
 
 REQUESTS_KEPT = 4096
 
+_REQUEST_SHARE, _MODEST_REQUEST = 1 / 16, 64
+"""A request has such a share of the cache at most, or so many samples."""
+
 _NONE: frozenset[int] = frozenset()
 
 
@@ -195,6 +198,13 @@ class State:
         """Memory that neither records nor requests nor others have taken; negative under pressure."""
         taken = self.resident_bytes + self.reserved_bytes + self.foreign_bytes + self.withheld_bytes
         return self.budget_bytes - taken
+
+    def most_samples(self, key: SetKey) -> int:
+        """How many samples of a set a request has at most: many at once would drop what others have brought,
+        where they take much of the cache.
+        """
+        share = int(_REQUEST_SHARE * self.budget_bytes / self.set_of(key).sample_bytes)
+        return min(self.settings.request_samples, max(_MODEST_REQUEST, share))
 
     def set_of(self, key: SetKey) -> SampleSet:
         """The sample set of that name, made when first asked for."""

@@ -157,7 +157,7 @@ class CoordinatorSpec:
     """Settings of the core, by the names that the coordinator has for them."""
 
     lookahead_batches: AtLeastOne = 64
-    request_samples: AtLeastOne = 64
+    request_samples: AtLeastOne = 512
     max_usd_per_hour: PositiveNumber | None = None
 
 

@@ -96,6 +96,7 @@ def test_stats_shows_jobs_and_batches(stack: Stack, images: Path) -> None:
         assert [sample["key"] for sample in batch["details"]] == list(ref.keys)
         shown = superdl("stats", "--coordinator", stack.address, "--batch", hex_id).stdout
         assert all(key in shown for key in ref.keys)
+        assert " s ago  " in shown
 
 
 def test_names_with_codes_do_not_steer_a_terminal(stack: Stack, images: Path, tmp_path: Path) -> None:

@@ -127,6 +127,12 @@ def test_an_address_that_no_driver_can_join_is_refused(address):
         executor_at(address)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_nodes_see_directories_where_that_is_said(shared):
+    settings = RaySettings("auto", ray_shared_files=shared)
+    assert RayExecutor(settings, ExecutorContext("")).remote is not shared
+
+
 def test_one_that_stands_still_is_killed_and_another_takes_its_place(in_rays_place, monkeypatch):
     in_rays_place(ACTING)
     monkeypatch.setattr(ray_executor_module, "_SILENCE_S", 3.0)

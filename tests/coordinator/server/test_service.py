@@ -103,6 +103,7 @@ def test_the_status_of_batches_sample_by_sample(run, source):
         assert (none.batch_id, none.known, none.samples, len(none.details)) == (unknown, False, 0, 0)
         assert (good.known, good.samples, good.resident, good.failed, good.in_flight) == (True, 4, 4, 0, 0)
         assert list(good.occurrences) == [pb.Occurrence(job="job", epoch=0, position=1, rank=0)]
+        assert any("cached" in event.what for event in good.events)
         assert (bad.samples, bad.resident, bad.failed) == (4, 3, 1)
         assert b"".join(detail.sample_id for detail in bad.details) == first.sample_ids
         assert [(one.key, one.state, one.message) for one in bad.details] == [

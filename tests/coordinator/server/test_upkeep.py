@@ -141,6 +141,16 @@ def test_all_of_a_server_that_was_emptied_is_lost(valkey):
     assert told_after(valkey.url, lambda: None) == set()
 
 
+def test_records_may_be_gone_of_a_server_that_evicts_by_itself(small):
+    def crowd():
+        with small.client() as client:
+            client.config_set("maxmemory-policy", "allkeys-random")
+            for _ in range(2 * MAXMEMORY // RECORD_BYTES):
+                client.set(cache_key(os.urandom(16)), bytes(RECORD_BYTES))
+
+    assert told_after(small.unix_url, crowd) == {CacheEvicted}
+
+
 def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
     async def work():
         async with kept_at(valkey.unix_url) as upkeep:
