@@ -149,8 +149,7 @@ def _store(state: State) -> Iterator[str]:
         if (request.restore and request.save) or (request.pointers and not request.save):
             yield f"request {request.number} restores and saves, or has pointers to nothing saved"
     for job in state.jobs.values():
-        all_see = all(cursor.sees_store for cursor in job.cursors.values())
-        if job.straight != (all_see and not job.blind_until_s):
+        if job.straight != all(cursor.sees_store for cursor in job.cursors.values()):
             yield f"{job.name} is straight, or not, against its ranks"
 
 

@@ -194,10 +194,6 @@ class Job:
     """Whether all its readers see the store: then what lies there is wanted in the cache only where a reader
     misses it.
     """
-    unread: int = 0
-    """How many samples its readers missed whose records in the store are good; less as they read there."""
-    blind_until_s: float = 0.0
-    """Its readers could not read in the store that they see, so it is not straight; 0 while they can."""
 
     def absolute(self, epoch: int, position: int) -> int:
         """The absolute position of a batch."""
@@ -220,8 +216,7 @@ class Job:
         it lies there is looked at again.
         """
         was_straight = self.straight
-        all_see = bool(self.cursors) and all(cursor.sees_store for cursor in self.cursors.values())
-        self.straight = all_see and not self.blind_until_s
+        self.straight = bool(self.cursors) and all(cursor.sees_store for cursor in self.cursors.values())
         if was_straight and not self.straight:
             for cursor in self.cursors.values():
                 cursor.look_again()

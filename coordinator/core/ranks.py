@@ -19,7 +19,7 @@ from superdl.coordinator.core.jobs import Cursor, Job
 from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.requesting import executors_ineligible
-from superdl.coordinator.core.restoring import sees_store_changed
+from superdl.coordinator.core.restoring import withdraw_pointers
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.timing import Pace
 
@@ -122,10 +122,10 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     cursor.skip_to(cursor.yielded - _UNREPORTED_BATCHES)
     if cursor.sees_store != (event.sees_store and state.settings.store):
         cursor.sees_store = not cursor.sees_store
-        sees_store_changed(state, job)
-    if job.blind_until_s and now >= job.blind_until_s:  # it may be able to read there by now
-        job.blind_until_s, job.unread = 0.0, 0
-        sees_store_changed(state, job)
+        job.sees_store_changed()
+        withdraw_pointers(state, job.dataset)
+        for other in job.cursors.values():
+            state.wake(other)
     state.wake(cursor)
 
 
@@ -159,7 +159,6 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
         counters.wait_s += event.wait_us / 1e6
         counters.read_bytes += event.size_bytes
         counters.samples_straight += event.straight
-        job.unread = max(0, job.unread - event.straight)
         if event.hits < event.samples:
             counters.stalls += 1
             stall_ended(state, place, job, event.wait_us, now)

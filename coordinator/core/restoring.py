@@ -5,8 +5,7 @@ What is absent and stored is *restored*, by requests like others; what is not, o
 nothing, is decoded. A job whose readers all see the store is *straight*: its readers take what is stored from
 there, so nothing of it is wanted in the cache but what a reader misses. Where all jobs of a dataset are, what
 is decoded comes as a *pointer* into its new pack. A job that does not see the store finds none: they are
-dropped when it comes, and what it wants is restored. So is what a job wants that sees the store and cannot
-read there: its packs may be private, or those of a copy.
+dropped when it comes, and what it wants is restored.
 
 Where functions do not see the store, executors that do save what these have decoded
 (:mod:`superdl.coordinator.core.saving`).
@@ -50,7 +49,6 @@ __all__ = [
     "overtaken",
     "packs_lost",
     "records_stored",
-    "sees_store_changed",
     "share_in_cache",
     "trouble",
     "waits_for_the_store",
@@ -62,17 +60,6 @@ __all__ = [
 
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
-_UNREAD_BATCHES = 4
-"""So many batches are read in vain in the store before a job is taken for blind."""
-
-_UNREAD_WEIGHT = 3
-"""A sample that was read in vain counts as so many that were read: one of four may be bad for long."""
-
-_BLIND_S = 600.0
-_BLIND = (
-    "readers of job {} see the store and cannot read what lies there, as their log says: for ten minutes it "
-    "comes through the cache. Are its packs another user's, or is the directory a copy?"
-)
 _READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
 _WRITING = (
     "nothing can be written to the store by the executor {}: {}; what is decoded is not kept, until it can"
@@ -149,28 +136,6 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
             for cursor in job.cursors.values():
                 cursor.look_again()
                 state.wake(cursor)
-
-
-def sees_store_changed(state: State, job: Job) -> None:
-    """Whether a job's readers read in the store is another thing now: all that hangs on it is seen to."""
-    job.sees_store_changed()
-    withdraw_pointers(state, job.dataset)
-    for cursor in job.cursors.values():
-        state.wake(cursor)
-
-
-def _missed_in_vain(state: State, request: Request, restored: int, now: float) -> None:
-    """Good records were restored, of which a straight job has none in the cache but what its readers miss:
-    where they miss many, they cannot read in the store, whatever they see of it.
-    """
-    job = state.jobs.get(request.job)
-    if job is None or not job.straight or not restored:
-        return
-    job.unread += _UNREAD_WEIGHT * restored
-    if job.unread >= _UNREAD_WEIGHT * _UNREAD_BATCHES * job.plan.batch_size:
-        job.blind_until_s = now + _BLIND_S
-        state.actions.append(Warn(_BLIND.format(job.name)))
-        sees_store_changed(state, job)
 
 
 def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -285,7 +250,6 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
     if not request.restore:
         return
     _forget(state, samples, request.indices[event.outcomes == _NOT_STORED])
-    _missed_in_vain(state, request, int(np.count_nonzero(event.outcomes == CACHED)), now)
     failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")

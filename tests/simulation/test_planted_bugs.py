@@ -22,6 +22,7 @@ from superdl.coordinator.core import (
     Tick,
     dispatching,
     lookahead,
+    ranks,
     restoring,
     results,
     room,
@@ -310,7 +311,7 @@ def test_a_core_that_leaves_pointers_to_who_cannot_follow_them_is_caught(monkeyp
     world = CheckedWorld(one_of_two_sees_the_store()).run()
     assert sum(executor.usage.samples_produced for executor in world.executors) == 160
     assert sum(executor.usage.samples_restored for executor in world.executors) > 0
-    monkeypatch.setattr(restoring, "withdraw_pointers", lambda state, dataset: None)
+    monkeypatch.setattr(ranks, "withdraw_pointers", lambda state, dataset: None)
     with pytest.raises(InvariantError, match="is left with a pointer"):
         CheckedWorld(one_of_two_sees_the_store()).run()
 

@@ -181,45 +181,6 @@ def test_a_straight_job_wants_in_the_cache_only_what_is_not_stored_or_missed():
     assert restored(driver) == list(range(32, 40))
 
 
-@pytest.mark.parametrize("readable", [0, 4])
-def test_a_job_that_cannot_read_what_it_sees_has_it_restored_ahead_and_tries_again_later(readable):
-    driver = opened(np.arange(160), size=160, ask=False, lookahead_batches=2, request_samples=8, forget_s=1e6)
-    driver.ask(0, 20, sees_store=True)
-    position, missed = 0, tuple(range(readable, 8))
-    while not driver.warnings:
-        assert not driver.requests
-        driver.read(position, missed=missed)
-        assert restored(driver) == [8 * position + offset for offset in missed]
-        for request in list(driver.requests):
-            driver.answer(request)
-        driver.read(position, straight=readable)
-        position += 1
-    assert position == (12 if readable else 4)
-    assert set(restored(driver)) >= set(range(8 * position, 8 * position + 8))
-    (warning,) = driver.warnings
-    assert "readers of job job see the store and cannot read" in warning.message
-    driver.answer_all()
-    driver.wait(600.0)
-    driver.ask(0, 20, sees_store=True, yielded=position)
-    driver.step(CacheReset())
-    assert not driver.requests
-    driver.read(position, straight=8)
-    assert driver.core.job("job").straight
-
-
-def test_packs_with_flaws_make_no_job_blind():
-    driver = opened(ALL, ask=False, lookahead_batches=2, request_samples=8)
-    driver.ask(0, 8, sees_store=True)
-    for position in range(8):
-        driver.read(position, missed=(0, 1, 2, 3, 4))
-        for request in list(driver.requests):
-            driver.answer(request, but={8 * position + n: Outcome.NOT_STORED for n in (1, 2, 3, 4)})
-        driver.answer_all()
-        driver.read(position, straight=3)
-    assert driver.core.job("job").straight
-    assert not driver.warnings
-
-
 def test_under_pressure_stored_records_that_only_straight_jobs_read_go_first():
     budget_bytes = 40 * (RECORD_BYTES + 500)
     driver = opened(ALL[:0], ask=False, lookahead_batches=3, budget_bytes=budget_bytes)
