@@ -16,7 +16,6 @@ import threading
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from superdl.coordinator.catalog.digests import KnownDigests
 from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.ids import ID_BYTES, digest_version
@@ -52,8 +51,7 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
         directory: the source's directory, an absolute real path.
         tally: counts what is found.
         images_only: pass over files without an image's extension.
-        digests: read every file that is not known, for versions by content
-            (:func:`superdl.super_wire.ids.digest_version`).
+        digests: read every file, for versions by content (:func:`superdl.super_wire.ids.digest_version`).
 
     Raises:
         SourceError: there is no such directory (``SourceNotFoundError``), one may not be read or a link not
@@ -69,8 +67,6 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
         else:
             walk.add(found, loose)
     folders = list_folders(walk.folder, names, tally, threads=_THREADS)
-    if walk.known is not None:
-        walk.known.keep()
     if images_only:
         for name, folder in zip(names, folders, strict=True):
             if not len(folder.keys):
@@ -141,8 +137,7 @@ class _Walk:
 
     def __init__(self, root: str, tally: Tally, *, images_only: bool, digests: bool) -> None:
         self._root = root
-        self.known = KnownDigests(root) if digests else None
-        """What versions are made of; ``None`` where they are made of times."""
+        self._digests = digests
         self._below = f"{root.rstrip('/')}/"
         self._tally = tally
         self._images_only = images_only
@@ -152,7 +147,7 @@ class _Walk:
 
     def builder(self, name: str) -> FolderBuilder:
         """What collects a folder's files. Reading them takes time: each that was read is progress."""
-        return FolderBuilder(name, self._tally, **({"every": 1} if self.known else {}))
+        return FolderBuilder(name, self._tally, **({"every": 1} if self._digests else {}))
 
     def folder(self, name: str) -> Folder:
         """All files below the first-level folder ``name``."""
@@ -205,8 +200,7 @@ class _Walk:
             self.note(_NO_FILES, found.path)
             return
         try:
-            version = file_version(status) if self.known is None else self._digest(found, self.known)
-            folder.append(found.key.encode(), version)
+            folder.append(found.key.encode(), self._digest(found) if self._digests else file_version(status))
         except FileNotFoundError:
             return
         except UnicodeEncodeError as error:
@@ -214,22 +208,17 @@ class _Walk:
                 f"the name of {os.fsencode(found.path)!r} is not UTF-8: rename the file"
             ) from error
 
-    def _digest(self, found: _Found, known: KnownDigests) -> bytes:
+    def _digest(self, found: _Found) -> bytes:
         """The version of a file by its content; ``FileNotFoundError`` if it vanished."""
         size, digest = 0, hashlib.blake2b(digest_size=ID_BYTES)
         try:
             descriptor = os.open(found.real, _FILE_FLAGS)
             try:
                 self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
-                before = os.fstat(descriptor)
-                kept = known.find(found.real, before)
-                if kept is not None:
-                    return digest_version(before.st_size, kept).encode()
                 while block := os.read(descriptor, _BLOCK_BYTES):
                     self._tally.check()
                     digest.update(block)
                     size += len(block)
-                known.add(found.real, before, os.fstat(descriptor), digest.digest())
             finally:
                 os.close(descriptor)
         except FileNotFoundError:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog import digests, list_source, listing_file
+from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.lister import NAMING_FILE, list_objects
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import Naming, digest_version, size_of_digest, split_ids
@@ -112,53 +112,6 @@ def test_a_key_list_and_links_have_digests_too(tmp_path):
     assert size_of_digest(catalog.versions[0].decode()) == 3
     keys, versions = list_objects(str(source), naming=NAMED)
     assert dict(zip(keys, versions, strict=True))[b"cat/1.jpg"] == catalog.versions[0]
-
-
-@pytest.fixture
-def reads(tmp_path, monkeypatch):
-    """What files are read from now on, by their content, in a home of its own; none need settle."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "_SETTLED_S", -1.0)
-    seen, real = [], os.read
-
-    def read(descriptor, count):
-        block = real(descriptor, count)
-        seen.extend([block] if block and count == listing_file._BLOCK_BYTES else [])
-        return block
-
-    monkeypatch.setattr(os, "read", read)
-    return seen
-
-
-def test_a_listing_reads_what_is_new_or_has_changed_and_nothing_else(tmp_path, reads):
-    source = write(tmp_path / "source", {("cat", "1"): b"one", ("cat", "2"): b"two", ("dog", "3"): b"three"})
-    first = ids_of(source)
-    assert sorted(reads) == [b"one", b"three", b"two"]
-    assert ids_of(source) == first
-    assert len(reads) == 3
-    times = (source / "cat" / "1.jpg").stat()
-    (source / "cat" / "1.jpg").write_bytes(b"eno")
-    os.utime(source / "cat" / "1.jpg", ns=(times.st_atime_ns, times.st_mtime_ns))
-    (source / "cat" / "2.jpg").rename(source / "dog" / "2.jpg")
-    (source / "dog" / "3.jpg").unlink()
-    again, _ = ids_of(source)
-    assert sorted(reads[3:]) == [b"eno", b"two"]
-    assert again["cat/1.jpg"] != first[0]["cat/1.jpg"]
-    (kept,) = (tmp_path / "cache" / "superdl" / "digests").iterdir()
-    assert kept.stat().st_size == 2 * 32 + 16
-    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
-    assert ids_of(source)[0] == again
-    assert len(reads) == 7
-    shutil.rmtree(tmp_path / "cache")
-    (tmp_path / "cache").write_bytes(b"a file in its place")
-    assert ids_of(source)[0] == again
-
-
-def test_what_has_changed_just_now_is_read_again(tmp_path, reads, monkeypatch):
-    monkeypatch.setattr(digests, "_SETTLED_S", 10.0)
-    source = write(tmp_path / "source", {("cat", "1"): b"one"})
-    assert ids_of(source) == ids_of(source)
-    assert len(reads) == 2
 
 
 def test_each_file_that_was_read_is_progress(tmp_path):
