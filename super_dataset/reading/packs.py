@@ -69,7 +69,7 @@ class StoreTroubleLog:
         """Count the samples of a batch that could not be read, and tell of them if it is time."""
         told_s, count = _TOLD_AND_COUNT.unpack_from(self._told_and_count)
         now_s, count = self._clock(), count + len(failed)
-        is_due = now_s - told_s >= _LOG_EVERY_S
+        is_due = not now_s - told_s < _LOG_EVERY_S  # a half-written time may be NaN
         told_and_count = (now_s, 0) if is_due else (told_s, count)
         _TOLD_AND_COUNT.pack_into(self._told_and_count, 0, *told_and_count)
         if not is_due:

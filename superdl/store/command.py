@@ -105,12 +105,16 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
             f"{counted(len(one.packs), 'pack')}; decoder {decoders or 'unknown'}; {_used_text(one)}"
         )
     for pack, why in list(contents.broken.items())[:_SHOWN]:
-        console.print(f"not readable: {pack}: {shown(why)}; superdl store verify drops what is broken")
+        console.print(f"not readable: {pack}: {shown(str(why))}; superdl store verify drops what is broken")
     console.print(f"{store.address}: {_sum_text(contents)}")
     rows = [
         {**asdict(one), "packs": len(one.packs), "size_bytes": one.size_bytes} for one in _by_use(contents)
     ]
-    return {"collections": rows, "broken": contents.broken, "users": contents.users}, 0
+    return {
+        "collections": rows,
+        "broken": {pack: str(why) for pack, why in contents.broken.items()},
+        "users": contents.users,
+    }, 0
 
 
 def _du(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:

@@ -54,7 +54,7 @@ class Contents:
 
     collections: dict[str, Collection] = field(default_factory=dict)
     decoders: dict[str, str] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, StoreError] = field(default_factory=dict)
     users: int = 0
     """How many have the store open."""
 
@@ -84,7 +84,7 @@ def contents_of(store: Store, now_s: float) -> Contents:
         known |= {pack.name: (pack.meta, count) for pack, count in zip(segment.packs, counts, strict=True)}
     for pack, index in read_indexes(store, {name: size for name, size in packs.items() if name not in known}):
         if isinstance(index, StoreError):
-            found.broken[pack] = str(index)
+            found.broken[pack] = index
         else:
             known[pack] = index.meta, len(index.entries)
     for pack, size in packs.items():

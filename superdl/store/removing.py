@@ -57,11 +57,18 @@ def choose(
         old = [one for one in free if older_than_days * _DAY_S <= now_s - one.used_s]
         return [pack for one in old for pack in one.packs]
     packs = [
-        StoredPack(pack, size, contents.decoders.get(pack) != decoder, one.used_s)
+        StoredPack(pack, size, _is_useless(contents, pack, decoder), one.used_s)
         for one in free
         for pack, size in one.packs.items()
     ]
     return to_prune(packs, sum(one.size_bytes for one in contents.collections.values()) - keep_bytes)
+
+
+def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
+    """Whether nobody here will read a pack. One that only its owner may read is not for us to judge."""
+    if (why := contents.broken.get(pack)) is not None:
+        return isinstance(why, StoreFormatError)
+    return contents.decoders.get(pack) != decoder
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from superdl.main import main
 from superdl.store import Collection, Contents
 from superdl.store.removing import choose
+from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.store import Segment, SegmentPack, pack_segment, segment_entries
 from tests.fixtures.images import SIDE
@@ -21,11 +22,16 @@ from tests.superdl.store.filled import asked, fill
 
 NOW_S = 1e9
 OURS, THEIRS = "a" * 32, "b" * 32
+BROKEN, REFUSED = StoreFormatError("no pack"), StoreRefusedError("another user's")
 collections = st.lists(
     st.tuples(
         st.integers(0, 20),  # days since it was opened
         st.booleans(),  # in use
-        st.lists(st.tuples(st.integers(1, 100), st.sampled_from([OURS, THEIRS])), min_size=1, max_size=6),
+        st.lists(
+            st.tuples(st.integers(1, 100), st.sampled_from([OURS, THEIRS, BROKEN, REFUSED])),
+            min_size=1,
+            max_size=6,
+        ),
     ),
     max_size=6,
 )
@@ -41,9 +47,12 @@ def test_others_decoders_go_first_then_the_oldest_and_never_what_is_in_use(drawn
         for place, (pack_bytes, decoder) in enumerate(packs):
             pack = f"{name}-{place}"
             one.packs[pack] = size[pack] = pack_bytes
-            contents.decoders[pack] = decoder
+            if isinstance(decoder, str):
+                contents.decoders[pack] = decoder
+            else:
+                contents.broken[pack] = decoder
             if not in_use:
-                order[pack] = (decoder == OURS, -age_days)
+                order[pack] = (decoder in (OURS, REFUSED), -age_days)
         contents.collections[name] = one
 
     chosen = choose(contents, OURS, NOW_S, keep_bytes=keep_bytes)
