@@ -90,6 +90,7 @@ class ReadSpec:
 def read(spec: ReadSpec) -> ReadResult:
     """Read epochs in this process."""
     name = spec.contender
+    others_s = sum(spec.pids.cpu_s().values())  # functions begin while a loader is opened
     contender = CONTENDERS[name].open(spec.loading) if name else Contender(BareLoop(spec))
     figures, decodes, gets = [], 0, 0
     try:
@@ -99,7 +100,7 @@ def read(spec: ReadSpec) -> ReadResult:
             disk_bytes = _disk_bytes() if spec.cold else 0
             lap = take_lap(contender, spec.pids)
             images, mine_s = lap.images, lap.main_cpu_s + lap.workers_cpu_s
-            others_s = lap.coordinator_cpu_s + lap.cache_cpu_s + lap.functions_cpu_s
+            before_s, others_s = others_s, sum(spec.pids.cpu_s().values())
             figures.append(
                 EpochFigures(
                     images_per_s=images / lap.wall_s,
@@ -108,7 +109,7 @@ def read(spec: ReadSpec) -> ReadResult:
                     disk_kb=(_disk_bytes() - disk_bytes) / 1e3 / images if spec.cold else None,
                     first_batch_ms=1e3 * lap.first_s if spec.contender else None,
                     cpu_ms=1e3 * mine_s / images,
-                    cpu_of_all_ms=1e3 * (mine_s + others_s) / images,
+                    cpu_of_all_ms=1e3 * (mine_s + others_s - before_s) / images,
                 )
             )
             decodes, gets = lap.produced, lap.store_requests
