@@ -127,8 +127,6 @@ class _Filling:
             stats = self._client.call("GetJobStats", self._ask, RUNNING)
         except UnknownJobError:
             return self._begin_again()
-        if not stats.jobs:  # it was restarted between two calls
-            return self._begin_again()
         report = self._report
         self._counted.look(stats.jobs[0], stats.cache, report)
         report.warm, report.failed, report.record_bytes = told.there, told.failed, told.size_bytes

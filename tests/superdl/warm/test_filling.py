@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, UnknownJobError
 from superdl.super_wire.recipe import Recipe
 from superdl.warm import Limits, Standing, WarmReport, estimate_of, filling
 from tests.sampler.stand_ins import BoundDataset
@@ -35,8 +35,9 @@ class Restarted(Answering):
     def call(self, method: str, request: Any, *_: Any) -> Any:
         self.calls.append(method)
         if method == "GetJobStats":
-            known = self.calls.count("OpenJob") > 1
-            return pb.JobStatsList(jobs=[pb.JobStats(job=request.jobs[0], samples_produced=9)] * known)
+            if self.calls.count("OpenJob") == 1:
+                raise UnknownJobError(request.jobs[0])
+            return pb.JobStatsList(jobs=[pb.JobStats(job=request.jobs[0], samples_produced=9)])
         return pb.Filling(there=10, ended="all") if method == "FillUp" else pb.Job()
 
 
