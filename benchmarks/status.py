@@ -42,6 +42,8 @@ PAGE = "pages"
 SINGLE = "status calls"
 SAMPLER = "SuperSampler"
 
+_ANSWERS_S, _PAUSE_S = 30.0, 0.01
+
 _METHOD = (
     (
         "Times are of the sampler's process, for every batch of an epoch and divided by the number of "
@@ -135,6 +137,7 @@ def _measure_batch_size(
         for ref in sampler:
             dataset[ref]  # now it is cached
             batch_ids.append(ref.batch_id)
+        _wait_for_answers(sampler)
         with contextlib.closing(_StatusCalls(services.coordinator, sampler.job, batch_ids)) as calls:
             ways: dict[str, Callable[[], int]] = {
                 PAGE: lambda: calls.pages(page),
@@ -157,6 +160,15 @@ def _measure_batch_size(
                     reply_bytes=calls.reply_bytes,
                 )
                 yield Run({"images": images.name, "batch_size": batch_size, "way": way}, number, epoch)
+
+
+def _wait_for_answers(sampler: SuperSampler) -> None:
+    """Wait, bounded, until the coordinator knows all that was read: functions answer once all is cached."""
+    end_s = time.monotonic() + _ANSWERS_S
+    while sampler.job_stats().total_requests_in_flight:
+        if time.monotonic() > end_s:
+            raise BenchmarkError(f"functions have not answered {_ANSWERS_S:g} s after all was read")
+        time.sleep(_PAUSE_S)
 
 
 def _clocks(services: LoaderServices) -> tuple[float, float, float]:
