@@ -10,8 +10,11 @@ import zlib
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from superdl.lambda_prefetch import decode as decode_module
 from superdl.lambda_prefetch.decode import decode
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
@@ -70,6 +73,45 @@ def test_each_form_is_what_others_make_of_it(form):
     assert np.array_equal(array, independent(data))
     if form in ("webp", "jpeg", "cmyk", "palette"):  # CMYK is not inverted
         assert np.abs(array.astype(int) - pixels()).mean() < 12
+
+
+@st.composite
+def plain_jpegs(draw):
+    """A JPEG of noise as encoders write them, and the same with a few bytes changed, cut off or added."""
+    width, height, seed = draw(st.integers(1, 70)), draw(st.integers(1, 70)), draw(st.integers(0, 99))
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    how = {
+        "quality": draw(st.integers(5, 98)),
+        "subsampling": draw(st.integers(0, 2)),
+        "progressive": draw(st.booleans()),
+        "restart_marker_blocks": draw(st.sampled_from([0, 3])),
+        "comment": draw(st.sampled_from([b"", b"\xff\xda"])),
+    }
+    data = encode(Image.fromarray(noise), "JPEG", **how)
+    changed = bytearray(data)
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(data) - 1) | st.integers(0, min(650, len(data)) - 1))
+        changed[at] = draw(st.sampled_from(b"\x00\xff\xda\xc0\xd9") | st.integers(0, 255))
+    cut = draw(st.just(len(data)) | st.integers(0, len(data)))
+    return data, how["progressive"], bytes(changed[:cut]) + draw(st.sampled_from([b"", bytes(99)]))
+
+
+@given(plain_jpegs())
+def test_a_plain_jpeg_is_what_opening_it_gives_whole_or_broken(jpeg):
+    data, is_progressive, broken = jpeg
+    assert (decode_module._plain_jpeg(data, LIMIT) is not None) == (not is_progressive)
+    assert np.array_equal(decoded(data), independent(data))
+    told = told_of(broken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_module, "_plain_jpeg", lambda *_: None)
+        assert told == told_of(broken)
+
+
+def told_of(data):
+    try:
+        return decoded(data).tobytes()
+    except SampleFailedError as failure:
+        return failure.reason, failure.why
 
 
 def test_gif_gives_its_first_frame():
