@@ -13,6 +13,7 @@ import hashlib
 import os
 import stat
 import threading
+import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["file_version", "list_directory", "probe_directory", "read_small_file"]
 
-_THREADS = 8  # they wait for the file system more than they compute
+_THREADS = 8
+# On a local disk threads only fight for the interpreter: one alone takes half the time. Where so many entries
+# take longer than that each, as on a network filesystem, all of them wait at once.
+_WORTH_THREADS_S, _SOME = 50e-6, 64
 _SHOWN = 5
 _MAX_LINKED_DIRECTORIES = 100_000  # links to links can make a few directories look like any number
 _LEADING_OUT = "symbolic links lead out of it and are followed, to"
@@ -144,6 +148,9 @@ class _Walk:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._some: defaultdict[str, set[str]] = defaultdict(set)
+        self._alone = not digests  # reading files is always worth threads
+        self._turns = threading.Semaphore(1 if self._alone else _THREADS)
+        self._seen, self._since_s = 0, time.monotonic()
 
     def builder(self, name: str) -> FolderBuilder:
         """What collects a folder's files. Reading them takes time: each that was read is progress."""
@@ -153,16 +160,29 @@ class _Walk:
         """All files below the first-level folder ``name``."""
         builder = self.builder(name)
         pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, (self._root,))]
-        while pending:
-            here = pending.pop()
-            self._tally.check()
-            trail = (*here.trail, here.path)
-            for found in self.entries(here):
-                if found.is_directory:
-                    pending.append(_Directory(found.real, found.key, trail))
-                else:
-                    self.add(found, builder)
+        with self._turns:
+            while pending:
+                here = pending.pop()
+                self._tally.check()
+                trail = (*here.trail, here.path)
+                for found in self.entries(here):
+                    if found.is_directory:
+                        pending.append(_Directory(found.real, found.key, trail))
+                    else:
+                        self.add(found, builder)
         return builder.build()
+
+    def _pace(self) -> None:
+        """Let the other threads begin once the file system keeps the only one waiting."""
+        if not self._alone:
+            return
+        self._seen += 1
+        if self._seen == _SOME:
+            now_s = time.monotonic()
+            if now_s - self._since_s > _SOME * _WORTH_THREADS_S:
+                self._alone = False
+                self._turns.release(_THREADS - 1)
+            self._seen, self._since_s = 0, now_s
 
     def entries(self, here: _Directory, *, top: bool = False) -> Iterator[_Found]:
         """What lies in a directory, without links that cannot be followed.
@@ -174,10 +194,12 @@ class _Walk:
             try:
                 # Who swapped it for a link meanwhile gains nothing by it.
                 self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
+                path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
-                        if found := self._found(entry, here):
+                        if found := self._found(entry, here, path + entry.name, key + entry.name):
                             yield found
+                        self._pace()
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -252,9 +274,8 @@ class _Walk:
         some = sorted(self._some[what])
         return ", ".join(some[:_SHOWN]) + (", ..." if len(some) > _SHOWN else "")
 
-    def _found(self, entry: os.DirEntry[str], here: _Directory) -> _Found | None:
+    def _found(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Found | None:
         """An entry, or ``None`` where it is left out."""
-        path, key = f"{here.path.rstrip('/')}/{entry.name}", f"{here.key}/{entry.name}".lstrip("/")
         found: _Found | None = _Found(key, path, path, entry, None)
         if entry.is_symlink():
             found = self._followed(entry, path, key)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from superdl.coordinator.catalog import listing_file
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.listing_file import file_version, list_directory, probe_directory
 from superdl.coordinator.catalog.source import Allowed
@@ -232,3 +235,27 @@ def test_what_may_not_be_read_is_named(open_path):
         assert line.startswith("SourceForbiddenError the coordinator (user id ")
         assert f"{open_path}/{path}" in line
         assert "grant it read" in line
+
+
+@pytest.mark.parametrize(("worth_threads_s", "walkers"), [(math.inf, 1), (0.0, 8)])
+def test_threads_help_only_where_the_file_system_is_slow(tmp_path, monkeypatch, worth_threads_s, walkers):
+    for n in range(16):
+        make(tmp_path, *(f"{n:02d}/{image}.jpg" for image in range(20)))
+    monkeypatch.setattr(listing_file, "_WORTH_THREADS_S", worth_threads_s)
+    walking, most, added, waited, together = set(), 0, itertools.count(), set(), threading.Barrier(walkers)
+
+    def add(self, found, folder):
+        nonlocal most
+        thread = threading.get_ident()
+        walking.add(thread)
+        most = max(most, len(walking))
+        if next(added) > 100 and thread not in waited:  # before, one thread's pace is measured
+            waited.add(thread)
+            together.wait(10)
+        walking.discard(thread)
+        whole_add(self, found, folder)
+
+    whole_add = listing_file._Walk.add
+    monkeypatch.setattr(listing_file._Walk, "add", add)
+    assert sum(map(len, listed(tmp_path).values())) == 16 * 20
+    assert most == walkers
