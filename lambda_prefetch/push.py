@@ -68,10 +68,11 @@ class ByteBudget:
                 self._wait_for_turn(counted_bytes)
             self._used_bytes += counted_bytes
 
-    def release(self, size_bytes: int) -> None:
-        """Return the room of a piece of this size."""
+    def release(self, *sizes_bytes: int) -> None:
+        """Return the room of pieces of these sizes."""
+        counted_bytes = sum([max(size_bytes, MIN_PIECE_BYTES) for size_bytes in sizes_bytes])
         with self._lock:
-            self._used_bytes -= max(size_bytes, MIN_PIECE_BYTES)
+            self._used_bytes -= counted_bytes
             if self.waiting:
                 self._changed.notify_all()
 
@@ -97,7 +98,7 @@ class ByteBudget:
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pushed:
     """What became of one record; ``refusal`` is empty if it was acknowledged, else the reason."""
 
@@ -107,16 +108,13 @@ class Pushed:
     refusal: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Record:
     index: int
     key: bytes
     header: bytes
     payload: memoryview
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.header) + self.payload.nbytes
+    size_bytes: int
 
     def command(self) -> Command:
         """The SET that stores it; the payload is not copied."""
@@ -173,14 +171,15 @@ class Pusher:
 
         Small records go in bundles, since waking the other thread costs as much as decoding a small image.
         """
-        record = _Record(index, key, header, payload)
+        size_bytes = len(header) + payload.nbytes
+        record = _Record(index, key, header, payload, size_bytes)
         with self._putting:
             # What is bundled holds room in the budget: it must be on its way before a large one waits for it.
-            if self._bundle_bytes + record.size_bytes > _BUNDLE_BYTES:
+            if self._bundle_bytes + size_bytes > _BUNDLE_BYTES:
                 self._hand_over()
-            self._budget.acquire(record.size_bytes)
+            self._budget.acquire(size_bytes)
             self._bundle.append(record)
-            self._bundle_bytes += record.size_bytes
+            self._bundle_bytes += size_bytes
             if len(self._bundle) == _BUNDLE_RECORDS or self._bundle_bytes > _BUNDLE_BYTES:
                 self._hand_over()
 
@@ -195,8 +194,7 @@ class Pusher:
             records, more = self._next_batch()
             if records and not self._abandoned:
                 self._store(records)
-            for record in records:
-                self._budget.release(record.size_bytes)
+            self._budget.release(*[record.size_bytes for record in records])
         if self._cache is not None and self._cache.all_broken:
             self._cache.close()
         elif self._cache is not None:

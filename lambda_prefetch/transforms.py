@@ -144,7 +144,8 @@ class Program:
             return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
         if op == "center_crop":
             check_pixels(step["size"], step["size"], self._limit_pixels)
-            return image.crop(center_crop_box(*image.size, step["size"]))
+            box = center_crop_box(*image.size, step["size"])
+            return image if box == (0, 0, *image.size) else image.crop(box)
         if op == "random_resized_crop":
             side = (step["size"], step["size"])
             check_pixels(*side, self._limit_pixels)

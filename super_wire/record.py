@@ -68,6 +68,7 @@ payload_hash: Callable[[Bytes], int] = xxhash.xxh3_64_intdigest
 _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
 _MAX_U32 = 2**32 - 1
+_NO_SIDES = (0,) * MAX_NDIM
 _MAX_ARRAY_BYTES = 2**63  # as numpy counts: an empty array's sides that are not zero count too
 
 HEADER_DTYPE = np.dtype(
@@ -197,8 +198,16 @@ def pack_header(
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape
     head = (MAGIC, RECORD_VERSION, kind, code, len(sides), size, payload_hash(payload))
-    padding, clipped = (0,) * (MAX_NDIM - len(sides)), (min(time_us, _MAX_U32) for time_us in times)
-    return _HEADER.pack(*head, *sides, *padding, *clipped, int(id_prefixes(sample_id)[0]))
+    padding, (fetch_us, decode_us) = _NO_SIDES[len(sides) :], times
+    clipped = (min(fetch_us, _MAX_U32), min(decode_us, _MAX_U32))
+    return _HEADER.pack(*head, *sides, *padding, *clipped, _id_prefix(sample_id))
+
+
+def _id_prefix(sample_id: bytes) -> int:
+    """The same as :func:`id_prefixes`, for one id and without numpy: this is done for every record."""
+    if len(sample_id) != ID_BYTES:
+        raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_id)} bytes")
+    return int.from_bytes(sample_id[:8], "little")
 
 
 @functools.lru_cache(maxsize=64)  # numpy spells a dtype's name at each call
@@ -243,7 +252,7 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
             f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
         )
     fetch_us, decode_us, prefix = rest[MAX_NDIM:]
-    if sample_id is not None and prefix != int(id_prefixes(sample_id)[0]):
+    if sample_id is not None and prefix != _id_prefix(sample_id):
         raise RecordIdError(
             f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
         )
