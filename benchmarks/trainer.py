@@ -37,7 +37,7 @@ MODELS = (SMALL, "resnet18", "resnet50")
 
 _AHEAD = 2
 _CLASSES = 1000
-_SMALL_CLASSES = 10  # at least so many has any network here
+_SMALL_CLASSES = 100  # what image sets have at most, and any network here at least
 _WARMING_STEPS = 2  # the first steps of a process choose and compile kernels
 _GPU_WARMING_STEPS = 10  # and take memory
 
