@@ -168,8 +168,10 @@ def pack(
     """
     code, stored = stored_dtype(array.dtype)
     check_shape(array.shape)
-    little_endian = np.ascontiguousarray(array, dtype=stored)
-    payload = little_endian.reshape(-1).view(np.uint8).data
+    if array.dtype == np.uint8 and array.flags.c_contiguous:  # an image, as nearly all are
+        payload = array.reshape(-1).data
+    else:
+        payload = np.ascontiguousarray(array, dtype=stored).reshape(-1).view(np.uint8).data
     times = (fetch_us, decode_us)
     header = pack_header(RecordKind.DATA, payload, sample_id, code=code, shape=array.shape, times=times)
     return header, payload

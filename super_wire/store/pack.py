@@ -148,9 +148,10 @@ class PackWriter:
             raise ValueError(f"a pack holds {MAX_RECORDS} records of up to {_MAX_RECORD} bytes")
         step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
         offset = -(-(self._at + HEADER_BYTES) // step) * step - HEADER_BYTES
-        self._write(_ZEROS[: offset - self._at])
-        self._write(header)
-        self._write(payload)
+        self._file.write(_ZEROS[: offset - self._at])
+        self._file.write(header)
+        self._file.write(payload)
+        self._at = offset + size
         self._entries += _ENTRY.pack(sample_id, offset, size, header[5])
         return offset
 
