@@ -100,10 +100,11 @@ def stuck_work(state: State, now: float) -> Iterator[str]:
         blocked = state.retry_queue.waiting or state.ledger.spending is not Spending.FREELY
         if len(eligible.ready) and free and not blocked:
             yield f"{len(eligible.ready)} ranks may look ahead, and {free[0].name} has a place"
-        if eligible.deferred and eligible.defer_until_s < min(wake_times_s(state, now), default=math.inf):
+        until_s = eligible.deferred.soonest_s()
+        if until_s is not None and until_s < min(wake_times_s(state, now), default=math.inf):
             yield f"{len(eligible.deferred)} ranks wait for a cheaper executor, and nothing ends that"
         # With a store, what lies there may wait for a dearer one that can restore it.
-        waits = eligible.deferred and not state.settings.store
+        waits = len(eligible.deferred) and not state.settings.store
         if waits and free and not blocked and not eligible.has_cheaper(free[0]):
             yield f"{len(eligible.deferred)} ranks wait, and no executor is cheaper than {free[0].name}"
     if state.ledger.spending is Spending.FREELY and left_lying(state, now):

@@ -92,9 +92,9 @@ def _produce(state: State, now: float) -> None:
 def _wake_deferred(state: State, now: float) -> None:
     """Let the ranks that wait for a cheaper executor look again, once that may come to something else."""
     for eligible in state.fleet.groups:
-        if eligible.deferred and (now >= eligible.defer_until_s or eligible.has_changed(now)):
-            cursors, eligible.deferred, eligible.defer_until_s = eligible.deferred, {}, math.inf
-            state.wake_those(cursors)
+        if len(eligible.deferred):
+            changed = eligible.has_changed(now)
+            state.wake_those(eligible.deferred.take_until(math.inf if changed else now))
 
 
 def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
@@ -143,11 +143,10 @@ def _executor_for(state: State, cursor: Cursor, way: Way, now: float) -> Executo
     samples = min(way.indices.size, job.plan.batch_size, state.settings.request_samples)
     executor = way.executors.choose(now, slack_s=slack_s, soon=soon, samples=samples)
     if executor is None:
-        if not eligible.deferred:
+        if not len(eligible.deferred):
             eligible.has_changed(now)  # than from now on
-        eligible.deferred[cursor.key] = None
         ends_in_s = way.executors.deferral_ends_in_s(now, slack_s=slack_s, samples=samples)
-        eligible.defer_until_s = min(eligible.defer_until_s, now + ends_in_s + _MOMENT_S)
+        eligible.deferred.add(cursor.key, now + ends_in_s + _MOMENT_S)
     return executor
 
 
@@ -309,10 +308,9 @@ def _opportunities(state: State, now: float) -> Iterator[float | None]:
         yield state.room_search.over_at_s(state.events)
         yield state.misses.next_expiry_s(now)
     for eligible in state.fleet.groups:
-        if waiting or len(eligible.ready) or eligible.deferred:
+        if waiting or len(eligible.ready) or len(eligible.deferred):
             yield from eligible.wake_times_s(now)
-        if eligible.deferred:
-            yield eligible.defer_until_s
+        yield eligible.deferred.soonest_s()
     if state.ledger.spending is not Spending.FREELY:
         yield state.ledger.freely_at_s(now, state.in_flight)
     yield next_save_s(state)

@@ -101,8 +101,7 @@ class EligibleExecutors:
 
     Attributes:
         ready: ranks that may have something to look ahead to.
-        deferred: ranks that wait for a place at a cheaper executor.
-        defer_until_s: when the first of those can wait no more.
+        deferred: ranks that wait for a place at a cheaper executor, by the time when they can wait no more.
 
     Args:
         executors: they, the cheapest first.
@@ -121,8 +120,7 @@ class EligibleExecutors:
         self.store_only = tuple(store_only)
         self._restores = restores
         self.ready: TimeQueue[CursorKey] = TimeQueue()
-        self.deferred: dict[CursorKey, None] = {}
-        self.defer_until_s = math.inf
+        self.deferred: TimeQueue[CursorKey] = TimeQueue()
         self._alone = len(self.executors) == 1
         self._seen: tuple[object, ...] = ()
 

@@ -313,7 +313,7 @@ class State:
             return
         self.room_search.waiting.pop(cursor.key, None)
         eligible = self.eligible_for(cursor.job.dataset)
-        eligible.deferred.pop(cursor.key, None)
+        eligible.deferred.discard(cursor.key)
         eligible.ready.add(cursor.key, cursor.deadline_s())
 
     def wake_those(self, keys: Iterable[CursorKey]) -> None:
@@ -327,7 +327,7 @@ class State:
         """A rank has nothing to look ahead to, or is to have nothing."""
         eligible = self.eligible_for(cursor.job.dataset)
         eligible.ready.discard(cursor.key)
-        eligible.deferred.pop(cursor.key, None)
+        eligible.deferred.discard(cursor.key)
         self.room_search.waiting.pop(cursor.key, None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:

@@ -25,7 +25,7 @@ from superdl.coordinator.store.places import Joined, Places, join
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.store import IN_USE_S, PackMeta, Segment, SegmentPack, is_bucket, segment_of
+from superdl.super_wire.store import PackMeta, Segment, SegmentPack, is_bucket, segment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -87,15 +87,14 @@ class StoreKeeper:
         self._opened_s: dict[bytes, float] = {}
         self._late: set[bytes] = set()
         self._pending: defaultdict[str, list[Segment]] = defaultdict(list)
-        self._full = False
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks = HeldTasks("store's keeper")
         self._due_s = dict.fromkeys(("touch", "sweep", "flush", "room", "open"), 0.0)
 
     @property
     def saves(self) -> bool:
-        """Whether functions should write packs now."""
-        return self._store is not None and not (self._full or self._store.read_only)
+        """Whether functions should write packs now: not from the answer on that fills the room."""
+        return self._store is not None and not (self.room.excess_bytes or self._store.read_only)
 
     @property
     def told(self) -> str:
@@ -131,7 +130,7 @@ class StoreKeeper:
                 raise
             self._in_trouble(f"it cannot be opened: {error}")
         else:
-            self._full = self.room.excess_bytes > 0
+            self.room.exhausted = self.room.excess_bytes > 0
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
         """From now on events go to ``post``; packs of decoders with another fingerprint are of no use."""
@@ -183,6 +182,8 @@ class StoreKeeper:
         self._pending[collection].append(told)
         number = self.places.put_pack(dataset.content, name, there, offsets, lengths)
         self.room.wrote(name, size, there.size)
+        if self.room.is_overdue:
+            self.step()  # at once: until there is room, what is decoded is not kept
         if dataset.content in self._known:
             self._known[dataset.content].packs.add(name)
         self.trouble = ""
@@ -220,12 +221,13 @@ class StoreKeeper:
         create = same and not self._read_only
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
         self._filesystem = filesystem_of(self.address)
-        self.room.sizes = store.packs()
+        self.room.found(store.packs(), self.room.sizes)
         self.room.measure()
         return store
 
     async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
         content, collection = dataset.content, collection_in(dataset)
+        packs_before = set(self.room.sizes)
         known = self._known.setdefault(content, Known())
 
         def looked() -> tuple[Joined, Any]:
@@ -242,7 +244,7 @@ class StoreKeeper:
         self.trouble = ""
         counts = np.bincount(found.told.entries["pack"], minlength=len(found.told.packs)).tolist()
         self.room.records.update(zip((pack.name for pack in found.told.packs), counts, strict=True))
-        self.room.sizes = found.sizes
+        self.room.found(found.sizes, packs_before)
         self.room.useless |= found.useless
         self._lose(found.gone | found.useless)
         self.places.put(content, joined)
@@ -280,7 +282,7 @@ class StoreKeeper:
         self._in_trouble("its directory is gone" if gone else str(why))
         if not gone:
             return
-        self._store, self._full = None, False
+        self._store, self.room.exhausted = None, False
         names = list(self.room.sizes)
         self._lose(names)
         self.room.forget(names)
@@ -331,18 +333,20 @@ class StoreKeeper:
 
     async def _make_room(self, store: Store) -> None:
         """See that the store takes no more than it may, and whether it may take more."""
-        room, was_full = self.room, self._full
+        room, was_exhausted = self.room, self.room.exhausted
         if store.read_only or not room.bounded:
             return
         if not is_bucket(self.address) or room.excess_bytes:  # others write there too; S3 bills for lists
-            room.sizes = await self._threads.run(store.packs)
+            packs_before = set(room.sizes)
+            room.found(await self._threads.run(store.packs), packs_before)
         await self._threads.run(room.measure)
         if room.excess_bytes:
-            used, now = await self._threads.run(store.used), time.time()
-            wanted = {name for name, used_s in used.items() if now - used_s < IN_USE_S}
-            await self._remove(store, room.to_prune(used, wanted | self._open_collections(), self._live()))
-        self._full = room.excess_bytes > 0
-        if self._full and not was_full:
+            used = await self._threads.run(store.used)
+            # What was being written when the room was full comes while packs go, and takes their place.
+            while names := room.to_prune(used, self._open_collections(), self._live(), time.time()):
+                await self._remove(store, names)
+        room.exhausted = room.excess_bytes > 0
+        if room.exhausted and not was_exhausted:
             _log.warning(
                 "the store %s is full: %s, all of datasets that jobs have open; no more is written: raise "
                 "store_bytes, or make room on its disk",

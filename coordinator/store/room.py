@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import StoreGoneError
-from superdl.super_wire.store import is_bucket
+from superdl.super_wire.store import IN_USE_S, is_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
 __all__ = ["Room", "StoredPack", "room_bytes", "to_prune"]
 
@@ -59,20 +59,19 @@ class Room:
         self.bytes = wanted_bytes
         """What all packs may take; 0 in a bucket that nothing bounds."""
         self.sizes: dict[str, int] = {}
+        self.used_bytes = 0
+        """What all packs have together."""
         self.records: dict[str, int] = {}
         self.useless: set[str] = set()
         self.written_bytes = 0
         """By this coordinator's functions, since the room was measured last."""
+        self.exhausted = False
+        """Whether it was full still after what may go had gone."""
 
     @property
     def bounded(self) -> bool:
         """Whether anything bounds it."""
         return bool(self._wanted_bytes) or not self._is_bucket
-
-    @property
-    def used_bytes(self) -> int:
-        """What all packs have together."""
-        return sum(self.sizes.values())
 
     @property
     def excess_bytes(self) -> int:
@@ -89,18 +88,26 @@ class Room:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether so much was written since it was measured that it is to be measured again."""
-        return self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE
+        """Whether room is to be made, or so much was written that it is to be measured again."""
+        is_full = self.excess_bytes > 0 and not self.exhausted
+        return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
+
+    def found(self, packs: Mapping[str, int], before: Container[str]) -> None:
+        """A listing has found these packs. What was not known ``before`` it was written while it was made."""
+        since = {pack: size for pack, size in self.sizes.items() if pack not in before}
+        self.sizes = {**packs, **since}
+        self.used_bytes = sum(self.sizes.values())
 
     def wrote(self, pack: str, size: int, records: int) -> None:
         """A function has written a pack."""
+        self.used_bytes += size - self.sizes.get(pack, 0)
         self.sizes[pack], self.records[pack] = size, records
         self.written_bytes += size
 
     def forget(self, packs: Iterable[str]) -> None:
         """These packs are removed."""
         for pack in packs:
-            self.sizes.pop(pack, None)
+            self.used_bytes -= self.sizes.pop(pack, 0)
             self.records.pop(pack, None)
             self.useless.discard(pack)
 
@@ -118,22 +125,25 @@ class Room:
             self.bytes = room_bytes(self._wanted_bytes, self.used_bytes, disk.free, disk.total)
         self.written_bytes = 0
 
-    def to_prune(self, used: Mapping[str, float], wanted: set[str], live: Mapping[str, float]) -> list[str]:
-        """Which packs go now.
+    def to_prune(
+        self, used: Mapping[str, float], reading: Container[str], live: Mapping[str, float], now: float
+    ) -> list[str]:
+        """Which packs go now; none, while there is room.
 
         Args:
             used: when collections were opened last.
-            wanted: collections that somebody reads.
+            reading: collections that jobs have open here.
             live: the share of packs' records that catalogs still have, where that is known.
+            now: Unix time.
         """
         packs = [
             StoredPack(
                 name,
                 size,
                 name in self.useless,
-                used.get(collection := name.partition("-")[0], 0.0),
+                used_s := used.get(collection := name.partition("-")[0], 0.0),
                 live.get(name, 1.0),
-                collection in wanted,
+                collection in reading or now - used_s < IN_USE_S,
             )
             for name, size in self.sizes.items()
         ]

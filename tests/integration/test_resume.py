@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import random
+from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
+from superdl.super_wire.ids import ID_BYTES
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import BATCH_SIZE, BATCHES, run_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from superdl.super_wire.batch_ref import BatchRef
     from tests.fixtures.stack import Stack
 
 pytestmark = [
@@ -94,3 +101,65 @@ def test_out_of_order_every_sample_comes_once(shared_stack: Stack, images: Path,
         state = run.sampler.state_dict(batches_consumed=consumed)
     with run_of(shared_stack, images, state, in_order=False) as run:
         assert_exactly_once(before + collect(run.loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+
+
+def global_order(ranks: Sequence[Iterable[BatchRef]]) -> tuple[list[bytes], int]:
+    """The samples that ranks have read together, in the order of the plan, and how many more were padding.
+
+    All ranks read the same batches, of equal length, and padding comes at the very end.
+    """
+    samples: list[bytes] = []
+    padding = 0
+    for together in zip(*ranks, strict=True):
+        assert len({(ref.epoch, ref.position, len(ref)) for ref in together}) == 1
+        for ref in together:
+            ids = [ref.sample_ids[at : at + ID_BYTES] for at in range(0, len(ref.sample_ids), ID_BYTES)]
+            flags = ref.padding or bytes(len(ids))
+            own = [sample for sample, is_padding in zip(ids, flags, strict=True) if not is_padding]
+            assert not (padding and own), "a sample comes after padding"
+            samples += own
+            padding += len(ids) - len(own)
+    return samples, padding
+
+
+@given(
+    legs=st.lists(st.sampled_from([2, 3, 4, 6]), min_size=2, max_size=3),
+    factor=st.integers(1, 6),
+    drop_last=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=16, phases=[Phase.generate])  # smaller ones are not looked for: that takes minutes
+def test_ranks_of_any_number_go_on_with_the_state_of_any_other(
+    shared_stack: Stack, images: Path, legs: list[int], factor: int, drop_last: bool, data: st.DataObject
+) -> None:
+    """Runs of so many ranks each, of which each goes on after any batch where the one before it stopped: with
+    the state of any of its ranks, whose loaders may have asked for more than was read.
+    """
+    batch = factor * math.lcm(*legs)
+    same: dict[str, Any] = {"seed": data.draw(st.integers(0, 9), "seed"), "drop_last": drop_last}
+    with run_of(shared_stack, images, batch_size=batch, **same) as one:
+        end = len(one.sampler)
+        whole = [global_order([one.sampler])[0] for _ in range(2)]
+    assert len(set(whole[0])) == len(whole[0]) == (end * batch if drop_last else 150)
+    state, at = None, 0
+    read: list[bytes] = []
+    for number, ranks in enumerate(legs, 1):
+        stop = data.draw(st.integers(at, end), "stop") if number < len(legs) else end
+        with ExitStack() as stack:
+            plan = {"batch_size": batch // ranks, "num_replicas": ranks, **same}
+            runs = [
+                stack.enter_context(run_of(shared_stack, images, state, rank=rank, **plan))
+                for rank in range(ranks)
+            ]
+            ahead = [data.draw(st.integers(number == len(legs), 3), "asked ahead") for _ in runs]
+            given_out = [
+                list(islice(run.sampler, stop - at + more)) for run, more in zip(runs, ahead, strict=True)
+            ]
+            samples, padding = global_order([refs[: stop - at] for refs in given_out])
+            read += samples
+            assert padding == (-len(whole[0]) % ranks if at < stop == end else 0)
+            state = runs[data.draw(st.integers(0, ranks - 1), "whose state")].state_dict(stop - at)
+            if number == len(legs):
+                assert global_order([run.sampler for run in runs])[0] == whole[1]
+        at = stop
+    assert read == whole[0]

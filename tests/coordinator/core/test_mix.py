@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, FailureKind
+from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, FailureKind, JobClosed
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.super_wire.request import Outcome
@@ -46,6 +48,30 @@ def test_a_job_that_the_cheapest_keeps_up_with_costs_nothing():
         driver.ask(position, position + 4, epoch=0)
     assert driver.state.fleet.executors[0].requests > 3 * billed
     assert billed < 32, "only the first look-ahead, of which nothing was known, overflows"
+
+
+def test_how_long_a_rank_waits_for_the_cheapest_is_its_own():
+    """Not the time of one that has gone meanwhile, which is over: nothing would wake the other."""
+    driver = mixed(size=800, cheap=1, dear=8, request_samples=8, lookahead_batches=32, hedge_share=0.0)
+    driver.open()
+    deferred = driver.state.fleet.groups[0].deferred
+    for position in range(20):
+        driver.ask(position, position + 4, yielded=position)
+        driver.read(position, after_s=1.0)
+        while any(request.executor for request in driver.requests):
+            driver.answer(next(request for request in driver.requests if request.executor))
+        if deferred.soonest_s() not in {None, math.inf}:
+            break
+        while driver.requests:
+            driver.answer(driver.requests[0])
+    until_s = deferred.soonest_s()
+    assert until_s is not None
+    assert driver.now_s < until_s < math.inf
+    driver.step(JobClosed("job", 0))
+    driver.wait(until_s + 1.0 - driver.now_s)
+    driver.open("other", seed=1)
+    while ("other", 0) not in deferred:  # the driver sees each time that something wakes who waits
+        driver.answer(next(request for request in driver.requests if request.executor))
 
 
 @pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.UNAVAILABLE])

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import threading
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,12 +40,12 @@ FINGERPRINT = "5c" * 16
 class Kept:
     """A keeper of the store in a directory, with a dataset of ten files, and what it told the core."""
 
-    def __init__(self, store: Path, source: Path) -> None:
+    def __init__(self, store: Path, source: Path, store_bytes: int) -> None:
         self.events: list[Any] = []
         self.source = source
         self.path = store
         self.datasets = DatasetRegistry(max_age_s=60.0)
-        self.keeper = StoreKeeper(StoreChoice(str(store)), self.datasets, 0, read_only=False)
+        self.keeper = StoreKeeper(StoreChoice(str(store)), self.datasets, store_bytes, read_only=False)
 
     async def begin(self) -> Dataset:
         await self.keeper.open()
@@ -72,12 +73,12 @@ def write_pack(store: Path, dataset: Dataset, indices: list[int], fingerprint: s
 
 
 @pytest.fixture
-def kept(tmp_path: Path, source: Path) -> Callable[[Callable[[Kept, Any], Awaitable[None]]], None]:
-    """Runs ``work(kept, dataset)`` with an open store."""
+def kept(tmp_path: Path, source: Path) -> Callable[..., None]:
+    """Runs ``work(kept, dataset)`` with an open store, which may take so many bytes."""
 
-    def run(work: Callable[[Kept, Any], Awaitable[None]]) -> None:
+    def run(work: Callable[[Kept, Any], Awaitable[None]], store_bytes: int = 0) -> None:
         async def body() -> None:
-            one = Kept(tmp_path.parent / f"{tmp_path.name}-store", source)
+            one = Kept(tmp_path.parent / f"{tmp_path.name}-store", source, store_bytes)
             try:
                 await work(one, await one.begin())
             finally:
@@ -99,15 +100,18 @@ def answer(**changes: Any) -> PrefetchResult:
 
 
 class ThenAnother(DirectoryStore):
-    """A store to which another coordinator adds a pack once this one has listed its packs."""
+    """A store to which somebody adds a pack once its packs were listed, or one was removed."""
 
-    others: Callable[[], object] | None = None
+    others: Callable[[], object] = staticmethod(lambda: None)
 
     def packs(self) -> dict[str, int]:
         there = super().packs()
-        if self.others is not None:
-            self.others()
+        self.others()
         return there
+
+    def remove(self, pack: str) -> None:
+        super().remove(pack)
+        self.others()
 
 
 def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
@@ -122,12 +126,41 @@ def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
 
         store.others = add
         assert not look(store, collection, FINGERPRINT, known).useless
-        store.others = None
+        del store.others
         again = look(store, collection, FINGERPRINT, known)
         assert [pack.name for pack in again.told.packs] == added
         assert again.usable.all()
 
     kept(work)
+
+
+def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room(kept, caplog):
+    async def work(one, dataset):
+        keeper, packs = one.keeper, one.path / "packs"
+        packs.mkdir(exist_ok=True)
+        old = [packs / f"{'0' * 16}-{letter * 24}.pack" for letter in "ab"]  # another dataset's
+        for path in old:
+            path.write_bytes(bytes(45_000))
+        await keeper.opened(dataset)
+        assert keeper.saves
+
+        def heard(indices: list[int], size: int) -> None:
+            written = write_pack(one.path, dataset, indices)
+            os.truncate(packs / written, size)
+            keeper.heard(dataset, np.array(indices), answer(pack=written, store_bytes=size))
+
+        late = iter([([2, 3], 6_000), ([4, 5], 50_000)])  # after the listing, and as the first old one goes
+        keeper._store = ThenAnother.open(one.path, create=False)
+        keeper._store.others = lambda: [heard(*pack) for pack in islice(late, 1)]
+        heard([0, 1], 6_000)
+        assert not keeper.saves
+        await keeper._upkeep  # it has begun by itself
+        assert keeper.saves
+        assert not any(path.exists() for path in old)
+        assert keeper.stored(dataset.content)[0].indices.tolist() == [0, 1, 2, 3, 4, 5]
+        assert not [line for line in caplog.messages if "is full" in line]
+
+    kept(work, store_bytes=100_000)
 
 
 def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):

@@ -56,16 +56,31 @@ def test_as_little_goes_as_must_and_in_order(packs, bytes_to_free, wanted_too):
             assert all(one.used_s <= pack.used_s for pack in stay if not pack.wanted)
 
 
+def test_what_is_written_while_packs_are_listed_is_counted():
+    room = Room("s3://bucket/store", 1600)
+    room.wrote(f"{A}-x", 500, 1)
+    before = set(room.sizes)
+    room.wrote(f"{B}-x", 700, 1)
+    room.wrote(f"{B}-x", 700, 1)
+    assert room.used_bytes == 1200
+    room.found({f"{C}-x": 800}, before)
+    assert room.sizes == {f"{B}-x": 700, f"{C}-x": 800}
+    assert room.excess_bytes == 1500 - 1500 + 1500 // 32
+    room.forget([f"{A}-x", f"{C}-x"])
+    assert room.used_bytes == 700
+
+
 def test_a_bucket_is_bounded_by_its_setting_alone(tmp_path):
     free = Room("s3://bucket/store", 0)
     free.wrote(f"{A}-x", 2**50, 10)
     free.measure()
     assert (free.bounded, free.excess_bytes, free.is_overdue) == (False, 0, False)
     capped = Room("s3://bucket/store", 1600)
-    capped.sizes = {f"{A}-x": 700, f"{B}-x": 700, f"{C}-x": 200}
+    capped.found({f"{A}-x": 700, f"{B}-x": 700, f"{C}-x": 200}, {})
     assert capped.excess_bytes == 1600 - 1500 + 1500 // 32
-    assert capped.to_prune({A: 5.0, B: 3.0, C: 1.0}, {C}, {}) == [f"{B}-x"]
-    assert capped.to_prune({A: 5.0, B: 3.0}, {A, B, C}, {f"{A}-x": 0.1}) == [f"{A}-x"]
+    assert capped.to_prune({A: 5.0, B: 3.0, C: 1.0}, {C}, {}, now=1e6) == [f"{B}-x"]
+    assert capped.to_prune({A: 5.0, B: 3.0, C: 1e6 - 60}, {}, {}, now=1e6) == [f"{B}-x"]
+    assert capped.to_prune({A: 5.0, B: 3.0}, {A, B, C}, {f"{A}-x": 0.1}, now=1e6) == [f"{A}-x"]
     capped.forget([f"{B}-x"])
     assert (capped.used_bytes, capped.excess_bytes) == (900, 0)
     here = Room(str(tmp_path), 2**20)
