@@ -218,11 +218,10 @@ def test_transformers_trainer_trains_on_two_objects(here: str, images: Path, tmp
 PROGRAM = """
 from superdl import Recipe, SuperDataset, SuperLoader
 
-if __name__ == "__main__":
-    dataset = SuperDataset({source!r}, Recipe.image(resize=32, crop=32))
-    print(len(dataset), dataset.classes, dataset.samples[0][1], sum(dataset.targets))
-    loader = SuperLoader(dataset, batch_size=16, shuffle=True, num_workers=4)
-    print(sum(len(labels) for images, labels in loader), loader.sampler.job_stats().samples_produced)
+dataset = SuperDataset({source!r}, Recipe.image(resize=32, crop=32))
+print(len(dataset), dataset.classes, dataset.samples[0][1], sum(dataset.targets))
+loader = SuperLoader(dataset, batch_size=16, shuffle=True, num_workers=4)
+print(sum(len(labels) for images, labels in loader), loader.sampler.job_stats().samples_produced)
 """
 
 
