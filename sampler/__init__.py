@@ -1,8 +1,8 @@
 """The sampler: which batches come next, and the embedded default that makes them come.
 
 ``SuperSampler`` asks a coordinator for its rank's plan and yields :class:`superdl.super_wire.BatchRef`;
-without a coordinator it starts one. Names are looked up on first use, so that the supervisor process, which
-lives in this package too, does not pay for torch.
+without a coordinator it starts one. ``describe`` and those that list ask it without a job. Names are looked
+up on first use, so that the supervisor process, which lives in this package too, does not pay for torch.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from superdl.sampler.plan_iterator import PlanIterator
+    from superdl.sampler.registration import describe, list_labels, list_samples
     from superdl.sampler.sampler import SuperSampler
     from superdl.sampler.stats import SamplerStats
 
-__all__ = ["PlanIterator", "SamplerStats", "SuperSampler"]
+__all__ = ["PlanIterator", "SamplerStats", "SuperSampler", "describe", "list_labels", "list_samples"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'superdl.sampler' has no attribute {name!r}")
-    from superdl.sampler import plan_iterator, sampler, stats
+    from superdl.sampler import plan_iterator, registration, sampler, stats
 
     homes = {"PlanIterator": plan_iterator, "SamplerStats": stats, "SuperSampler": sampler}
-    return getattr(homes[name], name)
+    return getattr(homes.get(name, registration), name)
 
 
 def __dir__() -> list[str]:

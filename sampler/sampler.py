@@ -13,14 +13,12 @@ from torch.utils.data.distributed import DistributedSampler
 from superdl.sampler.at_exit import OPEN_JOBS
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.distributed import check_schedules, check_still_there, place_in_run, run_id
-from superdl.sampler.embedded.embedded import embedded_for, tell_user
+from superdl.sampler.embedded.embedded import tell_user
 from superdl.sampler.pages import Pager
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
-from superdl.sampler.rpc.client import Client
-from superdl.sampler.rpc.connection import checked_address
+from superdl.sampler.registration import client_of
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire.batch_ref import BatchRef
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, SuperError, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 _UINT32 = 2**32
 _INT64 = 2**63
-_DATASET_NAMES = ("source", "recipe", "key_list", "naming", "bind", "ping_cache")
+_DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind", "ping_cache")
 
 
 class SuperSampler(DistributedSampler[BatchRef]):
@@ -49,8 +47,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sampler = SuperSampler(dataset, batch_size=4, seed=0)
-    >>> len(dataset), dataset.classes, len(sampler)
+    >>> len(dataset), dataset.classes, len(sampler)  # samples, classes, batches
     (8, ('ant', 'bee', 'cat', 'dog'), 2)
+    >>> sampler.num_samples, sampler.total_size  # samples of this rank, of all ranks
+    (8, 8)
     >>> loader = DataLoader(dataset, sampler=sampler, batch_size=None)
     >>> [tuple(images.shape) for images, labels in loader]
     [(4, 3, 32, 32), (4, 3, 32, 32)]
@@ -67,9 +67,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
             ranks, and flagged.
         rank: of this process; default: torch.distributed's, else ``RANK``, else 0.
         num_replicas: ranks altogether; default: torch.distributed's, else ``WORLD_SIZE``, else 1.
-        coordinator: ``host:port`` or ``unix:/path``; default: ``SUPER_COORDINATOR``, else an embedded one is
-            started. Its functions are a pool on this host, or with ``SUPER_EXECUTOR=lambda`` AWS Lambda's,
-            which needs a cache that they reach, ``SUPER_CACHE``. Another coordinator decides that itself.
+        coordinator: ``host:port`` or ``unix:/path``; default: the dataset's, else ``SUPER_COORDINATOR``, else
+            an embedded one is started. Its functions are a pool on this host, or with
+            ``SUPER_EXECUTOR=lambda`` AWS Lambda's, which needs a cache that they reach, ``SUPER_CACHE``.
+            Another coordinator decides that itself.
         job: replaces the run id in the job's identity, so that runs of different launches can be one job.
         in_order: ``False`` lets a batch that is ready go before up to seven earlier ones that are not.
 
@@ -116,7 +117,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
             num_replicas=place[1],
         )
         run = run_id()
-        client = _client(coordinator, run, alone=spec.num_replicas == 1)
+        where = dataset.coordinator if coordinator is None else coordinator
+        client = client_of(where, run, alone=spec.num_replicas == 1)
+        dataset.coordinator = where
         self._session = Session(client, dataset, spec, run=run, job=job)
         try:
             dataset.ping_cache(self._session.binding.cache)
@@ -138,7 +141,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self.rank, self.num_replicas = place
         self.shuffle, self.seed, self.drop_last = shuffle, spec.seed, drop_last
         self.num_samples = _samples_of_a_rank(self._session.binding.size, spec)
+        """Samples of this rank in an epoch, padding with them; ``len()`` counts batches."""
         self.total_size = self.num_samples * self.num_replicas
+        """The same over all ranks."""
+        self.batch_size = spec.batch_size
+        """Samples per batch on this rank."""
         self._pager = Pager(self._session, client, rank=spec.rank, in_order=in_order)
         self._pid = os.getpid()
         self._closed = False
@@ -162,8 +169,15 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self._cursor.peek().epoch
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
+        """Batches of this rank in an epoch; ``num_samples`` and ``total_size`` count samples."""
         return self._session.batches_per_epoch
+
+    def __repr__(self) -> str:
+        return (
+            f"<SuperSampler of {self.dataset.source}: {len(self)} batches of {self.batch_size}, "
+            f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}, rank {self.rank} of "
+            f"{self.num_replicas}, next epoch {self.epoch}, job {self.job}>"
+        )
 
     def __iter__(self) -> PlanIterator:
         """A new pass over the next epoch; it begins when its first batch is asked for.
@@ -293,13 +307,3 @@ def _whole(name: str, value: object, low: int, high: int) -> int:
     if number is None or isinstance(value, bool) or not low <= number < high:
         raise ConfigError(f"{name} is a whole number from {low} to {high - 1}; not {value!r}")
     return number
-
-
-def _client(coordinator: str | None, run: str, *, alone: bool) -> Client:
-    if coordinator is not None:
-        return Client(checked_address(coordinator, "coordinator="))
-    if os.environ.get("SUPER_COORDINATOR"):
-        return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
-    embedded = embedded_for(run)
-    own = CoordinatorCredentials()  # it is this user's alone, and asks for nothing
-    return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=own)

@@ -9,12 +9,12 @@ import logging
 import threading
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.distributed import job_id
+from superdl.sampler.registration import binding_of, tells_progress
 from superdl.sampler.rpc.client import FIRST_CONTACT, LISTING_SILENCE_S, RUNNING, Client, Patience
 from superdl.sampler.stats import SamplerStats, StatusChecks
-from superdl.super_wire.batch_ref import Bindable, DatasetBinding
 from superdl.super_wire.errors import (
     ConfigError,
     CoordinatorUnreachableError,
@@ -24,6 +24,9 @@ from superdl.super_wire.errors import (
     UnknownJobError,
 )
 from superdl.super_wire.store import DirectoryStore
+
+if TYPE_CHECKING:
+    from superdl.super_wire.batch_ref import Bindable
 
 __all__ = ["JobSpec", "Session"]
 
@@ -74,7 +77,9 @@ class Session:
         self._reopening_s = reopening_s
         self._lock = threading.Lock()
         with client.hold():
-            facts, _ = client.register(dataset, run, silence_s=listing_silence_s, listed=self._tell)
+            facts, _ = client.register(
+                dataset, run, silence_s=listing_silence_s, listed=tells_progress(dataset)
+            )
             for warning in facts.warnings if spec.rank == 0 else ():
                 _LOG.warning("%s", warning)
             self._check_fits(facts.size)
@@ -85,9 +90,6 @@ class Session:
                 **asdict(spec),
             )
             self._open(facts, FIRST_CONTACT, (0, 0))
-
-    def _tell(self, listed: int) -> None:
-        _LOG.info("listing %s: %d samples so far", self._dataset.source, listed)
 
     def _check_fits(self, size: int) -> None:
         wanted = self._spec.batch_size * self._spec.num_replicas
@@ -121,15 +123,8 @@ class Session:
         opened = self._client.call("OpenJob", request, patience, stopped=stopped)
         if opened.job != self.job:
             raise ConfigError(f"the coordinator opened job {opened.job!r} instead of {self.job!r}")
-        self.binding = DatasetBinding(
-            dataset_id=facts.dataset_id,
-            fingerprint=facts.fingerprint,
-            size=facts.size,
-            classes=tuple(facts.classes),
-            label_dtype=facts.label_dtype,
-            cache=opened.cache,
-            store=seen_store(opened.store, opened.store_id) if self._dataset.reads_straight else "",
-        )
+        store = seen_store(opened.store, opened.store_id) if self._dataset.reads_straight else ""
+        self.binding = binding_of(facts, cache=opened.cache, store=store)
         self.batches_per_epoch = int(opened.batches_per_epoch)
         self.kept = str(opened.kept)
         self._dataset.bind(self.binding)
@@ -148,7 +143,7 @@ class Session:
             facts, end_s = self._client.register(
                 *(self._dataset, self._run, RUNNING, end_s),
                 silence_s=self._listing_silence_s,
-                listed=self._tell,
+                listed=tells_progress(self._dataset),
                 stopped=stopped,
             )
             if facts.fingerprint != self.binding.fingerprint:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data import Dataset
 
+from superdl.super_dataset.listed_source import ListedSource
 from superdl.super_dataset.memory import map_tensors, memory_here, send_by_value
 from superdl.super_dataset.reading import (
     BatchReader,
     ReadSettings,
     batch_info,
-    check_label_dtype,
     check_policy,
     delivered_order,
     label_tensor,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superdl.super_dataset.reading import BatchInfo, OnBadSample, Verify
-    from superdl.super_wire.batch_ref import DatasetBinding
     from superdl.super_wire.ids import Versions
 
 __all__ = ["SuperDataset", "normalise_url"]
@@ -48,7 +47,7 @@ _THREE_LINES = """\
     loader = DataLoader(dataset, sampler=sampler, batch_size=None)"""
 
 
-class SuperDataset(Dataset[Any]):
+class SuperDataset(ListedSource, Dataset[Any]):
     """Decoded samples of a source, read from the cache or the store batch by batch.
 
     An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
@@ -56,6 +55,9 @@ class SuperDataset(Dataset[Any]):
     come as a list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key
     list's dtype; where that gives arrays, of shape (batch, ...); where it gives named fields, a dict of
     tensors. With ``return_info`` a :class:`BatchInfo` comes third.
+
+    Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler was made.
+    Asked for before, they start what the sampler would start, and wait until the source is listed.
 
     It pickles without connections; each thread of each process opens its own, lazily. Credentials come from
     ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the process that reads.
@@ -65,6 +67,10 @@ class SuperDataset(Dataset[Any]):
     >>> images, labels, info = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))
     >>> images.shape, images.dtype, labels
     (torch.Size([4, 3, 32, 32]), torch.uint8, tensor([0, 0, 1, 1]))
+    >>> len(dataset), dataset.class_to_idx, dataset.targets.tolist()
+    (8, {'ant': 0, 'bee': 1, 'cat': 2, 'dog': 3}, [0, 0, 1, 1, 2, 2, 3, 3])
+    >>> dataset.samples[-1]
+    ('...images/dog/...', 3)
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
@@ -87,9 +93,11 @@ class SuperDataset(Dataset[Any]):
         in_flight_bytes: bound on the replies that one reading thread has asked for and not yet received; at
             least one record is always under way. Smaller where many readers share a cache with little room
             for output buffers.
+        coordinator: the default of its samplers, and asked before there is one.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is wrong. Length, classes, samples and targets raise what ``SuperSampler``
+            does, and ``UsageError`` where they are not known in a copy in another process.
     """
 
     def __init__(
@@ -106,7 +114,9 @@ class SuperDataset(Dataset[Any]):
         read_timeout: float = 120.0,
         verify: Verify = "auto",
         in_flight_bytes: int = 16 * 2**20,
+        coordinator: str | None = None,
     ) -> None:
+        super().__init__(coordinator)
         if not isinstance(recipe, Recipe):
             msg = f"recipe is a Recipe, such as Recipe.image(resize=256, crop=224); not {recipe!r}"
             raise ConfigError(msg)
@@ -127,7 +137,6 @@ class SuperDataset(Dataset[Any]):
         self._transform = transform
         self._on_bad_sample: OnBadSample = on_bad_sample
         self._return_info = bool(return_info)
-        self._binding: DatasetBinding | None = None
         shape = recipe.output_shape
         settings = ReadSettings(
             read_timeout_s=float(read_timeout),
@@ -138,27 +147,11 @@ class SuperDataset(Dataset[Any]):
         )
         self._reader = BatchReader(settings)
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names by label; empty where a key list gives labels as numbers.
-
-        Raises:
-            UsageError: no sampler has been made yet.
-        """
-        return self._bound("classes").classes
-
-    def __len__(self) -> int:
-        """Number of samples of the source; ``UsageError`` before a sampler was made."""
-        return self._bound("len()").size
-
-    def __bool__(self) -> bool:
-        """True, also before the length is known."""
-        return True
-
-    def bind(self, binding: DatasetBinding) -> None:
-        """Take what the coordinator told the sampler; ``ConfigError`` if no tensor can hold the labels."""
-        check_label_dtype(binding.label_dtype)
-        self._binding = binding
+    def __repr__(self) -> str:
+        known = self._binding
+        size = "not listed yet" if known is None else f"{known.size} samples"
+        classes = f" of {len(known.classes)} classes" if known is not None and known.classes else ""
+        return f"<SuperDataset {self.source}: {size}{classes}, {self.recipe!r}>"
 
     def ping_cache(self, cache: str) -> None:
         """Reach the cache once, with this process's credentials, within 5 s. Called by ``SuperSampler``.
@@ -199,14 +192,6 @@ class SuperDataset(Dataset[Any]):
     def __getitems__(self, refs: Any) -> NoReturn:
         """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
         raise UsageError(_how_to_use([refs] if isinstance(refs, BatchRef) else refs))
-
-    def _bound(self, what: str) -> DatasetBinding:
-        if self._binding is None:
-            raise UsageError(
-                f"{what} of a SuperDataset is known once a sampler has been made for it, because the "
-                "coordinator lists the source: sampler = SuperSampler(dataset, batch_size=...)"
-            )
-        return self._binding
 
     def _check_ours(self, ref: BatchRef) -> None:
         binding = self._binding

@@ -6,23 +6,21 @@ without a hand-over.
 
 from __future__ import annotations
 
-import atexit
-import os
-import queue
-import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from superdl.super_dataset.dataset import SuperDataset
-from superdl.super_dataset.memory import mover_to, receiving_into
+from superdl.super_dataset.listed_source import coordination
+from superdl.super_dataset.memory import mover_to
+from superdl.super_dataset.reading_threads import ReadingThreads
 from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+    from types import TracebackType
 
     import torch
 
@@ -32,8 +30,7 @@ __all__ = ["SuperLoader"]
 
 _MAX_PREFETCH = 1024
 _MAX_THREADS = 64
-_EXIT_S = 5.0  # how long the interpreter's end waits for threads; one that waits for the cache is harmless
-_CLOSED = "this SuperLoader was closed: make another"
+_MAX_WORKERS = 4096
 
 _Ref_co = TypeVar("_Ref_co", covariant=True)
 _Ref = TypeVar("_Ref")
@@ -60,51 +57,124 @@ class Sampling(Protocol[_Ref_co]):
 class SuperLoader(Generic[_Ref]):
     """The batches of a sampler, read ahead by threads; each iteration is the sampler's next epoch.
 
+    It takes a sampler, or makes its own where it is given a ``batch_size``, and closes that one. So the call
+    of a ``DataLoader`` becomes this one by its name.
+
     On CPU batches lie in memory that is used again when a batch and all its views are gone, never before:
     they may be kept, sliced and passed on. With a CUDA ``device`` they are received into page-locked memory
     and copied on a stream of their own. Errors of a batch are raised in its place, and the iteration can go
     on after it.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
-    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4), prefetch=2)
-    >>> for images, labels in loader:
-    ...     print(images.shape, labels.dtype)
+    >>> with SuperLoader(dataset, batch_size=4, shuffle=True, num_workers=4) as loader:
+    ...     for images, labels in loader:
+    ...         print(images.shape, labels.dtype)
     torch.Size([4, 3, 32, 32]) torch.int64
     torch.Size([4, 3, 32, 32]) torch.int64
+    >>> len(loader), loader.batch_size, len(loader.dataset), loader.sampler.total_size
+    (2, 4, 8, 8)
+    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4), device="cpu", prefetch=2)
 
     Args:
-        dataset: indexed by what the sampler yields.
-        sampler: yields ``BatchRef`` s.
+        dataset: indexed by what the sampler yields; a ``SuperDataset`` where there is no sampler.
+        sampler: yields ``BatchRef`` s; ``None``: a ``SuperSampler`` is made of what follows.
         device: where tensors are wanted, as ``torch.device`` takes it; default: where they are received, on
             CPU. Tensors are found in tuples, lists and mappings; whatever else an item holds stays as it is.
         prefetch: how many batches are read ahead of the one that the loop has. Each takes the memory of a
             batch, on the device too.
+        batch_size: samples per batch on this rank. Beside a sampler it may be given if that says the same.
+        shuffle: whether each epoch has its own order; not beside a sampler. As in a DataLoader, and unlike
+            in a ``SuperSampler``, the default is ``False``.
+        drop_last: leave out the short last global batch. Beside a sampler only if that does so.
+        num_workers: how many threads read where ``threads`` does not say it, but no more than batches are
+            read at once, ``prefetch + 1``; 0 is one thread. Threads need no GIL to receive, so that one does
+            what several worker processes did. More help a ``collate_fn`` or transform that takes long; else
+            leave it out, since three threads were measured to take a fifth more CPU than one.
         threads: how many read at once. One is enough until a batch takes longer to receive than a step.
         collate_fn: called on every item of the dataset, in the thread; what it returns is the batch.
+        pin_memory: accepted, as ``persistent_workers`` is, and without effect: for page-locked memory name
+            the ``device``. Threads stay as long as the loader.
+        persistent_workers: see ``pin_memory``.
+        of_sampler: further arguments of the ``SuperSampler`` that is made: seed, coordinator, job, ...
 
     Raises:
-        ConfigError: an argument is wrong, or the device is not to be had.
+        ConfigError: an argument is wrong, or contradicts the sampler's, or the device is not to be had.
+        UsageError: there is no sampler, and ``dataset`` is no SuperDataset.
+        SuperError: what :class:`SuperSampler` raises, where it is made.
     """
 
     def __init__(
         self,
         dataset: Indexed[_Ref],
-        sampler: Sampling[_Ref],
+        sampler: Sampling[_Ref] | None = None,
         device: torch.device | str | int | None = None,
         prefetch: int = 2,
         *,
-        threads: int = 1,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        threads: int | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        persistent_workers: bool = False,
+        **of_sampler: Any,
     ) -> None:
         self.dataset = dataset
-        self.sampler = sampler
-        self.prefetch = _whole("prefetch", prefetch, _MAX_PREFETCH)
+        self.prefetch = _whole("prefetch", prefetch, 1, _MAX_PREFETCH)
+        self.num_workers = _whole("num_workers", num_workers, 0, _MAX_WORKERS)
+        self.pin_memory, self.persistent_workers = pin_memory, persistent_workers
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn is called on every item; {collate_fn!r} cannot be")
+        if threads is None:
+            threads = min(max(1, num_workers), self.prefetch + 1, _MAX_THREADS)
         self._mover = mover_to(device)
-        self._threads = _Threads(_whole("threads", threads, _MAX_THREADS), dataset, collate_fn, self._mover)
+        self._threads = ReadingThreads(
+            _whole("threads", threads, 1, _MAX_THREADS), dataset, collate_fn, self._mover
+        )
+        self._made: Any = None
+        """The sampler that is closed with the loader."""
+        if sampler is not None:
+            _check_agreed(sampler, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
+            self.sampler = sampler
+        else:
+            if batch_size is None:
+                raise ConfigError("a SuperLoader takes a sampler, or a batch_size to make one of")
+            make = coordination("a SuperLoader without a sampler").SuperSampler
+            how = {
+                "batch_size": batch_size,
+                "shuffle": shuffle or False,
+                "drop_last": drop_last,
+                **of_sampler,
+            }
+            self.sampler = self._made = make(dataset, **how)
         self._latest: _Progress | None = None
         weakref.finalize(self, self._threads.stop)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per batch on this rank; ``None`` where the sampler does not say."""
+        size: int | None = getattr(self.sampler, "batch_size", None)
+        return size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the sampler leaves out the short last global batch."""
+        return bool(getattr(self.sampler, "drop_last", False))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the one that the next iteration begins: the sampler's ``set_epoch``.
+
+        Raises:
+            UsageError: the sampler has none.
+        """
+        self._of_the_sampler("set_epoch")(epoch)
+
+    def __repr__(self) -> str:
+        return (
+            f"<SuperLoader: {len(self)} batches of {self.batch_size}, prefetch={self.prefetch}, "
+            f"of {self.dataset!r} by {self.sampler!r}>"
+        )
 
     @property
     def batch_sampler(self) -> None:
@@ -141,8 +211,21 @@ class SuperLoader(Generic[_Ref]):
         self._latest = None
 
     def close(self) -> None:
-        """End the threads; each ends with the batch that it reads. Idempotent; iterating then fails."""
+        """End the threads; each ends with the batch that it reads. Idempotent; iterating then fails.
+
+        A sampler that the loader has made is closed too; one that it was given is not.
+        """
         self._threads.stop()
+        if self._made is not None:
+            self._made.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _begin(self, progress: _Progress) -> Iterator[_Ref]:
         """A pass begins: its state is what :meth:`state_dict` tells from now on."""
@@ -154,7 +237,7 @@ class SuperLoader(Generic[_Ref]):
         method = getattr(self.sampler, name, None)
         if method is None:
             kind = type(self.sampler).__name__
-            raise UsageError(f"a SuperLoader's state is its sampler's, and {kind} keeps none")
+            raise UsageError(f"{name} of a SuperLoader is its sampler's, and {kind} has none")
         return method
 
 
@@ -222,137 +305,33 @@ def _give_up(ahead: deque[Future[Any]]) -> None:
     ahead.clear()
 
 
-def _whole(name: str, value: object, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"{name} is a whole number from 1 to {most}; not {value!r}")
+def _whole(name: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name} is a whole number from {least} to {most}; not {value!r}")
     return value
 
 
-class _Threads:
-    """``count`` threads, started when the first batch is asked for, that serve until :meth:`stop`.
-
-    They are daemons, so that the interpreter's end does not wait for a batch that is still to come; but it
-    waits a moment, since a thread that is ended within torch's C++ aborts the process. They hold no batch
-    while they wait for work.
-    """
-
-    def __init__(
-        self, count: int, dataset: Any, collate_fn: Callable[[Any], Any] | None, mover: Mover
-    ) -> None:
-        self._count = count
-        self._dataset = dataset
-        self._collate_fn = collate_fn
-        self._mover = mover
-        self._lock = threading.Lock()
-        self._announce = dataset.announce if isinstance(dataset, SuperDataset) else None
-        self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
-        self._waiting: deque[Any] = deque()  # the refs of the tasks
-        self._threads: list[threading.Thread] = []
-        self._pid = os.getpid()
-        self._stopped = False
-
-    def check(self) -> None:
-        """Raise :class:`UsageError` where no batch can be had: after :meth:`stop`, and in a fork."""
-        if self._stopped:
-            raise UsageError(_CLOSED)
-        if self._pid != os.getpid():
-            msg = "a SuperLoader is used in the process that made it: its threads do not survive a fork"
-            raise UsageError(msg)
-
-    def read(self, ref: Any) -> Future[Any]:
-        """Have a batch read; batches are begun in the order in which they are asked for."""
-        self.check()
-        if len(self._threads) < self._count:
-            self._start()
-        future: Future[Any] = Future()
-        with self._lock:
-            self._waiting.append(ref)
-        self._tasks.put((ref, future))
-        if self._stopped:  # since check(), so that perhaps no thread is left to see it
-            self._refuse_what_waits()
-        return future
-
-    def stop(self) -> None:
-        """Let each thread end after the batch that it reads; what is not begun fails. Idempotent."""
-        # A garbage collection may call it anywhere, so it takes no lock.
-        self._stopped = True
-        if self._pid == os.getpid():
-            self._refuse_what_waits()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait so long for the threads to end, after :meth:`stop`."""
-        until_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
-
-    def _start(self) -> None:
-        _running.add(self)
-        with self._lock:
-            for number in range(len(self._threads), self._count):
-                thread = threading.Thread(target=self._serve, name=f"super-read-{number}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
-
-    def _serve(self) -> None:
-        with receiving_into(self._mover.memory):
-            while (task := self._tasks.get()) is not None:
-                _work(self._load, *task)
-                del task
-        self._tasks.put(None)  # for the next thread
-
-    def _load(self, ref: Any) -> Any:
-        self._look_ahead(ref)
-        item = self._dataset[ref]
-        return self._mover.send(item if self._collate_fn is None else self._collate_fn(item))
-
-    def _look_ahead(self, ref: Any) -> None:
-        """A batch is about to be read: the disk may fetch the next one while this one is copied."""
-        waiting = self._waiting
-        with self._lock:
-            while any(one is ref for one in waiting) and waiting.popleft() is not ref:
-                pass  # another thread has it
-            following = waiting[0] if waiting else None
-        if following is not None and self._announce is not None:
-            self._announce(following)
-
-    def _refuse_what_waits(self) -> None:
-        """Fail what no thread has begun, and leave the sign to end."""
-        while True:
-            try:
-                task = self._tasks.get_nowait()
-            except queue.Empty:
-                break
-            if task is not None and task[1].set_running_or_notify_cancel():
-                task[1].set_exception(UsageError(_CLOSED))
-        self._tasks.put(None)
-
-
-_running: weakref.WeakSet[_Threads] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_threads() -> None:
-    """Let the threads end before the interpreter ends them, wherever they are."""
-    threads = list(_running)
-    for each in threads:
-        each.stop()
-    until_s = time.monotonic() + _EXIT_S
-    for each in threads:
-        each.join(max(0.0, until_s - time.monotonic()))
-
-
-def _work(load: Callable[[Any], Any], ref: Any, future: Future[Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        item = load(ref)
-    except StopIteration as error:  # raised by next(), it would end the epoch without a word
-        failed = RuntimeError("the dataset, its transform or collate_fn raised StopIteration")
-        failed.__cause__ = error
-        future.set_exception(failed)
-        del future
-    except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
-        future.set_exception(error)
-        del future  # or error, traceback and future would hold one another, and the batch
-    else:
-        future.set_result(item)
+def _check_agreed(
+    sampler: object,
+    batch_size: int | None,
+    of_sampler: dict[str, Any],
+    *,
+    shuffle: bool | None,
+    drop_last: bool,
+) -> None:
+    """Refuse, by ``ConfigError``, arguments that contradict the sampler beside them."""
+    kind, theirs = type(sampler).__name__, getattr(sampler, "batch_size", None)
+    if batch_size not in (None, theirs):
+        says = "deals out single samples" if theirs is None else f"makes batches of {theirs}"
+        raise ConfigError(
+            f"batch_size={batch_size}, and the {kind} beside it {says}: leave it out, since "
+            "SuperLoader(dataset, batch_size=...) makes a SuperSampler, which shares samples among ranks, or "
+            "leave out batch_size"
+        )
+    given = ["shuffle"] if shuffle else []
+    given += ["drop_last"] if drop_last and not getattr(sampler, "drop_last", False) else []
+    given += sorted(of_sampler)
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: the {kind} decides that; give it there, or leave out the sampler"
+        )

@@ -122,7 +122,7 @@ class DatasetBinding:
     """What is known of a dataset once its source has been listed.
 
     ``classes`` is empty where a key list gives labels as numbers; the others are as in :class:`BatchRef`:
-    ``store`` is empty unless this machine sees it.
+    ``store`` is empty unless this machine sees it. ``cache`` is empty too while no job is open.
     """
 
     dataset_id: bytes
@@ -135,7 +135,9 @@ class DatasetBinding:
 
 
 class Bindable(Protocol):
-    """What a sampler needs of a dataset."""
+    """What a sampler needs of a dataset. ``coordinator`` is asked where nothing else names one."""
+
+    coordinator: str | None
 
     @property
     def source(self) -> str:

@@ -55,6 +55,28 @@ class Dataset(_message.Message):
     warnings: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, protocol_version: _Optional[int] = ..., dataset_id: _Optional[bytes] = ..., ready: bool = ..., listed: _Optional[int] = ..., size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., classes: _Optional[_Iterable[str]] = ..., label_dtype: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class GetSamplesRequest(_message.Message):
+    __slots__ = ("dataset_id", "start", "with_keys")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    WITH_KEYS_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: bytes
+    start: int
+    with_keys: bool
+    def __init__(self, dataset_id: _Optional[bytes] = ..., start: _Optional[int] = ..., with_keys: bool = ...) -> None: ...
+
+class Samples(_message.Message):
+    __slots__ = ("labels", "bucket", "keys", "key_lengths")
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEY_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    labels: bytes
+    bucket: str
+    keys: bytes
+    key_lengths: bytes
+    def __init__(self, labels: _Optional[bytes] = ..., bucket: _Optional[str] = ..., keys: _Optional[bytes] = ..., key_lengths: _Optional[bytes] = ...) -> None: ...
+
 class OpenJobRequest(_message.Message):
     __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]

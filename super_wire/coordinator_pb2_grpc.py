@@ -44,6 +44,11 @@ class CoordinatorStub(object):
                 request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.GetDatasetRequest.SerializeToString,
                 response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Dataset.FromString,
                 _registered_method=True)
+        self.GetSamples = channel.unary_unary(
+                '/super.v1.Coordinator/GetSamples',
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.GetSamplesRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Samples.FromString,
+                _registered_method=True)
         self.OpenJob = channel.unary_unary(
                 '/super.v1.Coordinator/OpenJob',
                 request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.OpenJobRequest.SerializeToString,
@@ -88,6 +93,13 @@ class CoordinatorServicer(object):
 
     def GetDataset(self, request, context):
         """A long poll: answers when the listing has ended or got further, at the latest after wait_s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSamples(self, request, context):
+        """A part of a listed dataset's labels and keys, in the order of its catalog; it needs no job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +156,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetDataset,
                     request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.GetDatasetRequest.FromString,
                     response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Dataset.SerializeToString,
+            ),
+            'GetSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSamples,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.GetSamplesRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Samples.SerializeToString,
             ),
             'OpenJob': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenJob,
@@ -230,6 +247,33 @@ class Coordinator(object):
             '/super.v1.Coordinator/GetDataset',
             superdl_dot_super__wire_dot_coordinator__pb2.GetDatasetRequest.SerializeToString,
             superdl_dot_super__wire_dot_coordinator__pb2.Dataset.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/super.v1.Coordinator/GetSamples',
+            superdl_dot_super__wire_dot_coordinator__pb2.GetSamplesRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.Samples.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,12 +27,20 @@ __all__ = [
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}
 """The homes of names; all others are the dataset's."""
 
+_ASKING = frozenset({"SuperDataset", "SuperLoader"})
+"""They ask a coordinator before there is a sampler, or make one. Who can is brought here, since the dataset's
+home knows neither.
+"""
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         msg = f"module 'superdl' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(_HOMES.get(name, "superdl.super_dataset")), name)
+    home = import_module(_HOMES.get(name, "superdl.super_dataset"))
+    if name in _ASKING:
+        home.coordinate_by(import_module("superdl.sampler"))
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Pages of a plan: batches with ids, labels and status, as ``NextBatches`` answers them.
+"""Pages of a plan: batches with ids, labels and status, as ``NextBatches`` answers them; and of a catalog.
 
 A page stays below :data:`~superdl.super_wire.protocol.MAX_REPLY_BYTES`; keys come along where they fit. For
 readers that see the store, batches tell where in it their records lie.
@@ -13,18 +13,20 @@ import numpy as np
 
 from superdl.coordinator.core import SampleState
 from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import PlanError
 from superdl.super_wire.ids import ID_BYTES, batch_ids
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.catalog import Catalog
     from superdl.coordinator.catalog.datasets import Dataset
     from superdl.coordinator.core import Core, Job, Plan
     from superdl.coordinator.executors.messages import RecordPlaces
     from superdl.coordinator.store.places import Places
 
-__all__ = ["Occurrence", "PlannedBatches", "page_of", "places_fit"]
+__all__ = ["Occurrence", "PlannedBatches", "page_of", "places_fit", "samples_from"]
 
 _PAGE_BYTES = MAX_REPLY_BYTES - 4096
 _BATCH_BYTES = 96
@@ -32,6 +34,10 @@ _KEY_BYTES = 4
 _PLACE_BYTES = 16
 _PACK_NAME_BYTES = 64  # more than one takes
 _OCCURRENCES_MAX = 16
+_SAMPLES_AT_A_TIME = 1024
+_SAMPLES_BYTES = (
+    2**18
+)  # unpacking so many bytes of keys takes few milliseconds, in which no other call is answered
 _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
 
@@ -154,6 +160,33 @@ def page_of(
             **(placing.fields(first, end, new_packs) if placing else {}),
         )
     return page
+
+
+def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
+    """Labels, and keys if they are wanted, of samples from ``start`` on: as many as fit, at least one.
+
+    Raises:
+        PlanError: there is no such place.
+    """
+    if start > len(catalog):
+        raise PlanError(f"a dataset of {len(catalog)} samples has no place {start}")
+    sample_bytes = catalog.label_bytes + (_KEY_BYTES if with_keys else 0)
+    at_a_time = max(1, min(_SAMPLES_AT_A_TIME, _SAMPLES_BYTES // sample_bytes))
+    room, keys, stop = _SAMPLES_BYTES if with_keys else _PAGE_BYTES, list[bytes](), start
+    while stop < len(catalog):
+        some = catalog.keys.slice(stop, stop + at_a_time) if with_keys else []
+        end = min(stop + at_a_time, len(catalog))
+        room -= (end - stop) * sample_bytes + sum(map(len, some))
+        if room < 0 and stop > start:
+            break
+        keys += some
+        stop = end
+    return pb.Samples(
+        labels=catalog.labels_at(np.arange(start, stop)).tobytes(),
+        bucket=catalog.bucket,
+        keys=b"".join(keys),
+        key_lengths=np.fromiter(map(len, keys), dtype="<u4", count=len(keys)).tobytes(),
+    )
 
 
 def _counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 
 from superdl.coordinator.core import BatchesAsked, DatasetFacts, FillUp, JobClosed, JobOpened, Plan
-from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit
+from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.server.statistics import (
     batch_status,
     cache_stats,
@@ -143,6 +143,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """How far a listing is; waits a bounded while for news."""
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
         return await self._described(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
+
+    @_typed_errors
+    async def GetSamples(self, request: pb.GetSamplesRequest, context: _Context) -> pb.Samples:
+        """A part of a listed dataset's labels, and keys."""
+        catalog = self._dataset(request.dataset_id).catalog
+        return samples_from(catalog, request.start, with_keys=request.with_keys)
 
     @_typed_errors
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:

@@ -65,6 +65,7 @@ LONG_OP = '{"pipeline":1,"steps":[{"op":"%s"}],"augment_seed":0}' % ("\U0001f600
             UnknownJobError,
             "no dataset 7878",
         ),
+        ("GetSamples", {"dataset_id": b"x" * 16}, UnknownJobError, "register it"),
         ("OpenJob", {"dataset_id": b"x" * 16, "job": "j"}, UnknownJobError, "register it"),
         ("NextBatches", {"job": "j"}, UnknownJobError, "no job 'j'"),
         ("GetJobStats", {"jobs": ["nobody"]}, UnknownJobError, "no job 'nobody'"),
@@ -163,7 +164,7 @@ def test_hostile_ids_are_refused_by_every_method_and_harm_nobody(run, source, id
                 with pytest.raises(ConfigError, match="id has"):
                     await coordinator.call(method.name, whole)
                 asked += 1
-        assert asked == 8
+        assert asked == 9
         await coordinator.open(dataset, "another")
         await coordinator.reports.read_once()
         assert len((await coordinator.page("another")).batches) == 3

@@ -93,6 +93,7 @@ class _Target:
                 protocol_version=PROTOCOL_VERSION, source=self.source, recipe=_RECIPES[0], run_id="run"
             ),
             "GetDataset": pb.GetDatasetRequest(dataset_id=id_),
+            "GetSamples": pb.GetSamplesRequest(dataset_id=id_, start=1, with_keys=True),
             "OpenJob": pb.OpenJobRequest(dataset_id=id_, job="job", batch_size=2, replicas=1, shuffle=True),
             "NextBatches": pb.NextBatchesRequest(job="job", position=1, count=3, yielded=1, with_keys=True),
             "FillUp": pb.FillUpRequest(job="filled", max_bytes=2**20),

@@ -114,6 +114,17 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             warnings=script.warnings if ready else (),
         )
 
+    def GetSamples(self, request, context):
+        self._hear("GetSamples", request, context)
+        places = range(self.script.size)[request.start : request.start + 300]
+        keys = [b"%d.jpg" % at for at in places] if request.with_keys else []
+        return pb.Samples(
+            labels=b"".join(int(at % 2).to_bytes(8, "little") for at in places),
+            bucket="file:///images",
+            keys=b"".join(keys),
+            key_lengths=b"".join(len(key).to_bytes(4, "little") for key in keys),
+        )
+
     def OpenJob(self, request, context):
         self._hear("OpenJob", request, context)
         self.jobs[request.job] = request.batch_size

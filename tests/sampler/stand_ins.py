@@ -17,6 +17,7 @@ class BoundDataset:
     key_list: str | None = None
     naming: Naming = field(default_factory=Naming)
     reads_straight: bool = True
+    coordinator: str | None = None
     bindings: list = field(default_factory=list)
     pinged: list = field(default_factory=list)
 

@@ -61,6 +61,8 @@ def test_frameworks_find_a_distributed_sampler(coordinator, size, batch_size, ra
         assert isinstance(sampler, DistributedSampler)
         assert (sampler.rank, sampler.num_replicas) == (ranks - 1, ranks)
         assert (sampler.shuffle, sampler.seed, sampler.drop_last) == (False, 3, drop_last)
+        assert sampler.batch_size == batch_size
+        assert f"batches of {batch_size}, shuffle=False, seed=3" in repr(sampler)
         assert sampler.total_size == plan.samples_per_epoch + plan.padding_per_epoch
         assert sampler.num_samples * ranks == sampler.total_size
         assert sampler.epoch == 0
@@ -68,6 +70,13 @@ def test_frameworks_find_a_distributed_sampler(coordinator, size, batch_size, ra
         assert sampler.epoch == 1
         sampler.set_epoch(5)
         assert sampler.epoch == 5
+
+
+def test_one_coordinator_is_asked_about_a_dataset_and_by_its_samplers(coordinator):
+    named, told = BoundDataset(coordinator=coordinator.address), BoundDataset()
+    SuperSampler(named, batch_size=2).close()
+    make(coordinator, told).close()
+    assert named.coordinator == told.coordinator == coordinator.address
 
 
 def test_a_sampler_made_before_the_ranks_knew_one_another_is_refused(coordinator, tmp_path):

@@ -217,9 +217,9 @@ def test_batches_come_to_a_gpu(refs):
 
 def test_a_sampler_without_a_state_has_none(refs):
     loader = SuperLoader(bound_dataset(), refs)
-    with pytest.raises(UsageError, match="list keeps none"):
+    with pytest.raises(UsageError, match="list has none"):
         loader.state_dict()
-    with pytest.raises(UsageError, match="list keeps none"):
+    with pytest.raises(UsageError, match="list has none"):
         loader.load_state_dict({})
 
 

@@ -68,6 +68,24 @@ def trains_by_threads() -> None:
         loader.close()
 
 
+def trains_as_a_script_does() -> None:
+    """Two objects, and what scripts ask of them."""
+    dataset = SuperDataset("images", Recipe.image(resize=256, crop=224), coordinator="host:50051")
+    assert_type(dataset.class_to_idx, dict[str, int])
+    assert_type(dataset.samples[0], tuple[str, Any])
+    assert_type([label for _path, label in dataset.samples[:3]], list[Any])
+    weights = torch.bincount(torch.tensor(dataset.targets))
+    assert_type(weights, torch.Tensor)
+    with SuperLoader(dataset, batch_size=256, shuffle=True, num_workers=4, pin_memory=True, seed=1) as loader:
+        loader.set_epoch(1)
+        assert_type(loader.batch_size, int | None)
+        assert_type(len(loader) + loader.num_workers + loader.drop_last, int)
+        for images, _labels in loader:
+            assert_type(images, Any)
+    sampler = SuperSampler(dataset, batch_size=8)
+    assert_type(sampler.num_samples + sampler.total_size + sampler.batch_size, int)
+
+
 def wrong(dataset: SuperDataset, sampler: SuperSampler) -> None:
     """What a checker tells before a run does."""
     SuperDataset("images")  # type: ignore[call-arg]  # no recipe
@@ -78,6 +96,7 @@ def wrong(dataset: SuperDataset, sampler: SuperSampler) -> None:
     SuperSampler(dataset, batch_size="8")  # type: ignore[arg-type]
     SuperSampler("images", batch_size=8)  # type: ignore[arg-type]
     SuperLoader(dataset, [1, 2])  # type: ignore[misc]  # not what the dataset is indexed by
+    SuperLoader(dataset, batch_size="8")  # type: ignore[arg-type]
     SuperLoader(dataset, sampler, 0, 2, 1)  # type: ignore[call-arg]  # threads come by name
     Recipe.image(256, 224)  # type: ignore[call-arg]  # sizes come by name
     Augment(224, flip="often")  # type: ignore[arg-type]

@@ -18,8 +18,9 @@ from superdl.coordinator.core import (
     Plan,
     RequestDone,
 )
-from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit
+from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.store.places import Joined, Places
+from superdl.super_wire.errors import PlanError
 from superdl.super_wire.ids import ID_BYTES, batch_id
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 from superdl.super_wire.recipe import Recipe
@@ -197,3 +198,25 @@ def test_planned_batches_are_found_with_their_occurrences_newest_last_and_are_bo
     for name in (b"b", b"c", b"a", b"d"):
         planned.add(name, place(0))
     assert [bool(planned.find(name)) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(("size", "key_bytes"), [(10, 12), (3000, 12), (3000, 600), (200_000, 12)])
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, with_keys):
+    catalog = Planned(size, key_bytes=key_bytes).dataset.catalog
+    labels, keys, start = [], b"", 0
+    while start < size:
+        page = samples_from(catalog, start, with_keys=with_keys)
+        assert page.ByteSize() < MAX_REPLY_BYTES
+        assert page.bucket == "s3://bucket"
+        assert len(page.labels) > 0
+        labels += np.frombuffer(page.labels, dtype="<i8").tolist()
+        keys += page.keys
+        lengths = np.frombuffer(page.key_lengths, dtype="<u4").tolist()
+        assert lengths == ([key_bytes] * (len(page.labels) // 8) if with_keys else [])
+        start = len(labels)
+    assert labels == list(range(size))
+    assert keys == (b"".join(catalog.keys) if with_keys else b"")
+    assert not samples_from(catalog, size, with_keys=with_keys).labels
+    with pytest.raises(PlanError, match=f"no place {size + 1}"):
+        samples_from(catalog, size + 1, with_keys=with_keys)

@@ -1,0 +1,121 @@
+"""A dataset's standing with a coordinator, without a job: which one is asked, and what it tells."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from superdl.sampler.distributed import run_id
+from superdl.sampler.embedded.embedded import embedded_for
+from superdl.sampler.rpc.client import FIRST_CONTACT, Client
+from superdl.sampler.rpc.connection import checked_address
+from superdl.super_wire.batch_ref import DatasetBinding
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.errors import SourceError, UnknownJobError
+from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.sample_list import SampleList, labels_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from superdl.super_wire.batch_ref import Bindable
+
+__all__ = ["binding_of", "client_of", "describe", "list_labels", "list_samples", "tells_progress"]
+
+_LOG = logging.getLogger(__name__)
+
+_MAX_REGISTRATIONS = 5  # of one question, at a coordinator that forgets
+
+
+def client_of(coordinator: str | None, run: str, *, alone: bool) -> Client:
+    """Speaks to the coordinator of this address, else to ``SUPER_COORDINATOR``, else to the embedded one.
+
+    ``alone``: nobody else is in the run, so that the embedded one ends with this process.
+    """
+    if coordinator is not None:
+        return Client(checked_address(coordinator, "coordinator="))
+    if os.environ.get("SUPER_COORDINATOR"):
+        return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
+    embedded = embedded_for(run)
+    own = CoordinatorCredentials()  # it is this user's alone, and asks for nothing
+    return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=own)
+
+
+def tells_progress(dataset: Bindable) -> Callable[[int], None]:
+    """Logs how far the listing of a dataset has come."""
+    return lambda listed: _LOG.info("listing %s: %d samples so far", dataset.source, listed)
+
+
+def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
+    """What a coordinator's answer (a message) says of a dataset; cache and store are a job's."""
+    return DatasetBinding(
+        dataset_id=facts.dataset_id,
+        fingerprint=facts.fingerprint,
+        size=facts.size,
+        classes=tuple(facts.classes),
+        label_dtype=facts.label_dtype,
+        cache=cache,
+        store=store,
+    )
+
+
+def describe(dataset: Bindable) -> DatasetBinding:
+    """What the dataset's coordinator knows of it, once it has listed the source. Opens no job.
+
+    Raises:
+        SourceError: the source is missing, empty, forbidden, or its listing stands still.
+        CoordinatorError, EmbeddedError: there is no coordinator to speak to, or it refuses.
+    """
+    run = run_id()
+    client = client_of(dataset.coordinator, run, alone=False)
+    with client.hold():
+        facts, _ = client.register(dataset, run, listed=tells_progress(dataset))
+    return binding_of(facts)
+
+
+def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
+    """Path and label of each sample; raises as :func:`describe`, and a ``SourceError`` where the source has
+    another fingerprint by now.
+    """
+    pages, label_dtype = _pages(dataset, fingerprint, with_keys=True)
+    keys, lengths = (b"".join(parts) for parts in zip(*((p.keys, p.key_lengths) for p in pages), strict=True))
+    return SampleList(pages[0].bucket, keys, lengths, labels_of((page.labels for page in pages), label_dtype))
+
+
+def list_labels(dataset: Bindable, fingerprint: bytes) -> Any:
+    """The labels alone, a read-only array of shape (samples, ...); raises as :func:`list_samples`."""
+    pages, label_dtype = _pages(dataset, fingerprint, with_keys=False)
+    return labels_of((page.labels for page in pages), label_dtype)
+
+
+def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[list[Any], str]:
+    """All pages (messages) of the dataset's samples, and the dtype of their labels."""
+    run = run_id()
+    client = client_of(dataset.coordinator, run, alone=False)
+    with client.hold():
+        for _ in range(_MAX_REGISTRATIONS):
+            facts, _end_s = client.register(dataset, run, listed=tells_progress(dataset))
+            if facts.fingerprint != fingerprint:
+                raise SourceError(
+                    f"{dataset.source} has changed since its length or classes were asked for: make a new "
+                    "SuperDataset"
+                )
+            try:
+                return list(_pages_of(client, facts, with_keys=with_keys)), facts.label_dtype
+            except UnknownJobError:  # the coordinator was restarted meanwhile; registering is idempotent
+                continue
+    raise UnknownJobError(
+        f"the coordinator at {client.address} forgot {dataset.source} {_MAX_REGISTRATIONS} times in a row"
+    )
+
+
+def _pages_of(client: Client, facts: Any, *, with_keys: bool) -> Iterator[Any]:
+    from superdl.super_wire import coordinator_pb2 as pb
+
+    label_bytes, start = label_dtype_of(facts.label_dtype).itemsize, 0
+    while start < facts.size:
+        request = pb.GetSamplesRequest(dataset_id=facts.dataset_id, start=start, with_keys=with_keys)
+        page = client.call("GetSamples", request, FIRST_CONTACT)
+        start += max(1, len(page.labels) // label_bytes)
+        yield page

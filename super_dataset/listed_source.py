@@ -1,0 +1,137 @@
+"""What is known of a dataset's source: how many samples, which classes, each sample's path and label.
+
+A sampler tells it when it is made. Before, the coordinator is asked by what ``superdl`` brings: this package
+knows no coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from superdl.super_dataset.reading import check_label_dtype
+from superdl.super_wire.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from superdl.super_wire.batch_ref import Bindable, DatasetBinding
+    from superdl.super_wire.sample_list import SampleList
+
+__all__ = ["Coordination", "ListedSource", "coordinate_by", "coordination"]
+
+
+class Coordination(Protocol):
+    """What finds coordinators and asks them: ``superdl.sampler``."""
+
+    @property
+    def SuperSampler(self) -> Callable[..., Any]:  # noqa: N802 # the name of the class
+        """Makes a sampler, of a dataset and by its arguments."""
+
+    @property
+    def describe(self) -> Callable[[Bindable], DatasetBinding]:
+        """What a coordinator knows of a dataset, once it has listed the source."""
+
+    @property
+    def list_samples(self) -> Callable[[Bindable, bytes], SampleList]:
+        """The samples of a dataset whose fingerprint is known."""
+
+    @property
+    def list_labels(self) -> Callable[[Bindable, bytes], NDArray[Any]]:
+        """The labels alone."""
+
+
+_coordination: Coordination | None = None
+
+
+def coordinate_by(given: Coordination | None) -> None:
+    """From now on ask coordinators by ``given``; ``superdl`` says so when a dataset or loader is imported."""
+    global _coordination  # noqa: PLW0603 # of the process
+    _coordination = given
+
+
+def coordination(wanted: str) -> Coordination:
+    """What asks coordinators; ``UsageError`` where nothing does, with what was ``wanted``."""
+    if _coordination is None:
+        raise UsageError(
+            f"{wanted}: the coordinator knows, and superdl.super_dataset alone finds none: import from "
+            "superdl, or make the sampler first: sampler = SuperSampler(dataset, batch_size=...)"
+        )
+    return _coordination
+
+
+class ListedSource:
+    """The part of a dataset that knows its source; ``coordinator`` is where to ask.
+
+    It asks once, in the process that made it, never in DataLoader workers or other copies.
+    """
+
+    coordinator: str | None = None
+    """Asked before there is a sampler, and its samplers' default; ``None``: as ``SuperSampler`` says."""
+
+    def __init__(self, coordinator: str | None = None) -> None:
+        if coordinator is not None and (not isinstance(coordinator, str) or not coordinator):
+            raise ConfigError(f"coordinator is an address such as host:50051; not {coordinator!r}")
+        self.coordinator = coordinator
+        self._binding: DatasetBinding | None = None
+        self._samples: SampleList | None = None
+        self._targets: NDArray[Any] | None = None
+        self._made_in = os.getpid()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names by label; empty where a key list gives labels as numbers."""
+        return self._known("classes").classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The label of each class name."""
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def samples(self) -> SampleList:
+        """Path and label of each sample, in the order of keys: a sequence, fetched when first asked for."""
+        if self._samples is None:
+            known = self._known("samples")
+            self._samples = self._ask("samples").list_samples(cast("Bindable", self), known.fingerprint)
+        return self._samples
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        """The label of each sample, in the order of :attr:`samples`: read-only, shape (samples, ...)."""
+        if self._samples is not None:
+            return self._samples.labels
+        if self._targets is None:
+            known = self._known("targets")
+            self._targets = self._ask("targets").list_labels(cast("Bindable", self), known.fingerprint)
+        return self._targets
+
+    def __len__(self) -> int:
+        """Number of samples of the source. Before a sampler was made, this waits until it is listed."""
+        return self._known("len()").size
+
+    def __bool__(self) -> bool:
+        """True, also before the length is known."""
+        return True
+
+    def bind(self, binding: DatasetBinding) -> None:
+        """Take what a coordinator told; ``ConfigError`` if no tensor can hold the labels."""
+        check_label_dtype(binding.label_dtype)
+        if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
+            self._samples = self._targets = None
+        self._binding = binding
+
+    def _known(self, wanted: str) -> DatasetBinding:
+        if self._binding is None:
+            self.bind(self._ask(wanted).describe(cast("Bindable", self)))
+        return cast("DatasetBinding", self._binding)
+
+    def _ask(self, wanted: str) -> Coordination:
+        if self._made_in != os.getpid():
+            raise UsageError(
+                f"{wanted} of this SuperDataset is not known here, and copies in other processes ask no "
+                "coordinator: ask for it before the copy is made, or make a sampler first"
+            )
+        return coordination(f"{wanted} of a SuperDataset is not known yet")

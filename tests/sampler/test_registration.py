@@ -1,0 +1,60 @@
+"""What a coordinator is asked of a dataset without a job."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from superdl.sampler import describe, list_labels, list_samples
+from superdl.super_wire.errors import ConfigError, SourceError, UnknownJobError
+from tests.sampler.stand_ins import BoundDataset
+
+FINGERPRINT = b"f" * 16
+
+
+@pytest.fixture
+def dataset(coordinator):
+    return BoundDataset(coordinator=coordinator.address)
+
+
+def test_a_dataset_is_described_without_a_job(coordinator, dataset, monkeypatch):
+    for named in (dataset.coordinator, None):
+        dataset.coordinator = named
+        known = describe(dataset)
+        assert (known.size, known.classes, known.fingerprint) == (1000, ("cat", "dog"), FINGERPRINT)
+        assert (known.cache, known.store) == ("", "")
+        monkeypatch.setenv("SUPER_COORDINATOR", coordinator.address)
+    assert {name for name, _ in coordinator.calls} == {"RegisterDataset"}
+    assert len({request.run_id for request in coordinator.requests("RegisterDataset")}) == 1, "one listing"
+    dataset.coordinator = "nowhere"
+    with pytest.raises(ConfigError, match="coordinator="):
+        describe(dataset)
+
+
+def test_samples_come_page_by_page(coordinator, dataset):
+    coordinator.script.size = 1000
+    samples = list_samples(dataset, FINGERPRINT)
+    assert list(samples) == [(f"/images/{at}.jpg", at % 2) for at in range(1000)]
+    asked = coordinator.requests("GetSamples")
+    assert [request.start for request in asked] == list(range(0, 1000, 300))
+    assert all(request.with_keys for request in asked)
+
+
+def test_labels_come_without_keys(coordinator, dataset):
+    labels = list_labels(dataset, FINGERPRINT)
+    assert np.array_equal(labels, np.arange(1000) % 2)
+    assert not labels.flags.writeable
+    assert not any(request.with_keys for request in coordinator.requests("GetSamples"))
+
+
+def test_a_coordinator_that_forgets_is_told_again_and_then_given_up(coordinator, dataset):
+    coordinator.script.failures["GetSamples"] = [UnknownJobError("no dataset")] * 2
+    assert len(list_samples(dataset, FINGERPRINT)) == 1000
+    coordinator.script.failures["GetSamples"] = [UnknownJobError("no dataset")] * 99
+    with pytest.raises(UnknownJobError, match="5 times in a row"):
+        list_samples(dataset, FINGERPRINT)
+
+
+def test_a_source_that_has_changed_is_an_error(dataset):
+    with pytest.raises(SourceError, match="has changed since"):
+        list_labels(dataset, b"g" * 16)

@@ -1,0 +1,111 @@
+"""What a dataset knows of its source, before a sampler and after, here and in copies."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from superdl.super_dataset import Recipe, SuperDataset, coordinate_by
+from superdl.super_dataset.listed_source import ListedSource
+from superdl.super_wire.batch_ref import DatasetBinding
+from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.sample_list import SampleList
+
+RECIPE = Recipe.image(resize=8, crop=8)
+BINDING = DatasetBinding(b"i" * 16, b"f", 3, ("cat", "dog"), "int64", cache="")
+LABELS = np.array([0, 1, 1])
+ASK = (len, lambda d: d.classes, lambda d: d.class_to_idx, lambda d: d.samples, lambda d: d.targets)
+
+
+class Asked(SimpleNamespace):
+    """Answers for a coordinator, and counts."""
+
+    def __init__(self):
+        self.calls = []
+        self.binding = BINDING
+
+    def describe(self, dataset):
+        self.calls.append(("describe", dataset.source))
+        return self.binding
+
+    def list_samples(self, dataset, fingerprint):
+        self.calls.append(("list_samples", fingerprint))
+        return SampleList("s3://b", b"cat/0dog/1dog/2", b"\x05\0\0\0" * 3, LABELS.copy())
+
+    def list_labels(self, dataset, fingerprint):
+        self.calls.append(("list_labels", fingerprint))
+        return LABELS.copy()
+
+
+@pytest.fixture
+def asked():
+    answers = Asked()
+    coordinate_by(answers)
+    return answers
+
+
+def test_each_fact_is_asked_for_once_and_no_sooner_than_it_is_wanted(asked):
+    dataset = SuperDataset("s3://b", RECIPE)
+    assert "not listed yet" in repr(dataset)
+    assert dataset
+    assert asked.calls == []
+    for _ in range(2):
+        assert len(dataset) == 3
+        assert (dataset.classes, dataset.class_to_idx) == (("cat", "dog"), {"cat": 0, "dog": 1})
+    assert asked.calls == [("describe", "s3://b")]
+    assert dataset.targets.tolist() == dataset.targets.tolist() == [0, 1, 1]
+    assert list(dataset.samples) == [("s3://b/cat/0", 0), ("s3://b/dog/1", 1), ("s3://b/dog/2", 1)]
+    assert dataset.samples is dataset.samples
+    assert dataset.targets is dataset.samples.labels
+    assert asked.calls[1:] == [("list_labels", b"f"), ("list_samples", b"f")]
+    assert "s3://b: 3 samples of 2 classes, Recipe([" in repr(dataset)
+
+
+def test_newer_facts_of_a_sampler_replace_what_was_asked_for(asked):
+    dataset = SuperDataset("s3://b", RECIPE)
+    samples = dataset.samples
+    dataset.bind(BINDING)
+    assert dataset.samples is samples
+    dataset.bind(DatasetBinding(b"i" * 16, b"g", 4, (), "int64", "redis://x"))
+    assert len(dataset) == 4
+    assert dataset.samples is not samples
+    assert asked.calls[-1] == ("list_samples", b"g")
+
+
+def in_another_process(dataset, monkeypatch):
+    """A copy as it is in a worker."""
+    text = pickle.dumps(dataset)
+    monkeypatch.setattr("superdl.super_dataset.listed_source.os.getpid", lambda: 1)
+    return pickle.loads(text)
+
+
+def test_a_copy_keeps_what_is_known(asked, monkeypatch):
+    dataset = SuperDataset("s3://b", RECIPE)
+    dataset.samples  # noqa: B018 # asks
+    calls = list(asked.calls)
+    copy = in_another_process(dataset, monkeypatch)
+    assert (len(copy), copy.targets.tolist(), list(copy.samples)) == (3, [0, 1, 1], list(dataset.samples))
+    assert asked.calls == calls
+
+
+@pytest.mark.parametrize("ask", ASK)
+def test_a_copy_asks_nobody(asked, monkeypatch, ask):
+    copy = in_another_process(SuperDataset("s3://b", RECIPE), monkeypatch)
+    with pytest.raises(UsageError, match="copies in other processes ask no coordinator"):
+        ask(copy)
+    assert asked.calls == []
+
+
+@pytest.mark.parametrize("ask", ASK)
+def test_without_superdl_nobody_is_asked(ask):
+    with pytest.raises(UsageError, match=r"import from superdl, or make the sampler first.*SuperSampler\("):
+        ask(SuperDataset("s3://b", RECIPE))
+
+
+@pytest.mark.parametrize("value", ["", 5])
+def test_a_coordinator_is_an_address(value):
+    with pytest.raises(ConfigError, match="coordinator is an address"):
+        ListedSource(value)
