@@ -10,6 +10,7 @@ from superdl.super_dataset.augment import Augment
 from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.listed_source import coordinate_by
 from superdl.super_dataset.loader import SuperLoader
+from superdl.super_dataset.per_sample import PerSample
 from superdl.super_dataset.reading import BatchInfo
 from superdl.super_dataset.transformers_trainer import SuperTrainerMixin
 from superdl.super_wire.recipe import Recipe
@@ -17,6 +18,7 @@ from superdl.super_wire.recipe import Recipe
 __all__ = [
     "Augment",
     "BatchInfo",
+    "PerSample",
     "Recipe",
     "SuperDataset",
     "SuperLoader",

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from superdl.super_dataset.listed_source import ListedSource
 from superdl.super_dataset.memory import map_tensors, memory_here, send_by_value
+from superdl.super_dataset.per_sample import PerSample, for_batches
 from superdl.super_dataset.reading import (
     BatchReader,
     ReadSettings,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["SuperDataset", "normalise_url"]
 
 _PING_TIMEOUT_S = 5.0
-_FOR_ONE_IMAGE = ("torchvision.transforms", "timm.data")
 _THREE_LINES = """\
     dataset = SuperDataset(source, recipe)
     sampler = SuperSampler(dataset, batch_size=256)
@@ -81,9 +81,12 @@ class SuperDataset(ListedSource, Dataset[Any]):
             found in a store. Without it a file ``.superdl-source`` in the source's root may name one.
         versions: how files are told apart in ids: ``"times"`` (size and time of change), the default, or
             ``"digests"`` of their bytes, for which the coordinator reads each file when it lists them.
-        transform: called as ``transform(images, labels, info)`` on every batch, where it is read; what it
-            returns is the item. It must pickle if workers are spawned. Transforms of torchvision and timm,
-            which are made for one image, are refused.
+        transform: runs where batches are read, after the cache. With one required argument, as those of
+            torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
+            albumentations an array, uint8 of shape (height, width, 3)); see :class:`PerSample`, which says
+            that and more explicitly. Tensors of shape (...) that it makes come stacked, (batch, ...). With
+            three it is called as ``transform(images, labels, info)`` on every batch, and what it returns is
+            the item. It must pickle if workers are spawned.
         on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
             batch) or ``"replace"`` (by the next good sample of the same batch).
         return_info: whether items have a :class:`BatchInfo`.
@@ -108,7 +111,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         key_list: str | os.PathLike[str] | None = None,
         alias: str | None = None,
         versions: Versions | None = None,
-        transform: Callable[[Any, Any, BatchInfo], Any] | None = None,
+        transform: Callable[[Any], Any] | Callable[[Any, Any, BatchInfo], Any] | None = None,
         on_bad_sample: OnBadSample = "raise",
         return_info: bool = False,
         read_timeout: float = 120.0,
@@ -122,10 +125,6 @@ class SuperDataset(ListedSource, Dataset[Any]):
             raise ConfigError(msg)
         check_policy(on_bad_sample)
         _check_reading(read_timeout, verify, in_flight_bytes)
-        if transform is not None and not callable(transform):
-            msg = f"transform is called as transform(images, labels, info); {transform!r} cannot be"
-            raise ConfigError(msg)
-        _check_for_batches(transform)
         self.source = normalise_url(source, name="source")  # what sample ids are made of, unless named
         self.naming = checked_naming(alias, versions)
         self.recipe = recipe
@@ -134,7 +133,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         """Whether records are read out of the store's packs where this machine sees them; else all come by
         way of the cache. Change it before a sampler is made.
         """
-        self._transform = transform
+        self._transform = for_batches(transform)
         self._on_bad_sample: OnBadSample = on_bad_sample
         self._return_info = bool(return_info)
         shape = recipe.output_shape
@@ -185,9 +184,14 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._reader.state().bad_samples.add(ref, read.bad, self._on_bad_sample)
         images = sample_tensors(read.buffer, order)
         labels = map_tensors(label_tensor(ref.label_array(), order), send_by_value)
-        if self._transform is not None:
-            return self._transform(images, labels, batch_info(read, order))
-        return (images, labels, batch_info(read, order)) if self._return_info else (images, labels)
+        if self._transform is None and not self._return_info:
+            return images, labels
+        info = batch_info(read, order)
+        if isinstance(self._transform, PerSample):
+            images, labels = self._transform(images, labels, info)
+        elif self._transform is not None:
+            return self._transform(images, labels, info)
+        return (images, labels, info) if self._return_info else (images, labels)
 
     def __getitems__(self, refs: Any) -> NoReturn:
         """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
@@ -218,21 +222,6 @@ def _how_to_use(index: object) -> str:
         "Accelerate's prepare() is not to be given the loader, and Lightning's Trainer no overfit_batches "
         "(docs/frameworks.md)"
     )
-
-
-def _check_for_batches(transform: object) -> None:
-    """Refuse what torchvision and timm make for one image: a batch makes v1's fail, v2's draw once."""
-    homes = [kind.__module__ for kind in type(transform).__mro__] + [getattr(transform, "__module__", "")]
-    if any(home.startswith(_FOR_ONE_IMAGE) for home in homes):
-        name = getattr(transform, "__name__", type(transform).__name__)
-        raise ConfigError(
-            f"transform is called as transform(images, labels, info) on a whole batch, and {name} is made "
-            "for one image: on a batch it fails, or draws once for all samples. What draws nothing goes into "
-            "the recipe, Recipe.image(resize=256, crop=224); random crops, flips and colours are "
-            "transform=Augment(224) (docs/augmentation.md). Or give a function of your own:\n"
-            "    def transform(images, labels, info):\n"
-            "        return torch.stack([pipeline(image) for image in images]), labels"
-        )
 
 
 def _check_reading(read_timeout: Any, verify: object, in_flight_bytes: object) -> None:

@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from superdl.sampler import SuperSampler
-    from superdl.super_dataset import Augment, BatchInfo, SuperDataset, SuperLoader, SuperTrainerMixin
+    from superdl.super_dataset import (
+        Augment,
+        BatchInfo,
+        PerSample,
+        SuperDataset,
+        SuperLoader,
+        SuperTrainerMixin,
+    )
     from superdl.super_wire import Recipe
 
 __all__ = [
     "Augment",
     "BatchInfo",
+    "PerSample",
     "Recipe",
     "SuperDataset",
     "SuperLoader",

@@ -51,6 +51,8 @@ _PROBING_S = 3.0  # of a call, for all its looks at why nobody answers: who is s
 _LEAST_PROBING_S = 0.5  # also when the call's own time is up
 _LONG_POLL_S = 10.0
 _MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
+# Not the global generator: its state is the trainer's, and ranks that seed it alike would come back at once.
+_JITTER = random.Random()  # noqa: S311  # no secret depends on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Patience:
     def pause_s(self, attempt: int) -> float:
         """Pause after the ``attempt``-th failure, jittered so that ranks do not come back all at once."""
         ceiling = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(attempt, 30))
-        return ceiling * random.uniform(0.5, 1.0)  # noqa: S311  # no secret depends on it
+        return ceiling * _JITTER.uniform(0.5, 1.0)
 
 
 class CallStoppedError(Exception):

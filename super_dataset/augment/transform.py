@@ -12,7 +12,7 @@ import torch
 from superdl.super_dataset.augment.color import JITTERS, Jitter, JitterValues
 from superdl.super_dataset.augment.geometry import crop_resize, crop_resize_by_products, random_boxes
 from superdl.super_dataset.augment.random_numbers import BatchRandom
-from superdl.super_dataset.memory import memory_here
+from superdl.super_dataset.memory import empty_batch
 from superdl.super_dataset.reading import BatchInfo
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
@@ -142,7 +142,7 @@ class Augment:
         flips = draws.uniform("flip", 1)[0] < self._flip
         jitter = self._jitter.draw(draws) if self._jitter else None
         device = images[0].device
-        made = _empty((len(images), *size, channels), self._dtype, device)
+        made = empty_batch((len(images), *size, channels), self._dtype, device)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             if device.type == "cpu":
                 self._on_host(images, boxes, flips, jitter, made)
@@ -253,14 +253,6 @@ class Augment:
             raise UsageError(msg)
         heights, widths = np.array([shape[1:] for shape in shapes], dtype=np.int64).T
         return number, heights, widths
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    # Where batches are received: used again, shared in a worker, pinned on the way to a device.
-    flat = memory_here().take(math.prod(shape) * dtype.itemsize)
-    return flat.view(dtype).view(shape)
 
 
 def _described(images: Images) -> str:

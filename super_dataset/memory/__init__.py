@@ -6,6 +6,8 @@ from superdl.super_dataset.memory.batch_memory import (
     FreshMemory,
     Memory,
     RecycledMemory,
+    empty_batch,
+    in_one_block,
     memory_here,
     receiving_into,
 )
@@ -17,6 +19,8 @@ __all__ = [
     "Memory",
     "Mover",
     "RecycledMemory",
+    "empty_batch",
+    "in_one_block",
     "map_tensors",
     "memory_here",
     "mover_to",

@@ -6,10 +6,12 @@ as the batch that lay in it and everything that shares its memory are gone, and 
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import deque
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,11 +21,22 @@ from torch.utils.data import get_worker_info
 from superdl.super_dataset.memory.handover import WorkerMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["FreshMemory", "Memory", "PinnedMemory", "RecycledMemory", "memory_here", "receiving_into"]
+__all__ = [
+    "FreshMemory",
+    "Memory",
+    "PinnedMemory",
+    "RecycledMemory",
+    "empty_batch",
+    "in_one_block",
+    "memory_here",
+    "receiving_into",
+]
+
+_ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 
 class Memory(Protocol):
@@ -115,3 +128,29 @@ def receiving_into(memory: Memory) -> Iterator[None]:
         yield
     finally:
         _chosen.memory = before
+
+
+def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor to be filled; on the CPU where batches are received: used again, shared in a worker, pinned on
+    the way to a device.
+    """
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    flat = memory_here().take(math.prod(shape) * dtype.itemsize)
+    return flat.view(dtype).view(shape)
+
+
+def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.Tensor]:
+    """Tensors of any sizes; in shared memory as one piece, or each would cost a file descriptor."""
+    if not memory.shared:
+        return list(tensors)
+    rounded = (-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)
+    starts = list(accumulate(rounded, initial=0))
+    block = memory.take(starts.pop())
+    parts = [
+        block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=True)
+    ]
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.copy_(tensor)
+    return parts

@@ -11,12 +11,12 @@ import logging
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import torch
 
+from superdl.super_dataset.memory import in_one_block
 from superdl.super_dataset.reading.checks import layout_columns
 from superdl.super_dataset.reading.progress import bad_sample_error, batch_name
 from superdl.super_wire.errors import ConfigError
@@ -51,7 +51,6 @@ _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
 _IMAGE_CHANNELS = (1, 3, 4)
 _IMAGE_NDIM = 3
-_ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 
 def check_policy(value: object) -> None:
@@ -138,7 +137,8 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Te
     chosen = range(buffer.size) if order is None else order
     layouts = layout_columns(buffer.raw_headers[list(chosen)])
     if not (layouts == layouts[0]).all():
-        flat = _ragged(buffer, chosen)
+        payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
+        flat = in_one_block(payloads, buffer.memory)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
     if order is None and buffer.block is not None and not buffer.own:
         return _shaped(buffer.block, buffer, chosen[0], stacked=buffer.size)
@@ -147,20 +147,6 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Te
     for row, offset in zip(stacked.numpy().reshape(len(chosen), item_bytes), chosen, strict=True):
         row[:] = buffer.payload(offset)
     return _shaped(stacked, buffer, chosen[0], stacked=len(chosen))
-
-
-def _ragged(buffer: BatchBuffer, chosen: Sequence[int]) -> list[torch.Tensor]:
-    """Samples of different sizes; in shared memory in one block, or each would cost a file descriptor."""
-    payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
-    if not buffer.memory.shared:
-        return payloads
-    rounded = (-(-payload.nbytes // _ALIGNMENT) * _ALIGNMENT for payload in payloads)
-    starts = list(accumulate(rounded, initial=0))
-    block = buffer.memory.take(starts.pop())
-    parts = [block[start : start + p.nbytes] for start, p in zip(starts, payloads, strict=True)]
-    for part, payload in zip(parts, payloads, strict=True):
-        part.copy_(payload)
-    return parts
 
 
 def _shaped(

@@ -52,6 +52,11 @@ ROOMS = {
         may=frozenset({"super_wire", "numpy", "PIL", "redis", "aws_lambda_powertools"}) | AWS
     ),
     "super_dataset": Room(may=frozenset({"super_wire", "torch", "numpy", "redis"})),
+    # Transforms for one image want a PIL image.
+    "super_dataset/per_sample.py": Room(
+        may=frozenset({"super_wire", "super_dataset", "torch", "numpy", "PIL"}),
+        only_inside_functions=frozenset({"PIL"}),
+    ),
     "sampler": Room(may=frozenset({"super_wire", "torch"}) | GRPC, only_inside_functions=GRPC),
     "superdl": Room(may=ANYTHING),
     "experiments": Room(may=ANYTHING),

@@ -5,6 +5,7 @@ twice.
 from __future__ import annotations
 
 import operator
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,6 +63,33 @@ def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack: 
         ) as sampler:
             ranks |= pictures(DataLoader(dataset, sampler=sampler, batch_size=None))
     assert ranks == first
+
+
+def cropped(image: Any) -> Any:
+    """A crop of one PIL image and its brightness, as global generators draw them."""
+    left, top = random.randrange(24), random.randrange(24)
+    return torch.from_numpy(np.array(image.crop((left, top, left + 16, top + 16)))) * torch.rand(1)
+
+
+def test_a_transform_for_one_image_gives_the_same_by_any_workers(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(images, RECIPE, transform=cropped, return_info=True)
+
+    def crops(workers: int, **plan: Any) -> list[dict[str, bytes]]:
+        with SuperSampler(dataset, coordinator=shared_stack.address, **plan) as sampler:
+            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+            return [
+                {
+                    key: image.numpy().tobytes()
+                    for pixels, _, info in loader
+                    for key, image in zip(info.keys, pixels, strict=True)
+                }
+                for _ in range(2)
+            ]
+
+    first, second = crops(0, batch_size=16)
+    assert len(first) == 150
+    assert all(first[key] != second[key] for key in first)
+    assert crops(2, batch_size=7, seed=9) == [first, second]
 
 
 def test_in_the_training_loop_it_is_what_it_is_in_the_worker(shared_stack: Stack, images: Path) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from superdl import (
     Augment,
     BatchInfo,
+    PerSample,
     Recipe,
     SuperDataset,
     SuperLoader,
@@ -56,6 +57,8 @@ def trains() -> None:
 def trains_by_threads() -> None:
     """The same without worker processes, and augmentation on the device."""
     dataset = SuperDataset("images", recipe=Recipe([{"op": "resize", "size": 256}]), return_info=True)
+    SuperDataset("images", Recipe([]), transform=torch.nn.Identity())  # on every sample
+    SuperDataset("images", Recipe([]), transform=PerSample(lambda image: image, seed=1, takes="tensor"))
     with SuperSampler(dataset, batch_size=8, coordinator="host:50051") as sampler:
         assert_type(sampler, SuperSampler)
         loader = SuperLoader(dataset, sampler, device="cuda", prefetch=4, threads=2)
@@ -91,7 +94,8 @@ def wrong(dataset: SuperDataset, sampler: SuperSampler) -> None:
     SuperDataset("images")  # type: ignore[call-arg]  # no recipe
     SuperDataset("images", "resize")  # type: ignore[arg-type]
     SuperDataset("images", Recipe([]), on_bad_sample="ignore")  # type: ignore[arg-type]
-    SuperDataset("images", Recipe([]), transform=lambda image: image)  # type: ignore[arg-type, misc]
+    SuperDataset("images", Recipe([]), transform=lambda images, labels: images)  # type: ignore[arg-type]
+    PerSample(str, takes="jpeg")  # type: ignore[arg-type]
     SuperSampler(dataset)  # type: ignore[call-arg]  # no batch_size
     SuperSampler(dataset, batch_size="8")  # type: ignore[arg-type]
     SuperSampler("images", batch_size=8)  # type: ignore[arg-type]

@@ -1,0 +1,372 @@
+"""``PerSample``: a sample's draws are the same wherever it is read, and nobody else's generator moves."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from superdl.super_dataset import Augment, PerSample, Recipe, SuperDataset, SuperLoader
+from superdl.super_dataset.per_sample import for_batches
+from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
+from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.store import DirectoryStore
+from tests.fixtures.valkey import free_port
+from tests.super_dataset.augmenting import batch, info_of
+from tests.super_dataset.stored_batches import bound_dataset, images, packed, ref_of, stored, tombstone
+
+SIZE, BATCHES = 5, 4
+
+
+def drawn(image) -> torch.Tensor:
+    """The image's pixels, and three draws from each of the generators that transforms draw from."""
+    draws = [random.random() for _ in range(3)], np.random.rand(3), torch.rand(3)  # noqa: NPY002
+    return torch.cat([torch.from_numpy(np.array(image)).flatten().float(), *map(torch.as_tensor, draws)])
+
+
+def drawn_by_generator(image, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(6, generator=generator) + np.array(image).mean()
+
+
+def drawn_by_rng(image, *, rng: np.random.Generator) -> np.ndarray:
+    return rng.random(6) + np.array(image).mean()
+
+
+def of_own_size(image) -> torch.Tensor:
+    """A result that is larger than what travels in messages, of another size each time."""
+    return torch.full((20_000 + np.array(image).sum(dtype=int) % 100,), random.random())
+
+
+def gone_wrong(image) -> torch.Tensor:
+    random.random()
+    raise StopIteration("no more")
+
+
+class Albumentation:
+    """Called as those of albumentations are, with generators that are set from outside."""
+
+    def set_random_state(self, random_generator, py_random):
+        self.numbers, self.python = random_generator, py_random
+
+    def __call__(self, *args, force_apply=False, **data):
+        assert not args
+        noise = self.numbers.integers(100), int(self.python.random() * 100)
+        return {"image": data["image"].astype(np.int64) + noise[0] + 1000 * noise[1]}
+
+
+def global_states() -> list[bytes]:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()  # noqa: NPY002
+    return [pickle.dumps(state) for state in states]
+
+
+class AlsoStates:
+    """A dataset whose items also tell whether the process's generators are as they were before the read."""
+
+    def __init__(self, dataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, ref):
+        before = global_states()
+        item = self.dataset[ref]
+        return *item, before == global_states()
+
+
+def epoch_of(refs, epoch) -> list:
+    return [replace(ref, epoch=epoch) for ref in refs]
+
+
+@pytest.fixture
+def refs(tmp_path):
+    pack_store, cache = (
+        DirectoryStore.open(tmp_path / "store", create=True),
+        f"redis://127.0.0.1:{free_port()}",
+    )
+    return [packed(pack_store, ref_of(SIZE, cache, position=n), images(SIZE, seed=n)) for n in range(BATCHES)]
+
+
+# ----------------------------------------------------------------- what a sample's draws are
+
+
+@given(
+    numbers=st.lists(st.integers(0, 50), min_size=1, max_size=6),
+    order=st.randoms(use_true_random=False),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    epoch=st.integers(0, 2**40),
+    transform=st.sampled_from([drawn, drawn_by_generator, drawn_by_rng, Albumentation()]),
+)
+def test_draws_depend_on_seed_epoch_and_sample_alone(numbers, order, seed, epoch, transform):
+    per_sample = PerSample(transform, seed=seed)
+    together, labels = per_sample(batch(*numbers), numbers, info_of(*numbers, epoch=epoch))
+    assert labels is numbers
+    shuffled = numbers.copy()
+    order.shuffle(shuffled)
+    order.random()
+    again, _ = PerSample(transform, seed=seed)(batch(*shuffled), None, info_of(*shuffled, epoch=epoch))
+    for number, one in zip(shuffled, again, strict=True):
+        assert torch.equal(one, together[numbers.index(number)])
+    assert len({one.numpy().tobytes() for one in together}) == len(set(numbers))
+    for other in (
+        PerSample(transform, seed=-1 - seed)(batch(*numbers), None, info_of(*numbers, epoch=epoch)),
+        per_sample(batch(*numbers), None, info_of(*numbers, epoch=epoch + 1)),
+    ):
+        assert not any(torch.equal(one, new) for one, new in zip(together, other[0], strict=True))
+
+
+def test_generators_draw_from_all_of_their_range():
+    numbers = range(200)
+    made, _ = PerSample(drawn, takes="numpy")(batch(*numbers, height=1, width=1), None, info_of(*numbers))
+    draws = made[:, 3:].numpy()
+    assert np.abs(draws.mean(axis=0) - 0.5).max() < 0.1
+    assert np.abs(np.corrcoef(draws.T) - np.eye(9)).max() < 0.3  # of one another
+    assert len(np.unique(draws)) > 0.99 * draws.size
+
+
+@pytest.mark.parametrize("transform", [drawn, gone_wrong])
+def test_the_generators_are_left_as_they_were(transform):
+    before = global_states()
+    try:
+        PerSample(transform)(batch(1, 2), None, info_of(1, 2))
+    except RuntimeError:
+        assert transform is gone_wrong
+    assert global_states() == before
+
+
+def test_without_a_seed_or_with_an_own_generator_no_global_one_is_touched():
+    def transform(image):
+        return torch.tensor(random.random())
+
+    random.seed(4)
+    expected = [random.random() for _ in range(3)]
+    random.seed(4)
+    made, _ = PerSample(transform, seed=None)(batch(1, 2, 3), None, info_of(1, 2, 3))
+    assert made.tolist() == pytest.approx(expected)
+
+
+# ----------------------------------------------------------------------- wherever it is read
+
+
+def loaded(refs, transform, *, workers=0, method=None):
+    dataset = AlsoStates(bound_dataset(transform=transform, return_info=True))
+    context = {"multiprocessing_context": method} if method else {}
+    found = {}
+    for made, labels, info, untouched in DataLoader(
+        dataset, sampler=refs, batch_size=None, num_workers=workers, **context
+    ):
+        assert untouched
+        assert isinstance(made, torch.Tensor)
+        assert labels.tolist() == list(range(100, 100 + SIZE))
+        found |= {(info.epoch, key): one.clone() for key, one in zip(info.keys, made, strict=True)}
+    return found
+
+
+def same(found, others) -> bool:
+    return found.keys() == others.keys() and all(torch.equal(found[key], others[key]) for key in found)
+
+
+@pytest.mark.parametrize("transform", [drawn, Albumentation()])
+def test_any_number_of_workers_gives_the_same(refs, transform):
+    both = [*epoch_of(refs, 0), *epoch_of(refs, 1)]
+    found = loaded(both, transform)
+    assert len({one.numpy().tobytes() for one in found.values()}) == len(found) == 2 * BATCHES * SIZE
+    for workers, method in [(1, "fork"), (2, "fork"), (1, "spawn")]:
+        random.seed(workers)  # the trainer's generators have no say
+        torch.manual_seed(workers)
+        assert same(loaded(list(reversed(both)), transform, workers=workers, method=method), found)
+
+
+@pytest.mark.parametrize("transform", [drawn_by_generator, drawn_by_rng])
+def test_with_a_generator_of_its_own_threads_give_the_same(refs, transform):
+    found = loaded(refs, transform, workers=1)
+    dataset = bound_dataset(transform=transform, return_info=True)
+    by_threads = {
+        (info.epoch, key): one
+        for made, _, info in SuperLoader(dataset, refs, threads=3)
+        for key, one in zip(info.keys, made, strict=True)
+    }
+    assert same(by_threads, found)
+
+
+@pytest.mark.parametrize("transform", [drawn, Albumentation()])
+def test_threads_may_not_draw_from_what_is_shared(refs, transform):
+    before = global_states()
+    with pytest.raises(UsageError, match=r"num_workers=1 or more[^$]*generator[^$]*rng[^$]*seed=None"):
+        next(iter(SuperLoader(bound_dataset(transform=transform), refs)))
+    assert global_states() == before
+
+
+def test_threads_may_call_what_draws_nothing(refs):
+    def pixels(image):
+        assert threading.current_thread() is not threading.main_thread()
+        return np.array(image)
+
+    dataset = bound_dataset(transform=PerSample(pixels, seed=None))
+    for n, (made, _) in enumerate(SuperLoader(dataset, refs, threads=2)):
+        assert np.array_equal(made.numpy(), np.stack(images(SIZE, seed=n)))
+
+
+# ------------------------------------------------------------------------ what becomes of it
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("with_info", [False, True])
+def test_draws_follow_samples_where_others_are_left_out(valkey, policy, with_info):
+    arrays = images(4)
+    whole = stored(valkey, arrays)
+    expected, _ = bound_dataset(transform=drawn)[whole]
+    ref = stored(valkey, [tombstone("train/0-0.jpg"), *arrays[1:3], tombstone("train/0-3.jpg")])
+    dataset = bound_dataset(transform=drawn, on_bad_sample=policy, return_info=with_info)
+    made, labels, *info = dataset[ref]
+    chosen = [1, 2] if policy == "skip" else [1, 1, 2, 1]
+    assert labels.tolist() == [100 + at for at in chosen]
+    assert torch.equal(made, expected[chosen])
+    assert [one.keys for one in info] == [tuple(whole.keys[at] for at in chosen)] * with_info
+    with pytest.raises(BadSampleError):
+        bound_dataset(transform=drawn)[ref]
+
+
+def test_labels_with_fields_stay(refs):
+    dtype = label_dtype_of(text := '{"age":"int64","box":"float32[2]"}')
+    labels = np.zeros(SIZE, dtype=dtype)
+    labels["age"], labels["box"] = range(SIZE), 0.5
+    made, found = bound_dataset(transform=drawn)[replace(refs[0], labels=labels.tobytes(), label_dtype=text)]
+    assert len(made) == SIZE
+    assert found["age"].tolist() == list(range(SIZE))
+    assert found["box"].tolist() == [[0.5, 0.5]] * SIZE
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_results_of_different_shapes_come_as_a_list(refs, workers):
+    dataset = bound_dataset(transform=of_own_size)
+    expected, _ = dataset[refs[0]]
+    loader = DataLoader(dataset, sampler=refs[:1], batch_size=None, num_workers=workers)
+    [(made, labels)] = loader
+    assert isinstance(made, list)
+    assert len({len(one) for one in made}) > 1
+    assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
+    assert len(labels) == SIZE
+
+
+def test_other_results_come_as_they_are(refs):
+    pictures, _ = bound_dataset(transform=lambda image: image.rotate(90))[refs[0]]
+    expected = [np.rot90(array) for array in images(SIZE)]
+    assert all(np.array_equal(*pair) for pair in zip(map(np.asarray, pictures), expected, strict=True))
+    views, _ = bound_dataset(transform=lambda image: {"one": 1, "two": torch.ones(2)})[refs[0]]
+    assert [view["one"] for view in views] == [1] * SIZE
+
+
+@pytest.mark.parametrize(
+    "made", [np.asarray, lambda image: np.asarray(image)[::-1, ::-1], np.ascontiguousarray]
+)
+@pytest.mark.filterwarnings("error")
+def test_arrays_become_tensors_whatever_they_are(refs, made):
+    stacked, _ = bound_dataset(transform=PerSample(made))[refs[0]]
+    expected = np.stack([made(Image.fromarray(array)) for array in images(SIZE)])
+    assert np.array_equal(stacked.numpy(), expected)
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
+def test_each_form_has_the_samples_pixels(channels, mode):
+    pixels = batch(1, 2, channels=channels)
+    seen = []
+    for takes in ("pil", "numpy", "tensor"):
+        PerSample(seen.append, takes=takes)(pixels, None, info_of(1, 2))
+    assert [image.mode for image in seen[:2]] == [mode] * 2
+    for image, array, tensor, expected in zip(seen[:2], seen[2:4], seen[4:], pixels, strict=True):
+        rows = expected.permute(1, 2, 0).numpy()
+        assert np.array_equal(np.asarray(image).reshape(rows.shape), rows)
+        assert np.array_equal(array, rows)
+        assert np.shares_memory(array, rows)
+        assert torch.equal(tensor, expected)
+
+
+def test_what_is_no_image_comes_as_it_is_or_not_at_all():
+    numbers = torch.arange(6, dtype=torch.int32).view(2, 3)
+    made, _ = PerSample(lambda row: row * 2, takes="tensor")(numbers, None, info_of(1, 2))
+    assert torch.equal(made, numbers * 2)
+    with pytest.raises(UsageError, match=r"int32 of shape \(3,\).*takes='tensor'"):
+        PerSample(lambda row: row)(numbers, None, info_of(1, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_names_its_sample(refs, workers):
+    loader = DataLoader(
+        bound_dataset(transform=gone_wrong), sampler=refs, batch_size=None, num_workers=workers
+    )
+    with pytest.raises(RuntimeError) as raised:
+        next(iter(loader))
+    notes = getattr(raised.value.__cause__, "__notes__", [str(raised.value)])
+    assert "raised by the transform of train/0-0.jpg, which was given takes='pil'" in notes[0]
+
+
+# ------------------------------------------------------------------- which transforms are so
+
+
+class Open:
+    """Called with anything."""
+
+    def __call__(self, *args, **kwargs):
+        return args
+
+
+NOT_TOLD = [
+    lambda images, labels: images,
+    lambda: None,
+    lambda images, labels, info, more: images,
+    lambda *args: args,
+    lambda image, *, size: image,
+    lambda *, picture: picture,
+    Open(),
+    PerSample,
+    Augment,
+    print,
+    max,  # of which Python tells no arguments
+    torch.nn.Bilinear(1, 1, 1),
+]
+
+
+@pytest.mark.parametrize("transform", NOT_TOLD)
+def test_what_is_neither_for_one_nor_for_batches_is_asked_to_be_wrapped(transform):
+    with pytest.raises(
+        ConfigError, match=r"transform=PerSample\(t\)[^$]*def transform\(images, labels, info\)"
+    ):
+        SuperDataset("/images", Recipe([]), transform=transform)
+    PerSample(transform)
+
+
+def by_name(*, image, rng):
+    return {"image": np.asarray(image) + rng.integers(1)}
+
+
+@pytest.mark.parametrize("takes", [None, "pil"])
+def test_an_image_by_keyword_comes_back_by_its_name(refs, takes):
+    made, _ = bound_dataset(transform=PerSample(by_name, takes=takes) if takes else by_name)[refs[0]]
+    assert np.array_equal(made.numpy(), np.stack(images(SIZE)))
+
+
+def test_three_required_arguments_take_a_batch():
+    for transform in (Augment(8), PerSample(drawn), lambda images, labels, info, more=1: (images, more)):
+        assert for_batches(transform) is transform
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"transform": 3}, "transform"),
+        ({"transform": drawn, "seed": 1.0}, "seed"),
+        ({"transform": drawn, "seed": True}, "seed"),
+        ({"transform": drawn, "seed": 2**63}, "seed"),
+        ({"transform": drawn, "takes": "jpeg"}, "takes"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, name):
+    with pytest.raises(ConfigError, match=name):
+        PerSample(**arguments)
