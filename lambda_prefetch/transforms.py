@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -17,11 +19,11 @@ from superdl.lambda_prefetch.custom_steps import CustomStep
 from superdl.lambda_prefetch.decode import check_pixels, decode
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.ids import digest128
-from superdl.super_wire.recipe import DECODE_OPS
+from superdl.super_wire.recipe_steps import OPS
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -128,37 +130,61 @@ class Program:
         """
         picture: Picture = image
         for number, step in enumerate(self._recipe.steps, start=1):
-            if step["op"] in DECODE_OPS:
+            if OPS[step["op"]].decodes:
                 continue  # heeded by make()
             if number in self._custom:
                 picture = self._custom[number].run(np.asarray(picture), self._random(number, key).seed())
             else:
-                picture = self._step(step, number, _as_image(picture, number, step["op"]), key)
+                drawing = _Drawing(partial(self._random, number, key), self._limit_pixels)
+                picture = _STEPS[step["op"]](_as_image(picture, number, step["op"]), step, drawing)
         return np.asarray(picture)
-
-    def _step(self, step: Mapping[str, Any], number: int, image: Image.Image, key: str) -> Image.Image:
-        op = step["op"]
-        if op == "resize":
-            size = resized_size(*image.size, step["size"])
-            check_pixels(*size, self._limit_pixels)
-            return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
-        if op == "center_crop":
-            check_pixels(step["size"], step["size"], self._limit_pixels)
-            box = center_crop_box(*image.size, step["size"])
-            return image if box == (0, 0, *image.size) else image.crop(box)
-        if op == "random_resized_crop":
-            side = (step["size"], step["size"])
-            check_pixels(*side, self._limit_pixels)
-            box = random_crop_box(*image.size, step["scale"], step["ratio"], self._random(number, key))
-            cropped = image.crop(box)
-            return cropped if cropped.size == side else cropped.resize(side, Image.Resampling.BILINEAR)
-        if self._random(number, key).uniform() < step["p"]:  # horizontal_flip
-            return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return image
 
     def _random(self, number: int, key: str) -> SampleRandom:
         seed, named = self._recipe.augment_seed, key.removeprefix(self._prefix)
         return SampleRandom(self._recipe.digest, number, seed, self._epoch, self._bucket, named)
+
+
+class _Drawing(NamedTuple):
+    """What a step needs beside its image and parameters: its random numbers, and the most it may make."""
+
+    draws: Callable[[], SampleRandom]
+    limit_pixels: int
+
+
+def _resize(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    return _resized(image, resized_size(*image.size, step["size"]), to.limit_pixels)
+
+
+def _resized(image: Image.Image, size: tuple[int, int], limit_pixels: int) -> Image.Image:
+    check_pixels(*size, limit_pixels)
+    return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
+
+
+def _center_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    check_pixels(step["size"], step["size"], to.limit_pixels)
+    box = center_crop_box(*image.size, step["size"])
+    return image if box == (0, 0, *image.size) else image.crop(box)
+
+
+def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    box = random_crop_box(*image.size, step["scale"], step["ratio"], to.draws())
+    return _resized(image.crop(box), (step["size"], step["size"]), to.limit_pixels)
+
+
+def _horizontal_flip(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    flips = to.draws().uniform() < step["p"]
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips else image
+
+
+# step -> what it does; custom steps are imported, and those that say how to decode are decode()'s
+_STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.Image]] = MappingProxyType(
+    {
+        "resize": _resize,
+        "center_crop": _center_crop,
+        "random_resized_crop": _random_resized_crop,
+        "horizontal_flip": _horizontal_flip,
+    }
+)
 
 
 def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:

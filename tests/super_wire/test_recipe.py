@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import RecipeError
-from superdl.super_wire.recipe import (
-    MAX_SIDE,
-    OPS,
-    PIPELINE_VERSION,
-    Recipe,
-    canonical_step,
-)
+from superdl.super_wire.recipe import PIPELINE_VERSION, Recipe
+from superdl.super_wire.recipe_steps import MAX_SIDE, OPS, canonical_step
 
 SIDE = st.integers(1, 16384)
 SHARE = st.floats(0.01, 1.0)
@@ -223,7 +218,8 @@ BAD = {
 @pytest.mark.parametrize("op", OPS)
 def test_good_steps_have_all_parameters_in_canonical_form(op):
     step = canonical_step({"op": op, **GOOD[op]}, 1)
-    assert set(step) == {"op", *OPS[op]} - {"input"}  # which came later: there if not the default
+    later = {name for name, parameter in OPS[op].parameters.items() if parameter.later}
+    assert set(step) == {"op", *OPS[op].parameters} - later  # which are there if not at their default
     assert canonical_step(step, 1) == step
 
 
@@ -259,8 +255,10 @@ REFUSED = {
         [FLIP, {"op": "custom", "name": "m:f@1", "input": "bytes"}]
     ],
     **{
-        rf"\({op}\) has no parameter sise; it has {', '.join(OPS[op])}": [[{"op": op, **GOOD[op], "sise": 1}]]
-        for op in OPS
+        rf"\({op}\) has no parameter sise; it has {', '.join(kind.parameters)}": [
+            [{"op": op, **GOOD[op], "sise": 1}]
+        ]
+        for op, kind in OPS.items()
     },
     **{rf"\({op}\) needs the parameter {name}": [[{"op": op}]] for op in GOOD for name in GOOD[op]},
 }
