@@ -166,6 +166,9 @@ def _resized(
     image: Image.Image, size: tuple[int, int], step: Mapping[str, Any], limit_pixels: int
 ) -> Image.Image:
     check_pixels(*size, limit_pixels)
+    # Pillow resamples one side after the other: of a long, thin image much may lie between.
+    check_pixels(size[0], image.height, limit_pixels)
+    check_pixels(image.width, size[1], limit_pixels)
     if 0 in size:
         raise spoiled("too_small", f"{image.width} x {image.height} pixels become {size[0]} x {size[1]}")
     filter_name = step.get("interpolation", "bilinear").upper()

@@ -10,7 +10,17 @@ from superdl.super_dataset.augment import Augment
 from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.loader import SuperLoader
 from superdl.super_dataset.reading import BatchInfo
+from superdl.super_dataset.splitting import SplitTransform, split_transform
 from superdl.super_dataset.transformers_trainer import SuperTrainerMixin
 from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Augment", "BatchInfo", "Recipe", "SuperDataset", "SuperLoader", "SuperTrainerMixin"]
+__all__ = [
+    "Augment",
+    "BatchInfo",
+    "Recipe",
+    "SplitTransform",
+    "SuperDataset",
+    "SuperLoader",
+    "SuperTrainerMixin",
+    "split_transform",
+]

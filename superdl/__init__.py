@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from superdl.sampler import SuperSampler
-    from superdl.super_dataset import Augment, BatchInfo, SuperDataset, SuperLoader, SuperTrainerMixin
+    from superdl.super_dataset import (
+        Augment,
+        BatchInfo,
+        SuperDataset,
+        SuperLoader,
+        SuperTrainerMixin,
+        split_transform,
+    )
     from superdl.super_wire import Recipe
 
 __all__ = [
@@ -22,6 +29,7 @@ __all__ = [
     "SuperLoader",
     "SuperSampler",
     "SuperTrainerMixin",
+    "split_transform",
 ]
 
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}

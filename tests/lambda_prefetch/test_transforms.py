@@ -176,6 +176,7 @@ def test_grey_images_have_one_channel_on_every_way_through_a_recipe():
         [{"op": "center_crop", "size": 1001}],
         [{"op": "center_crop", "size": [1000, 1001]}],
         [{"op": "resize", "size": [1000, 1001]}],
+        [{"op": "resize", "size": [1000, 1]}],  # by way of 1000 x 3000
         [{"op": "pad", "padding": [0, 500]}],
         [{"op": "random_resized_crop", "size": 1001}],
     ],
