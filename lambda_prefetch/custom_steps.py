@@ -26,7 +26,7 @@ import numpy as np
 
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.recipe import split_custom_name
+from superdl.super_wire.recipe_steps import split_custom_name
 from superdl.super_wire.record import DTYPE_CODES, MAX_NDIM
 from superdl.super_wire.request import Outcome
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from superdl.lambda_prefetch.custom_steps import CustomStep
 from superdl.lambda_prefetch.decode import check_pixels, decode
-from superdl.lambda_prefetch.sources import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 from superdl.super_wire.ids import digest128
-from superdl.super_wire.recipe import DECODE_OPS
+from superdl.super_wire.recipe_steps import OPS, borders_of, sides_of
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -118,61 +120,139 @@ class Program:
         return self.run(decode(data, limit_pixels=self._limit_pixels, enough_side=self._enough_side), key)
 
     def run(self, image: Picture, key: str) -> NDArray[Any]:
-        """The sample's array: uint8 of shape (height, width, 3), unless a custom step gave another.
+        """The sample's array: uint8 of shape (height, width, 3), or 1 where it is grey, unless a custom step
+        gave another.
 
         ``image`` is the decoded image or, for a recipe that begins with the object's bytes, these: uint8 of
         shape (bytes,).
 
         Raises:
-            SampleFailedError: a step would exceed the limit in pixels, or a custom step raised.
+            SampleFailedError: a step would exceed the limit in pixels, the image is too small for it, or a
+                custom step raised.
         """
         picture: Picture = image
         for number, step in enumerate(self._recipe.steps, start=1):
-            if step["op"] in DECODE_OPS:
+            if OPS[step["op"]].decodes:
                 continue  # heeded by make()
             if number in self._custom:
-                picture = self._custom[number].run(np.asarray(picture), self._random(number, key).seed())
+                picture = self._custom[number].run(_as_array(picture), self._random(number, key).seed())
             else:
-                picture = self._step(step, number, _as_image(picture, number, step["op"]), key)
-        if isinstance(picture, Image.Image):  # what np.asarray() gives, in two thirds of its time
-            return np.frombuffer(picture.tobytes(), dtype=np.uint8).reshape(picture.height, picture.width, -1)
-        return picture
-
-    def _step(self, step: Mapping[str, Any], number: int, image: Image.Image, key: str) -> Image.Image:
-        op = step["op"]
-        if op == "resize":
-            size = resized_size(*image.size, step["size"])
-            check_pixels(*size, self._limit_pixels)
-            return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
-        if op == "center_crop":
-            check_pixels(step["size"], step["size"], self._limit_pixels)
-            box = center_crop_box(*image.size, step["size"])
-            return image if box == (0, 0, *image.size) else image.crop(box)
-        if op == "random_resized_crop":
-            side = (step["size"], step["size"])
-            check_pixels(*side, self._limit_pixels)
-            box = random_crop_box(*image.size, step["scale"], step["ratio"], self._random(number, key))
-            cropped = image.crop(box)
-            return cropped if cropped.size == side else cropped.resize(side, Image.Resampling.BILINEAR)
-        if self._random(number, key).uniform() < step["p"]:  # horizontal_flip
-            return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return image
+                drawing = _Drawing(partial(self._random, number, key), self._limit_pixels)
+                picture = _STEPS[step["op"]](_as_image(picture, number, step["op"]), step, drawing)
+        return _as_array(picture)
 
     def _random(self, number: int, key: str) -> SampleRandom:
         seed, named = self._recipe.augment_seed, key.removeprefix(self._prefix)
         return SampleRandom(self._recipe.digest, number, seed, self._epoch, self._bucket, named)
 
 
-def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
-    """(width, height) once the shorter side is ``shorter``; the longer one is rounded down."""
+class _Drawing(NamedTuple):
+    """What a step needs beside its image and parameters: its random numbers, and the most it may make."""
+
+    draws: Callable[[], SampleRandom]
+    limit_pixels: int
+
+
+def _resize(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    size = step["size"]
+    if isinstance(size, int):
+        target = resized_size(*image.size, size, step.get("max_size"))
+    else:
+        target = (size[1], size[0])
+    return _resized(image, target, step, to.limit_pixels)
+
+
+def _resized(
+    image: Image.Image, size: tuple[int, int], step: Mapping[str, Any], limit_pixels: int
+) -> Image.Image:
+    check_pixels(*size, limit_pixels)
+    # Pillow resamples one side after the other: of a long, thin image much may lie between.
+    check_pixels(size[0], image.height, limit_pixels)
+    check_pixels(image.width, size[1], limit_pixels)
+    if 0 in size:
+        raise spoiled("too_small", f"{image.width} x {image.height} pixels become {size[0]} x {size[1]}")
+    filter_name = step.get("interpolation", "bilinear").upper()
+    return image if size == image.size else image.resize(size, Image.Resampling[filter_name])
+
+
+def _center_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    height, width = sides_of(step["size"])
+    check_pixels(width, height, to.limit_pixels)
+    box = center_crop_box(*image.size, width, height)
+    return image if box == (0, 0, *image.size) else image.crop(box)
+
+
+def _pad(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    left, top, right, bottom = borders_of(step["padding"])
+    check_pixels(image.width + left + right, image.height + top + bottom, to.limit_pixels)
+    if step["mode"] == "constant":
+        return image.crop((-left, -top, image.width + right, image.height + bottom))
+    pixels = np.asarray(image)
+    widths = ((top, bottom), (left, right), (0, 0))[: pixels.ndim]
+    return Image.fromarray(np.pad(pixels, widths, step["mode"]))
+
+
+def _grayscale(image: Image.Image, step: Mapping[str, Any], _: _Drawing) -> Image.Image:
+    grey = image.convert("L")
+    return grey if step["channels"] == 1 else Image.merge("RGB", (grey, grey, grey))
+
+
+def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    height, width = sides_of(step["size"])
+    box = random_crop_box(*image.size, step["scale"], step["ratio"], to.draws())
+    return _resized(image.crop(box), (width, height), step, to.limit_pixels)
+
+
+def _random_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    height, width = sides_of(step["size"])
+    if image.width < width or image.height < height:
+        why = f"{image.width} x {image.height} pixels hold no crop of {width} x {height}: put a pad before it"
+        raise spoiled("too_small", why)
+    draws = to.draws()
+    top = draws.below(image.height - height + 1)
+    left = draws.below(image.width - width + 1)
+    return image.crop((left, top, left + width, top + height))
+
+
+def _horizontal_flip(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    flips = to.draws().uniform() < step["p"]
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips else image
+
+
+def _vertical_flip(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+    flips = to.draws().uniform() < step["p"]
+    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if flips else image
+
+
+# step -> what it does; custom steps are imported, and those that say how to decode are decode()'s
+_STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.Image]] = MappingProxyType(
+    {
+        "resize": _resize,
+        "center_crop": _center_crop,
+        "pad": _pad,
+        "grayscale": _grayscale,
+        "random_resized_crop": _random_resized_crop,
+        "random_crop": _random_crop,
+        "horizontal_flip": _horizontal_flip,
+        "vertical_flip": _vertical_flip,
+    }
+)
+
+
+def resized_size(width: int, height: int, shorter: int, longest: int | None = None) -> tuple[int, int]:
+    """(width, height) once the shorter side is ``shorter``, or less where the longer one would be over
+    ``longest``; what is not given is rounded down.
+    """
     longer = int(shorter * max(width, height) / min(width, height))
+    if longest is not None and longer > longest:
+        shorter, longer = int(longest * shorter / longer), longest
     return (shorter, longer) if width <= height else (longer, shorter)
 
 
-def center_crop_box(width: int, height: int, side: int) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of the central square; outside of a smaller image there are zeros."""
-    left, top = _centred(width, side), _centred(height, side)
-    return left, top, left + side, top + side
+def center_crop_box(width: int, height: int, crop_width: int, crop_height: int) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of the central part; outside of a smaller image there are zeros."""
+    left, top = _centred(width, crop_width), _centred(height, crop_height)
+    return left, top, left + crop_width, top + crop_height
 
 
 def _centred(length: int, side: int) -> int:
@@ -205,6 +285,13 @@ def random_crop_box(
     w, h = max(w, 1), max(h, 1)  # an image of one row may have no such part
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
+
+
+def _as_array(picture: Picture) -> NDArray[Any]:
+    """An image as uint8 of shape (height, width, channels), by two thirds of what np.asarray() takes."""
+    if isinstance(picture, Image.Image):
+        return np.frombuffer(picture.tobytes(), dtype=np.uint8).reshape(picture.height, picture.width, -1)
+    return picture
 
 
 def _as_image(picture: Picture, number: int, op: str) -> Image.Image:

@@ -12,6 +12,7 @@ from superdl.super_dataset.listed_source import coordinate_by
 from superdl.super_dataset.loader import SuperLoader
 from superdl.super_dataset.per_sample import PerSample
 from superdl.super_dataset.reading import BatchInfo
+from superdl.super_dataset.splitting import SplitTransform, split_transform
 from superdl.super_dataset.transformers_trainer import SuperTrainerMixin
 from superdl.super_wire.recipe import Recipe
 
@@ -20,8 +21,10 @@ __all__ = [
     "BatchInfo",
     "PerSample",
     "Recipe",
+    "SplitTransform",
     "SuperDataset",
     "SuperLoader",
     "SuperTrainerMixin",
     "coordinate_by",
+    "split_transform",
 ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SuperDataset,
         SuperLoader,
         SuperTrainerMixin,
+        split_transform,
     )
     from superdl.super_wire import Recipe
 
@@ -30,6 +31,7 @@ __all__ = [
     "SuperLoader",
     "SuperSampler",
     "SuperTrainerMixin",
+    "split_transform",
 ]
 
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}

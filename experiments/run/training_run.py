@@ -30,7 +30,7 @@ from superdl.experiments.training.checkpoints import bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.recipe import split_custom_name
+from superdl.super_wire.recipe_steps import split_custom_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

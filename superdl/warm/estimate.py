@@ -123,8 +123,12 @@ def record_bytes_of(recipe: Recipe) -> tuple[int, bool]:
     shape = recipe.output_shape
     if shape is not None:
         return HEADER_BYTES + math.prod(shape), False
-    resizes = [int(step["size"]) for step in recipe.steps if step["op"] == "resize"]
-    return HEADER_BYTES + int(resizes[-1] ** 2 * _ASPECT * 3) if resizes else _GUESSED_BYTES, True
+    resizes = [step for step in recipe.steps if step["op"] == "resize" and isinstance(step["size"], int)]
+    if not resizes:
+        return _GUESSED_BYTES, True
+    shorter = min(resizes[-1]["size"], resizes[-1].get("max_size", math.inf) / _ASPECT)
+    channels = ([3] + [step["channels"] for step in recipe.steps if step["op"] == "grayscale"])[-1]
+    return HEADER_BYTES + int(shorter**2 * _ASPECT * channels), True
 
 
 def estimate_of(

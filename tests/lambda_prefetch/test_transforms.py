@@ -34,21 +34,26 @@ def run(steps, array, *, seed=0, epoch=0, key="k", limit_pixels=10**6):
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "shorter", "expected"),
+    ("width", "height", "shorter", "longest", "expected"),
     [
         # What torchvision.transforms.functional.resize gives for an int size.
-        (500, 375, 256, (341, 256)),
-        (375, 500, 256, (256, 341)),
-        (333, 500, 256, (256, 384)),
-        (256, 256, 256, (256, 256)),
-        (300, 300, 64, (64, 64)),
-        (1, 7, 3, (3, 21)),
-        (640, 427, 232, (347, 232)),
-        (101, 67, 67, (101, 67)),
+        (500, 375, 256, None, (341, 256)),
+        (375, 500, 256, None, (256, 341)),
+        (333, 500, 256, None, (256, 384)),
+        (256, 256, 256, None, (256, 256)),
+        (300, 300, 64, None, (64, 64)),
+        (1, 7, 3, None, (3, 21)),
+        (640, 427, 232, None, (347, 232)),
+        (101, 67, 67, None, (101, 67)),
+        # And with max_size.
+        (500, 375, 256, 341, (341, 256)),
+        (500, 375, 256, 300, (300, 225)),
+        (375, 500, 256, 257, (192, 257)),
+        (7, 3, 5, 10, (10, 4)),
     ],
 )
-def test_resize_rounds_the_longer_side_down(width, height, shorter, expected):
-    assert resized_size(width, height, shorter) == expected
+def test_resize_rounds_down_what_it_is_not_told(width, height, shorter, longest, expected):
+    assert resized_size(width, height, shorter, longest) == expected
 
 
 def test_resize_is_pillows_antialiased_bilinear():
@@ -128,9 +133,40 @@ def test_random_resized_crop_is_crop_then_resize():
     assert np.array_equal(made, np.asarray(reference))
 
 
-def test_flip_flips_with_its_probability():
-    for p, expected in ((0, pixels()), (1, pixels()[:, ::-1])):
-        assert np.array_equal(run([{"op": "horizontal_flip", "p": p}], pixels()), expected)
+@pytest.mark.parametrize(
+    ("op", "flipped"), [("horizontal_flip", pixels()[:, ::-1]), ("vertical_flip", pixels()[::-1])]
+)
+def test_flip_flips_with_its_probability(op, flipped):
+    for p, expected in ((0, pixels()), (1, flipped)):
+        assert np.array_equal(run([{"op": op, "p": p}], pixels()), expected)
+
+
+def test_random_crops_lie_anywhere_in_the_padded_image_alike_often():
+    array = np.arange(1, 13, dtype=np.uint8).reshape(2, 2, 3)
+    padded = np.pad(array, ((1, 1), (1, 1), (0, 0)))
+    windows = [padded[top : top + 2, left : left + 2].tobytes() for top in range(3) for left in range(3)]
+    steps = [{"op": "pad", "padding": 1}, {"op": "random_crop", "size": 2}]
+    found = [windows.index(run(steps, array, epoch=epoch).tobytes()) for epoch in range(900)]
+    assert np.bincount(found, minlength=9).min() > 70
+
+
+@pytest.mark.parametrize(
+    "step", [{"op": "random_crop", "size": [20, 61]}, {"op": "resize", "size": 8, "max_size": 9}]
+)
+def test_an_image_that_is_too_small_for_a_step_is_a_failure_for_good(step):
+    with pytest.raises(SampleFailedError, match=r"60 x 1 pixels|60 x 20 pixels hold no crop") as caught:
+        run([step], np.zeros((20 if step["op"] == "random_crop" else 1, 60, 3), np.uint8))
+    assert (caught.value.outcome, caught.value.reason) == (Outcome.TOMBSTONE, "too_small")
+
+
+def test_grey_images_have_one_channel_on_every_way_through_a_recipe():
+    grey, small = {"op": "grayscale"}, {"op": "resize", "size": [8, 9]}
+    edge, flip = {"op": "pad", "padding": 1, "mode": "edge"}, {"op": "horizontal_flip", "p": 1}
+    assert run([grey, small, edge, flip], pixels()).shape == (10, 11, 1)
+    assert np.array_equal(
+        run([grey, small], pixels()).repeat(3, axis=2),
+        run([{"op": "grayscale", "channels": 3}, small], pixels()),
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,6 +174,10 @@ def test_flip_flips_with_its_probability():
     [
         [{"op": "resize", "size": 1000}],  # 1 x 3000 pixels become 1000 x 3000000
         [{"op": "center_crop", "size": 1001}],
+        [{"op": "center_crop", "size": [1000, 1001]}],
+        [{"op": "resize", "size": [1000, 1001]}],
+        [{"op": "resize", "size": [1000, 1]}],  # by way of 1000 x 3000
+        [{"op": "pad", "padding": [0, 500]}],
         [{"op": "random_resized_crop", "size": 1001}],
     ],
 )

@@ -11,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import RecipeError
-from superdl.super_wire.recipe import (
-    MAX_SIDE,
-    OPS,
-    PIPELINE_VERSION,
-    Recipe,
-    canonical_step,
-)
+from superdl.super_wire.recipe import PIPELINE_VERSION, Recipe
+from superdl.super_wire.recipe_steps import INTERPOLATIONS, MAX_SIDE, OPS, PADDING_MODES, canonical_step
 
 SIDE = st.integers(1, 16384)
+AREA = SIDE | st.tuples(SIDE, SIDE)
+FILTER = st.sampled_from(INTERPOLATIONS)
 SHARE = st.floats(0.01, 1.0)
 NAME = st.from_regex(r"[a-z][a-z.]{0,5}:[a-z]{1,4}@[0-9]{1,2}", fullmatch=True)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -36,13 +33,25 @@ def span(values):
 
 STEPS = st.lists(
     st.one_of(
-        st.fixed_dictionaries({"op": st.just("resize"), "size": SIDE}),
-        st.fixed_dictionaries({"op": st.just("center_crop"), "size": SIDE}),
+        st.fixed_dictionaries({"op": st.just("resize"), "size": AREA}, optional={"interpolation": FILTER}),
+        st.fixed_dictionaries({"op": st.just("resize"), "size": st.just(8), "max_size": st.integers(9, 99)}),
+        st.fixed_dictionaries({"op": st.sampled_from(["center_crop", "random_crop"]), "size": AREA}),
         st.fixed_dictionaries(
-            {"op": st.just("random_resized_crop"), "size": SIDE},
-            optional={"scale": st.tuples(SHARE, SHARE).map(span), "ratio": st.tuples(SHARE, SHARE).map(span)},
+            {"op": st.just("random_resized_crop"), "size": AREA},
+            optional={
+                "scale": st.tuples(SHARE, SHARE).map(span),
+                "ratio": st.tuples(SHARE, SHARE).map(span),
+                "interpolation": FILTER,
+            },
         ),
-        st.fixed_dictionaries({"op": st.just("horizontal_flip")}, optional={"p": st.floats(0, 1)}),
+        st.fixed_dictionaries(
+            {"op": st.sampled_from(["horizontal_flip", "vertical_flip"])}, optional={"p": st.floats(0, 1)}
+        ),
+        st.fixed_dictionaries(
+            {"op": st.just("pad"), "padding": SIDE | st.tuples(SIDE, SIDE) | st.tuples(*[SIDE] * 4)},
+            optional={"mode": st.sampled_from(PADDING_MODES)},
+        ),
+        st.fixed_dictionaries({"op": st.just("grayscale")}, optional={"channels": st.sampled_from([1, 3])}),
         st.fixed_dictionaries(
             {"op": st.just("custom"), "name": NAME},
             optional={"params": st.dictionaries(st.text(), JSON_VALUES, max_size=3), "random": st.booleans()},
@@ -94,10 +103,19 @@ def one(op, **parameters):
 @pytest.mark.parametrize(
     "same",
     [
-        [one("resize", size=224), one("resize", size=224.0), Recipe.image(resize=224)],
+        [
+            *(one("resize", size=size) for size in (224, 224.0)),
+            one("resize", size=224, interpolation="bilinear", max_size=None),
+            Recipe.image(resize=224),
+        ],
+        [one("resize", size=[224, 224]), one("resize", size=(224, 224.0))],
+        [one("pad", padding=4), one("pad", padding=[4], mode="constant"), one("pad", padding=[4, 4])],
+        [one("pad", padding=[1, 2]), one("pad", padding=(1, 2, 1, 2))],
+        [one("grayscale"), one("grayscale", channels=1.0)],
         [*(one("center_crop", size=s) for s in (224, [224, 224], (224, 224.0))), Recipe.image(crop=224)],
         [
             one("random_resized_crop", size=64),
+            one("random_resized_crop", size=64, interpolation="bilinear"),
             one("random_resized_crop", size=[64, 64], scale=(0.08, 1), ratio=[3 / 4, 4 / 3]),
         ],
         [one("horizontal_flip"), one("horizontal_flip", p=0.5)],
@@ -141,8 +159,36 @@ def test_golden_values():
         '{"augment_seed":0,"pipeline":1,"steps":[{"op":"random_resized_crop",'
         '"ratio":[0.75,1.3333333333333333],"scale":[0.08,1.0],"size":224}]}'
     )
-    # A recipe from before there was input keeps its digest.
-    assert one("custom", name="m:f@1").digest.hex() == "8319d4693eb57599967095f994a23a3a"
+
+
+@pytest.mark.parametrize(
+    ("steps", "digest"),
+    [
+        ([{"op": "resize", "size": 256}], "e5de0d1b2e9f9f70d9eea850fd77a1dc"),
+        ([{"op": "center_crop", "size": 224}], "aafc0b62ad8072b18c192479606d94a6"),
+        ([{"op": "random_resized_crop", "size": 224}], "cbe69d6d81bd60228a328a71481d275b"),
+        ([{"op": "horizontal_flip"}], "6c17aedc07e3f7dbecd4d6f965e135ac"),
+        ([{"op": "custom", "name": "m:f@1"}], "8319d4693eb57599967095f994a23a3a"),
+        (
+            [
+                {"op": "reduced_decode", "size": 256},
+                {"op": "resize", "size": 256},
+                {"op": "center_crop", "size": 224},
+            ],
+            "fdd435daf783920f76ea9e53c83d8e24",
+        ),
+        (
+            [
+                {"op": "random_resized_crop", "size": 64, "scale": [0.3, 1], "ratio": [0.5, 2]},
+                {"op": "horizontal_flip", "p": 0.25},
+            ],
+            "62b9a6b366aa4528780bb2017fadf40b",
+        ),
+    ],
+)
+def test_a_recipe_keeps_its_digest_when_a_step_gains_a_parameter(steps, digest):
+    """Made before ``input``, ``interpolation`` and ``max_size`` were."""
+    assert Recipe(steps).digest.hex() == digest
 
 
 def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():
@@ -151,7 +197,7 @@ def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():
     assert not Recipe([takes_bytes, {"op": "resize", "size": 8}]).decodes
     assert Recipe([]).decodes
     assert one("custom", name="m:f@1").decodes
-    with pytest.raises(RecipeError, match=r'step 1 \(custom\): input is "image" or "bytes"; not \'text\''):
+    with pytest.raises(RecipeError, match=r"step 1 \(custom\): input is one of image, bytes; not \'text\'"):
         one("custom", name="m:f@1", input="text")
 
 
@@ -163,6 +209,12 @@ def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():
         ([{"op": "center_crop", "size": 8}], (8, 8, 3)),
         ([{"op": "random_resized_crop", "size": 9}, {"op": "horizontal_flip"}], (9, 9, 3)),
         ([{"op": "center_crop", "size": 8}, {"op": "resize", "size": 4}], None),
+        ([{"op": "resize", "size": [8, 9]}, {"op": "vertical_flip"}], (8, 9, 3)),
+        ([{"op": "resize", "size": [8, 9]}, {"op": "pad", "padding": [1, 2, 3, 4]}], (14, 13, 3)),
+        ([{"op": "pad", "padding": 4}], None),
+        ([{"op": "pad", "padding": 4}, {"op": "random_crop", "size": [8, 9]}], (8, 9, 3)),
+        ([{"op": "grayscale"}, {"op": "center_crop", "size": [8, 9]}], (8, 9, 1)),
+        ([{"op": "center_crop", "size": 8}, {"op": "grayscale", "channels": 3}], (8, 8, 3)),
         ([{"op": "center_crop", "size": 8}, {"op": "custom", "name": "m:f@1"}], None),
         ([{"op": "custom", "name": "m:f@1"}, {"op": "center_crop", "size": 8}], (8, 8, 3)),
     ],
@@ -188,17 +240,23 @@ GOOD = {
     "reduced_decode": {"size": 8},
     "resize": {"size": 8},
     "center_crop": {"size": 8},
+    "pad": {"padding": 8},
+    "grayscale": {},
     "random_resized_crop": {"size": 8},
+    "random_crop": {"size": 8},
     "horizontal_flip": {},
+    "vertical_flip": {},
     "custom": {"name": "m:f@1"},
 }
 NOT_NUMBERS = [None, "8", True, False, [], {}, b"8", 8j, object()]
 NOT_SIDES = [*NOT_NUMBERS, 0, -1, 8.5, MAX_SIDE + 1, float("nan"), float("inf"), 10**400]
-NOT_SQUARES = [*NOT_SIDES, [8], [8, 9], [8, 8, 8], (0, 0), ["8", "8"]]
+NOT_AREAS = [*NOT_SIDES, [8], [8, 8, 8], (0, 0), [8, 8.5], ["8", "8"], [8, True]]
 NOT_SPANS = [
     *NOT_NUMBERS, 0.5, [0.5], [0.1, 0.5, 1], [0.5, 0.1], [0, 1], [-0.1, 1], [None, 1], [0.5, float("nan")],
     ["0.1", "0.5"], "ab", [0.5, 101], [0.5, 10**400],
 ]  # fmt: skip
+NOT_PROBABILITIES = [*NOT_NUMBERS, -0.01, 1.01, float("nan")]
+NOT_FILTERS = [None, 2, "", "Bicubic", "nearest-exact", ["box"]]
 NOT_NAMES = [
     None, 5, "", "f", "m:f", "m@1", "m:f@", ":f@1", "m:f@1 ", "m:f@1;import os", "m/n:f@1", "1:f@1",
 ]  # fmt: skip
@@ -207,12 +265,20 @@ NOT_JSON = [
 ]  # fmt: skip
 BAD = {
     ("reduced_decode", "size"): [*NOT_SIDES, [8, 8]],
-    ("resize", "size"): [*NOT_SIDES, [8, 8]],
-    ("center_crop", "size"): NOT_SQUARES,
-    ("random_resized_crop", "size"): NOT_SQUARES,
+    ("resize", "size"): NOT_AREAS,
+    ("resize", "max_size"): [one for one in NOT_SIDES if one is not None],
+    ("resize", "interpolation"): NOT_FILTERS,
+    ("center_crop", "size"): NOT_AREAS,
+    ("pad", "padding"): [*NOT_NUMBERS, -1, 0.5, MAX_SIDE + 1, [1, 2, 3], [1] * 5, [0, -1], [1, "2"]],
+    ("pad", "mode"): [None, 0, "", "wrap", ["edge"]],
+    ("grayscale", "channels"): [*NOT_NUMBERS, 0, 2, 4, 1.5],
+    ("random_resized_crop", "size"): NOT_AREAS,
     ("random_resized_crop", "scale"): [*NOT_SPANS, [0.5, 1.01]],
     ("random_resized_crop", "ratio"): NOT_SPANS,
-    ("horizontal_flip", "p"): [*NOT_NUMBERS, -0.01, 1.01, float("nan")],
+    ("random_resized_crop", "interpolation"): NOT_FILTERS,
+    ("random_crop", "size"): NOT_AREAS,
+    ("horizontal_flip", "p"): NOT_PROBABILITIES,
+    ("vertical_flip", "p"): NOT_PROBABILITIES,
     ("custom", "name"): NOT_NAMES,
     ("custom", "params"): NOT_JSON,
     ("custom", "random"): [None, 0, 1, "true"],
@@ -223,7 +289,8 @@ BAD = {
 @pytest.mark.parametrize("op", OPS)
 def test_good_steps_have_all_parameters_in_canonical_form(op):
     step = canonical_step({"op": op, **GOOD[op]}, 1)
-    assert set(step) == {"op", *OPS[op]} - {"input"}  # which came later: there if not the default
+    later = {name for name, parameter in OPS[op].parameters.items() if parameter.later}
+    assert set(step) == {"op", *OPS[op].parameters} - later  # which are there if not at their default
     assert canonical_step(step, 1) == step
 
 
@@ -255,12 +322,17 @@ REFUSED = {
     "no step 'resise'; there are reduced_decode, resize, center_crop": [[{"op": "resise"}]],
     "at most 64 steps; this one has 65": [[FLIP] * 65],
     r"step 2 \(reduced_decode\).*first step": [[FLIP, {"op": "reduced_decode", "size": 8}]],
+    r"step 1 \(resize\): max_size bounds the longer side": [
+        [{"op": "resize", "size": size, "max_size": 8}] for size in (8, 9, [4, 4])
+    ],
     r'step 2 \(custom\): input is "bytes" of the first step only': [
         [FLIP, {"op": "custom", "name": "m:f@1", "input": "bytes"}]
     ],
     **{
-        rf"\({op}\) has no parameter sise; it has {', '.join(OPS[op])}": [[{"op": op, **GOOD[op], "sise": 1}]]
-        for op in OPS
+        rf"\({op}\) has no parameter sise; it has {', '.join(kind.parameters)}": [
+            [{"op": op, **GOOD[op], "sise": 1}]
+        ]
+        for op, kind in OPS.items()
     },
     **{rf"\({op}\) needs the parameter {name}": [[{"op": op}]] for op in GOOD for name in GOOD[op]},
 }

@@ -6,6 +6,7 @@ is gone, mypy, strict, tells that too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, assert_type
 
 import torch
@@ -20,8 +21,10 @@ from superdl import (
     SuperLoader,
     SuperSampler,
     SuperTrainerMixin,
+    split_transform,
 )
 from superdl.sampler import PlanIterator, SamplerStats
+from superdl.super_dataset import SplitTransform
 from superdl.super_wire import BatchRef
 
 
@@ -52,6 +55,14 @@ def trains() -> None:
     assert_type(sampler.job_stats(), SamplerStats)
     assert_type(sampler.state_dict(batches_consumed=3), dict[str, Any])
     sampler.load_state_dict(sampler.state_dict())
+
+
+def trains_by_its_own_pipeline(pipeline: Callable[[Any], torch.Tensor]) -> None:
+    """A pipeline for one image, cut in two."""
+    parts = assert_type(split_transform(pipeline), SplitTransform)
+    assert_type(parts.recipe, Recipe)
+    assert_type(parts.rest, Callable[[Any], Any] | None)
+    split_transform([pipeline])  # type: ignore[arg-type]
 
 
 def trains_by_threads() -> None:

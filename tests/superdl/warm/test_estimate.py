@@ -30,6 +30,10 @@ def test_the_size_of_a_record_is_known_where_the_recipe_says_it():
     assert record_bytes_of(CROP) == (64 + 224 * 224 * 3, False)
     assert record_bytes_of(Recipe.image(resize=96)) == (64 + 96 * 96 * 4, True)
     assert record_bytes_of(Recipe([])) == (2**20, True)
+    bounded = {"op": "resize", "size": 96, "max_size": 120}
+    assert record_bytes_of(Recipe([bounded])) == (64 + 90 * 120 * 3, True)
+    assert record_bytes_of(Recipe([{"op": "grayscale"}, bounded])) == (64 + 90 * 120, True)
+    assert record_bytes_of(Recipe([{"op": "resize", "size": [96, 120]}])) == (64 + 96 * 120 * 3, False)
 
 
 def test_a_coordinator_that_is_restarted_while_it_lists_is_told_the_dataset_again():

@@ -1,0 +1,210 @@
+"""Cuts a pipeline of torchvision or timm in two: what functions do once, and what stays in the user's worker.
+
+Neither is imported. Their classes are known by module and name, and read by their public attributes; a class
+that a user derived from one of them may do anything, so it is not known.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from superdl.super_wire.errors import ConfigError, RecipeError
+from superdl.super_wire.recipe import Recipe
+
+__all__ = ["SplitTransform", "split_transform"]
+
+Transform: TypeAlias = Callable[[Any], Any]
+
+_ITS_OWN = ("torchvision.transforms.", "timm.data.")
+_MAKE_TENSORS = frozenset(
+    {"ToTensor", "PILToTensor", "ToImage", "ToImageTensor", "MaybeToTensor", "MaybePILToTensor", "ToNumpy"}
+)
+_DRAW = frozenset(
+    {"AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "RandAugment", "TrivialAugmentWide"}
+)
+_BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+_RANDOM_FIRST = (
+    "The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "
+    "Recipe.image(resize=320, reduced_decode=True), cost less to keep and to read, and change the pixels "
+    "that random crops see: that is for you to decide."
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SplitTransform:
+    """A pipeline in two parts; its text says what was moved, and why no more was.
+
+    ``rest`` is ``None`` where nothing is left. ``moved`` are the transforms that the recipe does, in words.
+    """
+
+    recipe: Recipe
+    rest: Transform | None
+    moved: tuple[str, ...]
+    why: str
+
+    def __repr__(self) -> str:
+        steps = ", ".join(self.moved) if self.moved else "the decode alone"
+        return f"recipe: {steps}\nrest: {'nothing' if self.rest is None else _named(self.rest)}\n{self.why}"
+
+
+class _StopError(Exception):
+    """A transform is no step of a recipe; the message says why."""
+
+
+def split_transform(transform: Transform) -> SplitTransform:
+    """Cut a pipeline for one PIL image in two: a recipe, done once by functions, and the rest.
+
+    The recipe takes what comes first, is not random, and has a step that gives the same pixels, bit for bit:
+    ``Resize``, ``CenterCrop``, ``Pad``, ``Grayscale`` and the beginning of the presets that weights of
+    torchvision come with. Pixels of the whole stay those of the pipeline on ``PIL.Image.open(...)
+    .convert("RGB")``, but that functions turn images upright by their EXIF.
+
+    >>> from torchvision import transforms
+    >>> pipeline = transforms.Compose(
+    ...     [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+    ... )
+    >>> parts = split_transform(pipeline)
+    >>> parts.recipe == Recipe.image(resize=256, crop=224)
+    True
+    >>> parts
+    recipe: Resize(size=256, ...), CenterCrop(size=(224, 224))
+    rest: Compose(ToTensor)
+    Stopped at ToTensor: it makes a tensor, and recipes have steps for images only.
+
+    Args:
+        transform: torchvision's ``Compose`` (v1 or v2), what timm's ``create_transform`` returns, or one
+            transform. What is neither torchvision's nor timm's stays whole, and the recipe is the decode.
+
+    Raises:
+        ConfigError: it cannot be called.
+    """
+    if not callable(transform):
+        raise ConfigError(
+            "split_transform takes a pipeline for one image, such as a Compose; not a "
+            f"{type(transform).__name__}"
+        )
+    left = _parts(transform)
+    recipe, moved, why = Recipe([]), [], "Nothing is left."
+    while left:
+        first = left.pop(0)
+        try:
+            steps, remains = _steps_of(first, recipe)
+            recipe = Recipe([*recipe.steps, *steps])
+        except (_StopError, RecipeError) as stop:
+            left.insert(0, first)
+            why = f"Stopped at {_named(first)}: {stop}."
+            break
+        if remains is not None:
+            left.insert(0, remains)
+            moved.append(f"what {_named(first)} does to images")
+            why = f"Stopped within {_named(first)}: what it does next makes a tensor."
+            break
+        moved.append(_described(first))
+    if left and not moved:
+        return SplitTransform(recipe, transform, (), f"{why} {_RANDOM_FIRST}" if _draws(left[0]) else why)
+    rest: Transform | None = None
+    if left:
+        kind: Any = type(transform)
+        rest = kind(left) if _name(transform) == "Compose" else left[0]
+    return SplitTransform(recipe, rest, tuple(moved), why)
+
+
+def _parts(transform: Any) -> list[Any]:
+    """The transforms that a pipeline applies in turn; one in another is taken apart too."""
+    if _name(transform) != "Compose":
+        return [transform]
+    return [part for one in transform.transforms for part in _parts(one)]
+
+
+def _name(transform: object) -> str:
+    """The name of a class of torchvision or timm, and "" for all others."""
+    kind = type(transform)
+    return kind.__name__ if f"{kind.__module__}.".startswith(_ITS_OWN) else ""
+
+
+def _named(transform: Any) -> str:
+    name: str = getattr(transform, "__name__", type(transform).__name__)
+    if _name(transform) != "Compose":
+        return name
+    return f"Compose({', '.join(_named(part) for part in transform.transforms)})"
+
+
+def _described(transform: object) -> str:
+    """Its own text where that is a line, else its name."""
+    text = repr(transform)
+    return _named(transform) if "\n" in text or text.startswith("<") else text
+
+
+def _draws(transform: object) -> bool:
+    return _name(transform).startswith("Random") or _name(transform) in _DRAW
+
+
+def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Transform | None]:
+    """The recipe's steps for the transform, and what of it they leave to be done."""
+    name = _name(transform)
+    if name in _READERS:
+        return [_READERS[name](transform)], None
+    if name == "ImageClassification":
+        return _preset(transform)
+    if name == "RGB" and all(step["op"] != "grayscale" for step in before.steps):
+        return [], None  # decoded images are RGB
+    if _draws(transform):
+        raise _StopError("it is random, and functions would decode every image again in each epoch")
+    if name in _MAKE_TENSORS:
+        raise _StopError("it makes a tensor, and recipes have steps for images only")
+    raise _StopError(f"recipes have no step for {getattr(transform, '__module__', '?')}.{_named(transform)}")
+
+
+def _resize(transform: Any) -> dict[str, Any]:
+    return _resize_step(transform, transform.size, getattr(transform, "max_size", None))
+
+
+def _resize_step(transform: Any, size: Any, max_size: Any = None) -> dict[str, Any]:
+    if getattr(transform, "antialias", None) is False:
+        raise _StopError("antialias=False is for tensors, and images are always antialiased")
+    shorter_or_both = size[0] if isinstance(size, Sequence) and len(size) == 1 else size
+    return {
+        "op": "resize",
+        "size": shorter_or_both,
+        "interpolation": _filter_of(transform),
+        "max_size": max_size,
+    }
+
+
+def _filter_of(transform: Any) -> Any:
+    """The name of the filter that Pillow applies, from a text, an enumerated value or Pillow's number."""
+    given = transform.interpolation
+    name = _BY_PILLOWS_NUMBER.get(given) if isinstance(given, int) else getattr(given, "value", given)
+    return "nearest" if name == "nearest-exact" else name
+
+
+def _pad(transform: Any) -> dict[str, Any]:
+    fill = transform.fill
+    colours = fill if isinstance(fill, Sequence) else [fill]
+    if transform.padding_mode == "constant" and any(colour not in (0, None) for colour in colours):
+        raise _StopError(f"recipes pad with zeros, not with fill={fill}")
+    return {"op": "pad", "padding": transform.padding, "mode": transform.padding_mode}
+
+
+def _preset(preset: Any) -> tuple[list[dict[str, Any]], Transform]:
+    """The preset for evaluation resizes, crops, and makes a normalised tensor.
+
+    What the steps leave is the preset itself, with the size of its crop for both: an image of that size it
+    neither resizes nor crops.
+    """
+    rest = copy.copy(preset)
+    rest.resize_size = preset.crop_size
+    (side,) = preset.crop_size
+    return [_resize_step(preset, preset.resize_size), {"op": "center_crop", "size": side}], rest
+
+
+# torchvision's class -> the step that gives its pixels
+_READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "Resize": _resize,
+    "CenterCrop": lambda transform: {"op": "center_crop", "size": transform.size},
+    "Pad": _pad,
+    "Grayscale": lambda transform: {"op": "grayscale", "channels": transform.num_output_channels},
+}

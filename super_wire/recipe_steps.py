@@ -1,0 +1,361 @@
+"""The steps of a recipe: which there are, how their parameters are read, and what shape they make.
+
+A step is kept in a canonical form, so that equal meaning gives an equal digest: all parameters present,
+numbers of one type, nothing else. Parameters marked * came later and are absent at their default. What the
+steps do to pixels is :mod:`superdl.lambda_prefetch`'s. A new step is a row of :data:`OPS` here, and a
+function there.
+
+=======================  =================================================================================
+``reduced_decode``       JPEGs are decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves the
+                         shorter side ``size`` pixels: faster for large images, and other pixels. Other
+                         formats are decoded whole. Only the first step may be this.
+``resize``               ``size``: the shorter side in pixels, or (height, width). ``max_size``*: the longer
+                         side at most, where ``size`` is the shorter. ``interpolation``*: one of
+                         :data:`INTERPOLATIONS`, antialiased but for ``nearest``; default ``bilinear``
+``center_crop``          ``size``: side of the square, or (height, width); smaller images are padded with
+                         zeros, as torchvision does
+``pad``                  ``padding``: pixels on all borders, (left and right, top and bottom), or (left, top,
+                         right, bottom). ``mode``: ``constant`` (zeros; default), ``edge``, ``reflect``,
+                         ``symmetric``
+``grayscale``            ``channels``: 1 (default) or 3
+``random_resized_crop``  ``size`` as of ``center_crop``, ``scale`` (share of the area, default 0.08 to 1),
+                         ``ratio`` (default 3/4 to 4/3), ``interpolation``* as of ``resize``
+``random_crop``          ``size`` as of ``center_crop``; a smaller image is a failure, so ``pad`` it before
+``horizontal_flip``      ``p``: probability, default 0.5
+``vertical_flip``        ``p``: probability, default 0.5
+``custom``               ``name``: ``module:function@version``, ``params``: JSON mapping, ``random``: whether
+                         it draws, ``input``*: ``"image"`` (default) or, of the first step alone, ``"bytes"``:
+                         the object's, not decoded
+=======================  =================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeAlias
+
+from superdl.super_wire.errors import RecipeError
+
+__all__ = [
+    "DECODED",
+    "INTERPOLATIONS",
+    "MAX_SIDE",
+    "OPS",
+    "PADDING_MODES",
+    "Op",
+    "Parameter",
+    "Shape",
+    "borders_of",
+    "canonical_step",
+    "sides_of",
+    "split_custom_name",
+]
+
+MAX_SIDE = 16384
+"""Largest side in pixels that a step may ask for."""
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+"""How pixels are resampled: Pillow's filters, by the names that torchvision has for them."""
+
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
+
+Shape: TypeAlias = "tuple[int | None, int | None, int]"
+"""(height, width, channels) of what a step makes; ``None`` where that follows the image."""
+
+DECODED: Shape = (None, None, 3)
+"""The shape of an image before the first step."""
+
+_CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
+_MAX_CUSTOM_JSON = 65536
+_CUSTOM_INPUTS = ("image", "bytes")
+_NUMBERS_OF_BORDERS = (1, 2, 4)
+
+
+def split_custom_name(name: str) -> tuple[str, str, str]:
+    """Module, function and version of a custom step's ``module:function@version``."""
+    match = _CUSTOM_NAME.fullmatch(name)
+    if match is None:
+        raise RecipeError(f"a custom step is named module:function@version; not {name!r}")
+    module, function, version = match.groups()
+    return module, function, version
+
+
+class _Value:
+    """Reads one parameter and says what is wrong with it, by step number, name and value."""
+
+    def __init__(self, where: str, value: object) -> None:
+        self.where, self.value = where, value
+
+    def fail(self, expected: str) -> NoReturn:
+        raise RecipeError(f"{self.where} is {expected}; not {reprlib.repr(self.value)}")
+
+    def number(self, low: float, high: float, expected: str) -> float:
+        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
+            self.fail(expected)
+        if not low <= self.value <= high:  # before float(): an integer may be too large for it
+            self.fail(expected)
+        return float(self.value) + 0.0  # -0.0 becomes 0.0
+
+    def side(self) -> int:
+        expected = f"a whole number of pixels from 1 to {MAX_SIDE}"
+        number = self.number(1, MAX_SIDE, expected)
+        if not number.is_integer():
+            self.fail(expected)
+        return int(number)
+
+    def side_or_sides(self) -> int | list[int]:
+        """A side, or (height, width)."""
+        if not isinstance(self.value, (list, tuple)):
+            return self.side()
+        if len(self.value) != 2:  # noqa: PLR2004  # a pair
+            self.fail("a side, or a pair (height, width)")
+        return [_Value(self.where, side).side() for side in self.value]
+
+    def area(self) -> int | list[int]:
+        """A square's side, or (height, width); two equal sides are a square's, as torchvision has it."""
+        sides = self.side_or_sides()
+        return sides[0] if isinstance(sides, list) and sides[0] == sides[1] else sides
+
+    def padding(self) -> int | list[int]:
+        """Pixels on all borders, or on (left, top, right, bottom), which two values give too."""
+        expected = f"whole pixels from 0 to {MAX_SIDE}: one for all borders, two or four"
+        given = list(self.value) if isinstance(self.value, (list, tuple)) else [self.value]
+        borders = [_Value(self.where, border).number(0, MAX_SIDE, expected) for border in given]
+        if len(borders) not in _NUMBERS_OF_BORDERS or not all(border.is_integer() for border in borders):
+            self.fail(expected)
+        left, top, right, bottom = (int(border) for border in borders * (4 // len(borders)))
+        return left if left == top == right == bottom else [left, top, right, bottom]
+
+    def channels(self) -> int:
+        channels = self.number(1, 3, "1 or 3")
+        if channels not in (1, 3):
+            self.fail("1 or 3")
+        return int(channels)
+
+    def word(self, words: tuple[str, ...]) -> str:
+        if not isinstance(self.value, str) or self.value not in words:
+            self.fail(f"one of {', '.join(words)}")
+        return self.value
+
+    def probability(self) -> float:
+        return self.number(0, 1, "a probability from 0 to 1")
+
+    def span(self, low: float, high: float) -> list[float]:
+        expected = f"a pair (low, high) with {low} < low <= high <= {high}"
+        if not isinstance(self.value, (list, tuple)) or len(self.value) != 2:  # noqa: PLR2004  # a pair
+            self.fail(expected)
+        first, second = (_Value(self.where, side).number(low, high, expected) for side in self.value)
+        if not low < first <= second:
+            self.fail(expected)
+        return [first, second]
+
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            self.fail("true or false")
+        return self.value
+
+    def custom_name(self) -> str:
+        if not isinstance(self.value, str) or not _CUSTOM_NAME.fullmatch(self.value):
+            self.fail("a text module:function@version")
+        return self.value
+
+    def json_mapping(self) -> dict[str, Any]:
+        if not isinstance(self.value, Mapping):
+            self.fail("a mapping of JSON values")
+        try:
+            text = json.dumps(dict(self.value), sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            self.fail("a mapping of JSON values")
+        if len(text) > _MAX_CUSTOM_JSON:
+            self.fail(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")
+        parsed: dict[str, Any] = json.loads(text)
+        return parsed
+
+
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a step: how its value is read, and which it has where a step does not say it.
+
+    One that came ``later`` is left out of the canonical form at its default, so that a recipe written before
+    keeps its digest, and with it the samples that are cached under it.
+    """
+
+    read: Callable[[_Value], Any]
+    default: Any = _REQUIRED
+    later: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One kind of step: the shape that it makes of a shape, and its parameters.
+
+    ``random`` ones draw for each sample. Those that ``decode`` say how there come to be pixels, so that only
+    the first step may be one. ``fault`` says what is wrong with parameters that do not go together, or "".
+    """
+
+    shape: Callable[[Shape, Mapping[str, Any]], Shape]
+    parameters: Mapping[str, Parameter]
+    random: bool = False
+    decodes: bool = False
+    fault: Callable[[Mapping[str, Any]], str] = lambda _: ""
+
+
+def _any_size(shape: Shape, _: Mapping[str, Any]) -> Shape:
+    return (None, None, shape[2])
+
+
+def _custom(_: Shape, __: Mapping[str, Any]) -> Shape:
+    return DECODED  # whatever it makes: a step that takes images after it wants these channels
+
+
+def _same(shape: Shape, _: Mapping[str, Any]) -> Shape:
+    return shape
+
+
+def _resized(shape: Shape, step: Mapping[str, Any]) -> Shape:
+    return _any_size(shape, step) if isinstance(step["size"], int) else (*step["size"], shape[2])
+
+
+def _cropped(shape: Shape, step: Mapping[str, Any]) -> Shape:
+    height, width = sides_of(step["size"])
+    return (height, width, shape[2])
+
+
+def _padded(shape: Shape, step: Mapping[str, Any]) -> Shape:
+    left, top, right, bottom = borders_of(step["padding"])
+    height, width, channels = shape
+    return (
+        None if height is None else height + top + bottom,
+        None if width is None else width + left + right,
+        channels,
+    )
+
+
+def _grey(shape: Shape, step: Mapping[str, Any]) -> Shape:
+    return (*shape[:2], step["channels"])
+
+
+def sides_of(size: int | list[int]) -> tuple[int, int]:
+    """(height, width) of what a crop's canonical ``size`` says."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def borders_of(padding: int | list[int]) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of what a canonical ``padding`` says."""
+    if isinstance(padding, int):
+        return padding, padding, padding, padding
+    left, top, right, bottom = padding
+    return left, top, right, bottom
+
+
+def _max_size_fault(step: Mapping[str, Any]) -> str:
+    size, longest = step["size"], step.get("max_size")
+    if longest is None or (isinstance(size, int) and longest > size):
+        return ""
+    return f"max_size bounds the longer side, so that it is more than size, one side; not {longest} of {size}"
+
+
+_AREA, _ASPECT = (0.0, 1.0), (0.0, 100.0)
+_PROBABILITY = Parameter(_Value.probability, 0.5)
+_INTERPOLATION = Parameter(lambda value: value.word(INTERPOLATIONS), "bilinear", later=True)
+
+OPS: Mapping[str, Op] = MappingProxyType(
+    {
+        "reduced_decode": Op(_any_size, {"size": Parameter(_Value.side)}, decodes=True),
+        "resize": Op(
+            _resized,
+            {
+                "size": Parameter(_Value.side_or_sides),
+                "max_size": Parameter(_Value.side, None, later=True),
+                "interpolation": _INTERPOLATION,
+            },
+            fault=_max_size_fault,
+        ),
+        "center_crop": Op(_cropped, {"size": Parameter(_Value.area)}),
+        "pad": Op(
+            _padded,
+            {
+                "padding": Parameter(_Value.padding),
+                "mode": Parameter(lambda value: value.word(PADDING_MODES), "constant"),
+            },
+        ),
+        "grayscale": Op(_grey, {"channels": Parameter(_Value.channels, 1)}),
+        "random_resized_crop": Op(
+            _cropped,
+            {
+                "size": Parameter(_Value.area),
+                "scale": Parameter(lambda value: value.span(*_AREA), (0.08, 1.0)),
+                "ratio": Parameter(lambda value: value.span(*_ASPECT), (3 / 4, 4 / 3)),
+                "interpolation": _INTERPOLATION,
+            },
+            random=True,
+        ),
+        "random_crop": Op(_cropped, {"size": Parameter(_Value.area)}, random=True),
+        "horizontal_flip": Op(_same, {"p": _PROBABILITY}, random=True),
+        "vertical_flip": Op(_same, {"p": _PROBABILITY}, random=True),
+        "custom": Op(
+            _custom,
+            {
+                "name": Parameter(_Value.custom_name),
+                "params": Parameter(_Value.json_mapping, {}),
+                "random": Parameter(_Value.flag, default=False),
+                "input": Parameter(lambda value: value.word(_CUSTOM_INPUTS), "image", later=True),
+            },
+        ),
+    }
+)
+"""All steps by their names."""
+
+
+def canonical_step(step: object, number: int) -> Mapping[str, Any]:
+    """The canonical form of a step, a new mapping.
+
+    Args:
+        step: a mapping with ``op`` and that step's parameters.
+        number: its place in the recipe, from 1, for error messages.
+
+    Raises:
+        RecipeError: unknown or misplaced step, unknown, missing, ill-typed or out-of-range parameter.
+    """
+    if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
+        raise RecipeError(f'step {number} is a mapping such as {{"op": "resize", "size": 256}}; not {step!r}')
+    op = step["op"]
+    kind = OPS.get(op)
+    if kind is None:
+        raise RecipeError(f"step {number}: there is no step {op!r}; there are {', '.join(OPS)}")
+    unknown = [str(name) for name in step if name != "op" and name not in kind.parameters]
+    if unknown:
+        raise RecipeError(
+            f"step {number} ({op}) has no parameter {', '.join(unknown)}; it has {', '.join(kind.parameters)}"
+        )
+    canonical: dict[str, Any] = {"op": op}
+    for name, parameter in kind.parameters.items():
+        value = step.get(name, parameter.default)
+        if value is _REQUIRED:
+            raise RecipeError(f"step {number} ({op}) needs the parameter {name}")
+        if parameter.later and value is parameter.default:
+            continue
+        value = parameter.read(_Value(f"step {number} ({op}): {name}", value))
+        if not parameter.later or value != parameter.default:
+            canonical[name] = value
+    if fault := kind.fault(canonical) or _misplaced(kind, canonical, number):
+        raise RecipeError(f"step {number} ({op}): {fault}")
+    return canonical
+
+
+def _misplaced(kind: Op, step: Mapping[str, Any], number: int) -> str:
+    if number == 1:
+        return ""
+    if kind.decodes:
+        return "it says how images are decoded, so it can only be the first step"
+    if step.get("input") == "bytes":
+        return 'input is "bytes" of the first step only; a later one gets what it made'
+    return ""

@@ -1,0 +1,182 @@
+"""A pipeline in two parts gives the pixels of the whole: torchvision's v1 and v2, and timm's if installed."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.augment import torchvision_transforms
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_dataset import Recipe, split_transform
+from superdl.super_wire.errors import ConfigError
+from tests.lambda_prefetch.prefetching import pixels
+
+v1 = torchvision_transforms()
+if v1 is None:
+    pytest.skip("torchvision is not installed", allow_module_level=True)
+from torchvision import models  # noqa: E402  # after its operators are declared
+from torchvision.transforms import v2  # noqa: E402  # the same
+
+CUBIC = v1.InterpolationMode.BICUBIC
+BOTH = pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])
+SIZES = [(40, 70), (70, 40), (21, 21), (9, 30)]
+
+
+class Own(v1.Resize):
+    """A user's own, which may do anything."""
+
+
+def steps_of(parts):
+    return [dict(step) for step in parts.recipe.steps]
+
+
+def assert_equal_pixels(pipeline, parts):
+    """By way of a function and of an image that a worker makes of its array again."""
+    program = Program(parts.recipe, bucket="b", epoch=0, limit_pixels=10**6, step_modules=frozenset())
+    for height, width in SIZES:
+        array = program.run(Image.fromarray(pixels(height, width)), "k")
+        image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+        made = image if parts.rest is None else parts.rest(image)
+        expected = pipeline(Image.fromarray(pixels(height, width)))
+        assert np.array_equal(np.asarray(made), np.asarray(expected))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("resize", "step"),
+    [
+        ((32,), {"size": 32}),
+        (([32],), {"size": 32}),
+        (((32, 24),), {"size": [32, 24]}),
+        ((32, CUBIC, 36), {"size": 32, "interpolation": "bicubic", "max_size": 36}),
+        ((32, Image.Resampling.LANCZOS), {"size": 32, "interpolation": "lanczos"}),
+        ((32, v1.InterpolationMode.NEAREST_EXACT), {"size": 32, "interpolation": "nearest"}),
+    ],
+)
+def test_a_resize_becomes_a_step_with_its_pixels(tv, resize, step):
+    pipeline = tv.Compose([tv.Resize(*resize), tv.CenterCrop((24, 30)), v1.ToTensor()])
+    parts = split_transform(pipeline)
+    assert steps_of(parts) == [{"op": "resize", **step}, {"op": "center_crop", "size": [24, 30]}]
+    assert type(parts.rest) is type(pipeline)
+    assert_equal_pixels(pipeline, parts)
+
+
+@BOTH
+def test_padding_and_grey_become_steps_and_what_is_random_after_them_stays(tv):
+    pads = [tv.Pad(3), tv.Pad((1, 2)), tv.Pad([1, 2, 3, 4], padding_mode="reflect")]
+    fixed = [tv.Compose(pads), tv.Grayscale(), tv.CenterCrop(20)]
+    parts = split_transform(tv.Compose([*fixed, tv.RandomHorizontalFlip(), v1.ToTensor()]))
+    assert [step["op"] for step in parts.recipe.steps] == ["pad"] * 3 + ["grayscale", "center_crop"]
+    assert [type(one).__name__ for one in parts.rest.transforms] == ["RandomHorizontalFlip", "ToTensor"]
+    assert "Stopped at RandomHorizontalFlip: it is random" in str(parts)
+    whole = tv.Compose(fixed)
+    assert split_transform(whole).rest is None
+    assert_equal_pixels(whole, split_transform(whole))
+
+
+@BOTH
+def test_a_random_beginning_stays_whole_and_says_what_may_be_done(tv):
+    pipeline = tv.Compose([tv.RandomResizedCrop(224), tv.RandomHorizontalFlip(), v1.ToTensor()])
+    parts = split_transform(pipeline)
+    assert (parts.recipe, parts.rest, parts.moved) == (Recipe([]), pipeline, ())
+    assert repr(parts) == (
+        "recipe: the decode alone\n"
+        "rest: Compose(RandomResizedCrop, RandomHorizontalFlip, ToTensor)\n"
+        "Stopped at RandomResizedCrop: it is random, and functions would decode every image again in each "
+        "epoch. The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "
+        "Recipe.image(resize=320, reduced_decode=True), cost less to keep and to read, and change the pixels "
+        "that random crops see: that is for you to decide."
+    )
+
+
+@pytest.mark.parametrize(
+    ("stops", "why"),
+    [
+        (Own(8), "recipes have no step for tests.super_dataset.test_splitting.Own"),
+        (v1.FiveCrop(8), "recipes have no step for torchvision.transforms.transforms.FiveCrop"),
+        (str, "recipes have no step for builtins.str"),
+        (v1.Resize(8, antialias=False), "antialias=False is for tensors"),
+        (v2.Resize(None, max_size=9), "size is a whole number of pixels"),
+        (v1.Resize(20_000), "size is a whole number of pixels from 1 to 16384"),
+        (v1.Pad(1, fill=7), "recipes pad with zeros, not with fill=7"),
+        (v2.Pad(1, fill=(0, 0, 255)), r"not with fill=\(0, 0, 255\)"),
+        (v2.Pad(1, fill={Image.Image: 3}), "not with fill=.*3"),
+        (v1.Pad(-1), "padding is whole pixels"),
+        (v2.ToImage(), "it makes a tensor"),
+        (v1.ToTensor(), "it makes a tensor"),
+        (v2.ColorJitter(0.5), "it is random"),
+        (v2.RandomCrop(8, padding=4), "it is random"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_recipes_cannot_do_exactly_ends_the_beginning(stops, why):
+    parts = split_transform(v1.Compose([v1.Resize(16), stops, v1.CenterCrop(8)]))
+    assert steps_of(parts) == [{"op": "resize", "size": 16}]
+    assert parts.rest.transforms[0] is stops
+    assert re.search(f"Stopped at .*: .*{why}", str(parts))
+
+
+@BOTH
+def test_one_transform_alone_is_moved_or_stays(tv):
+    assert split_transform(tv.Resize(8)).rest is None
+    for stays in (tv.RandomCrop(8), Own(8), lambda image: image):
+        parts = split_transform(stays)
+        assert (parts.recipe, parts.rest) == (Recipe([]), stays)
+
+
+def test_rgb_is_what_decoded_images_are_and_what_grey_ones_are_not():
+    assert split_transform(v2.Compose([v2.RGB(), v2.Resize(8)])).recipe == Recipe.image(resize=8)
+    parts = split_transform(v2.Compose([v2.Grayscale(), v2.RGB(), v2.Resize(8)]))
+    assert steps_of(parts) == [{"op": "grayscale", "channels": 1}]
+    assert [type(one).__name__ for one in parts.rest.transforms] == ["RGB", "Resize"]
+
+
+def test_the_preset_of_pretrained_weights_is_cut_within():
+    pipeline = models.ResNet50_Weights.IMAGENET1K_V2.transforms(resize_size=32, crop_size=24)
+    parts = split_transform(pipeline)
+    assert parts.recipe == Recipe.image(resize=32, crop=24)
+    assert "Stopped within ImageClassification" in str(parts)
+    assert pipeline.resize_size == [32]
+    assert_equal_pixels(pipeline, parts)
+
+
+def test_parts_are_frozen_and_travel_to_workers():
+    parts = split_transform(v1.Compose([v1.Resize(32), v1.ToTensor()]))
+    with pytest.raises(FrozenInstanceError):
+        parts.rest = None
+    again = pickle.loads(pickle.dumps(parts))
+    assert (again.recipe, str(again)) == (parts.recipe, str(parts))
+    image = Image.fromarray(pixels())
+    assert torch.equal(again.rest(image), parts.rest(image))
+
+
+@pytest.mark.parametrize("wrong", [None, [v1.Resize(8)], (v1.Compose([]), v1.Compose([]))])
+def test_what_cannot_be_called_is_refused(wrong):
+    with pytest.raises(ConfigError, match="split_transform takes a pipeline for one image"):
+        split_transform(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ops", "stopped"),
+    [
+        ({"interpolation": "bicubic"}, ["resize", "center_crop"], "MaybeToTensor: it makes a tensor"),
+        ({"crop_mode": "squash", "crop_pct": 0.9}, ["resize", "center_crop"], "MaybeToTensor"),
+        ({"is_training": True, "no_aug": True}, ["resize", "center_crop"], "MaybeToTensor"),
+        ({"is_training": True}, [], "RandomResizedCropAndInterpolation: it is random.*for you to decide"),
+        ({"crop_mode": "border"}, [], "ResizeKeepRatio: recipes have no step"),
+    ],
+)
+def test_timms_pipelines(arguments, ops, stopped):
+    data = pytest.importorskip("timm.data")
+    pipeline = data.create_transform(24, **arguments)
+    parts = split_transform(pipeline)
+    assert [step["op"] for step in parts.recipe.steps] == ops
+    assert re.search(f"Stopped at {stopped}", str(parts))
+    if not arguments.get("is_training") or "no_aug" in arguments:
+        assert_equal_pixels(pipeline, parts)
