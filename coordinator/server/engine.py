@@ -239,7 +239,7 @@ class Engine:
             await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
         keeper, places = self.keeper, None
-        if action.from_cache and not keeper.saves:
+        if action.from_cache and not keeper.may_save:
             why = "it is full, or may not be written"
             self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, why, refused=True))
             return

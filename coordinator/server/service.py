@@ -247,7 +247,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         job, keeper = self._job(request.job), self._engine.keeper
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is read: open another one with fills")
-        if request.to_store and not keeper.saves:
+        if request.to_store and not keeper.may_save:
             why = keeper.told or "start it with --store"
             raise ConfigError(f"the coordinator has no store to fill now: {why}")
         bounds = request.max_bytes or math.inf, request.max_usd if request.max_usd > 0 else math.inf

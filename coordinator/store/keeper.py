@@ -43,14 +43,10 @@ __all__ = ["StoreKeeper"]
 
 _log = logging.getLogger(__name__)
 
-_OPENING_S = 10.0
-_LOOK_S = 5.0
-_CLOSE_S = 2.0
+_OPENING_S, _LOOK_S, _CLOSE_S = 10.0, 5.0, 2.0
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
 _AGAIN_S = 30.0
-_OPENED_S = 60.0
-"""So long a dataset's places are kept for the job that is about to open it."""
-
+_OPENED_S = 60.0  # so long a dataset's places are kept for the job that is about to open it
 _THREADS = 4
 _MAX_WORDS = 600
 
@@ -94,7 +90,12 @@ class StoreKeeper:
     @property
     def saves(self) -> bool:
         """Whether functions should write packs now: not from the answer on that fills the room."""
-        return self._store is not None and not (self.room.excess_bytes or self._store.read_only)
+        return self.may_save and not self.room.excess_bytes
+
+    @property
+    def may_save(self) -> bool:
+        """Whether packs are written at all: while room is made for them too, unless none can be made."""
+        return self._store is not None and not (self.room.exhausted or self._store.read_only)
 
     @property
     def told(self) -> str:
@@ -291,7 +292,10 @@ class StoreKeeper:
 
     async def _keep_room(self, store: Store | None) -> None:
         if store is not None and (self.room.is_overdue or self._is_due("room", _MINUTE_S)):
-            await self._make_room(store)
+            try:
+                await self._make_room(store)
+            finally:
+                self.room.exhausted = self.room.excess_bytes > 0  # if it failed, a minute's turn tries again
 
     async def _keep_marks(self, store: Store | None) -> None:
         """Say that the store is open, and which collections jobs read; remove what dead writers left."""
@@ -345,8 +349,7 @@ class StoreKeeper:
             # What was being written when the room was full comes while packs go, and takes their place.
             while names := room.to_prune(used, self._open_collections(), self._live(), time.time()):
                 await self._remove(store, names)
-        room.exhausted = room.excess_bytes > 0
-        if room.exhausted and not was_exhausted:
+        if room.excess_bytes and not was_exhausted:
             _log.warning(
                 "the store %s is full: %s, all of datasets that jobs have open; no more is written: raise "
                 "store_bytes, or make room on its disk",
@@ -371,8 +374,8 @@ class StoreKeeper:
         self._lose(names)  # before they go: nothing is asked of them any more
         for name in names:
             await self._threads.run(partial(store.remove, name))
+            self.room.forget([name])
             await self._keep_marks(store)  # it may take long, and others must see that this one is here
-        self.room.forget(names)
         if names:
             _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)
 

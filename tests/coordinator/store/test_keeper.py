@@ -154,6 +154,7 @@ def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room
         keeper._store.others = lambda: [heard(*pack) for pack in islice(late, 1)]
         heard([0, 1], 6_000)
         assert not keeper.saves
+        assert keeper.may_save  # what fills the store goes on
         await keeper._upkeep  # it has begun by itself
         assert keeper.saves
         assert not any(path.exists() for path in old)
