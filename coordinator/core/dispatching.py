@@ -106,11 +106,17 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if soonest is not None and cursor.deadline_s() > soonest[1]:
         state.wake(cursor)
         return
+    waits_s = math.inf
     for way in ways(state, ahead.samples, ahead.indices, now):
-        executor = _executor_for(state, cursor, way, now)
+        executor, ends_in_s = _executor_for(state, cursor, way, now)
         if executor is not None:
             break
+        waits_s = min(waits_s, ends_in_s)
     else:
+        eligible = state.eligible_for(job.dataset)
+        if not len(eligible.deferred):
+            eligible.has_changed(now)  # than from now on
+        eligible.deferred.add(cursor.key, now + waits_s + _MOMENT_S)
         return
     count = min(way.indices.size, _request_samples(state, executor, cursor, ahead.samples, way, now))
     room = count
@@ -135,19 +141,15 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
         state.room_search.waiting[cursor.key] = None
 
 
-def _executor_for(state: State, cursor: Cursor, way: Way, now: float) -> ExecutorState | None:
-    """Who is to have what a rank has found; ``None`` if that waits, and then it is noted until when."""
+def _executor_for(state: State, cursor: Cursor, way: Way, now: float) -> tuple[ExecutorState | None, float]:
+    """Who is to have what a rank has found; ``None`` if that waits, and for how long at most, in seconds."""
     job, soon = cursor.job, cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
-    eligible = state.eligible_for(job.dataset)
     slack_s = _slack_s(cursor, now) if cursor.pace.known or soon else math.inf
     samples = min(way.indices.size, job.plan.batch_size, state.settings.request_samples)
     executor = way.executors.choose(now, slack_s=slack_s, soon=soon, samples=samples)
-    if executor is None:
-        if not len(eligible.deferred):
-            eligible.has_changed(now)  # than from now on
-        ends_in_s = way.executors.deferral_ends_in_s(now, slack_s=slack_s, samples=samples)
-        eligible.deferred.add(cursor.key, now + ends_in_s + _MOMENT_S)
-    return executor
+    if executor is not None:
+        return executor, 0.0
+    return None, way.executors.deferral_ends_in_s(now, slack_s=slack_s, samples=samples)
 
 
 def _slack_s(cursor: Cursor, now: float) -> float:
