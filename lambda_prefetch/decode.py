@@ -36,7 +36,9 @@ _START_OF_IMAGE = b"\xff\xd8"
 _SEGMENT = struct.Struct(">HH")  # marker, and length without the marker
 _FRAME = struct.Struct(">BHHB")  # bits, height, width, components
 _BASELINE, _FIRST_SCAN = 0xFFC0, 0xFFDA
+_APP0, _JFIF_BYTES = 0xFFE0, 16
 _BITS, _COMPONENTS = 8, 3
+_PIXELS_PER_BYTE = 256  # more are in no image but of one colour
 # That frame, the tables that its decoder needs, JFIF's, and comments.
 _PLAIN_SEGMENTS = frozenset({_BASELINE, 0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFFE})
 _END_OF_IMAGE, _ALONE = b"\xd9", frozenset({b"\x01", b"\xd8"})  # without a length behind them
@@ -112,8 +114,11 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
     ``None`` for all other images, and for what is broken in any way: then Pillow's long way says what it is.
     """
     size = _plain_size(data)
-    # A baseline image has a scan for each component at most.
-    if size is None or not 0 < size[0] * size[1] <= limit_pixels or _marks(data) > _COMPONENTS:
+    if size is None:
+        return None
+    # A baseline image has a scan for each component at most. Memory is taken for all that a header promises.
+    pixels = size[0] * size[1]
+    if not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data)) or _marks(data) > _COMPONENTS:
         return None
     try:
         return Image.frombytes("RGB", size, data, "jpeg", "RGB", "")
@@ -134,6 +139,8 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
                 if size is not None or (bits, components) != (_BITS, _COMPONENTS):
                     return None
                 size = width, height
+            elif marker == _APP0 and length < _JFIF_BYTES:  # which Pillow cannot read
+                return None
             at += 2 + length
             marker, length = _SEGMENT.unpack_from(data, at)
     except struct.error:  # it is cut off

@@ -119,3 +119,5 @@ def _pages_of(client: Client, facts: Any, *, with_keys: bool) -> Iterator[Any]:
         page = client.call("GetSamples", request, FIRST_CONTACT)
         start += max(1, len(page.labels) // label_bytes)
         yield page
+    if start != facts.size:  # a coordinator that was started again may have listed it anew meanwhile
+        raise SourceError(f"{facts.size} samples were listed, and {start} came: the source changes")

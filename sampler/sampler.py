@@ -119,13 +119,13 @@ class SuperSampler(DistributedSampler[BatchRef]):
         run = run_id()
         where = dataset.coordinator if coordinator is None else coordinator
         client = client_of(where, run, alone=spec.num_replicas == 1)
-        dataset.coordinator = where
         self._session = Session(client, dataset, spec, run=run, job=job)
         try:
             dataset.ping_cache(self._session.binding.cache)
         except BaseException:
             self._session.close()  # nobody will read what this job would have decoded
             raise
+        dataset.coordinator = where
         if not client.alone:
             OPEN_JOBS.add(client.address, self._session.job, spec.rank)
         if spec.rank == 0:

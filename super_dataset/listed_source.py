@@ -121,7 +121,7 @@ class ListedSource:
         check_label_dtype(binding.label_dtype)
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
             self._samples = self._targets = None
-        self._binding = binding
+        self._binding, self._made_in = binding, os.getpid()
 
     def _known(self, wanted: str) -> DatasetBinding:
         if self._binding is None:

@@ -135,6 +135,8 @@ class SuperLoader(Generic[_Ref]):
         self._made: Any = None
         """The sampler that is closed with the loader."""
         if sampler is not None:
+            if isinstance(sampler, int):
+                raise ConfigError(f"the sampler's place holds {sampler}: write batch_size={sampler}")
             _check_agreed(sampler, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
             self.sampler = sampler
         else:

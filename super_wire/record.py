@@ -168,7 +168,8 @@ def pack(
     """
     code, stored = stored_dtype(array.dtype)
     check_shape(array.shape)
-    if array.dtype == np.uint8 and array.flags.c_contiguous:  # an image, as nearly all are
+    # Images, as nearly all are; no subclass, whose memory may be more than its values.
+    if type(array) is np.ndarray and array.dtype == np.uint8 and array.flags.c_contiguous:
         payload = array.reshape(-1).data
     else:
         payload = np.ascontiguousarray(array, dtype=stored).reshape(-1).view(np.uint8).data

@@ -158,7 +158,7 @@ def _try_flock(descriptor: int) -> bool:
 
 def _pause() -> None:
     # File locks cannot be waited for with a bound, so they are asked for again, jittered.
-    time.sleep(_LOCK_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311  # no secret depends on it
+    time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
 
 
 def _make_private(directory: Path) -> None:

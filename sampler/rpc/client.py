@@ -52,7 +52,7 @@ _LEAST_PROBING_S = 0.5  # also when the call's own time is up
 _LONG_POLL_S = 10.0
 _MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
 # Not the global generator: its state is the trainer's, and ranks that seed it alike would come back at once.
-_JITTER = random.Random()  # noqa: S311  # no secret depends on it
+_JITTER = random.SystemRandom()  # no state that ranks forked from one process would share
 
 
 @dataclass(frozen=True, slots=True)

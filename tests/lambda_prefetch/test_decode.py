@@ -107,6 +107,29 @@ def test_a_plain_jpeg_is_what_opening_it_gives_whole_or_broken(jpeg):
         assert told == told_of(broken)
 
 
+def test_a_header_that_pillow_cannot_read_or_that_promises_much_goes_the_long_way():
+    plain = encode(Image.fromarray(pixels()), "JPEG")
+    app0 = plain[2 : 4 + int.from_bytes(plain[4:6], "big")]
+    short = plain.replace(app0, b"\xff\xe0\x00\x07JFIF\0", 1)
+    at = plain.index(b"\xff\xc0")
+    huge = plain[: at + 5] + struct.pack(">HH", 900, 1000) + plain[at + 9 : at + 60]
+    for data in (short, huge):
+        assert decode_module._plain_jpeg(data, LIMIT) is None
+        assert failure_of(data).reason in {"not_an_image", "undecodable"}
+
+
+def test_large_scans_that_are_broken_are_what_opening_gives():
+    noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
+    data = encode(Image.fromarray(noise), "JPEG", quality=95, restart_marker_blocks=50)
+    assert len(data) > 3 * 65536  # what Pillow gives its decoder at once
+    for at in range(1000, len(data), 40_000):
+        broken = data[:at] + b"\xff\xd4\x00\x12" + data[at + 4 :]
+        told = told_of(broken)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decode_module, "_plain_jpeg", lambda *_: None)
+            assert told == told_of(broken)
+
+
 def told_of(data):
     try:
         return decoded(data).tobytes()
