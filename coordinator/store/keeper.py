@@ -47,8 +47,7 @@ _OPENING_S, _LOOK_S, _CLOSE_S = 10.0, 5.0, 2.0
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
 _AGAIN_S = 30.0
 _OPENED_S = 60.0  # so long a dataset's places are kept for the job that is about to open it
-_THREADS = 4
-_MAX_WORDS = 600
+_THREADS, _MAX_WORDS = 4, 600
 
 
 class StoreKeeper:
