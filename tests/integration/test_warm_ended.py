@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,39 +10,56 @@ import pytest
 from superdl.warm.report import WarmProgress
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
-from tests.integration.warming import LARGE, records, told, warm
+from tests.integration.warming import records, told, warm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
 class Hook:
-    """Does something once, when ``least`` samples are warm."""
+    """Does something once, when a sample is warm."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any, least: int = 1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
         self.act, self.done = act, False
         tell = WarmProgress.tell
 
         def telling(progress: WarmProgress, report: Any) -> None:
             tell(progress, report)
-            if report.warm >= least and not self.done:
+            if report.warm and not self.done:
                 self.done = True
                 self.act()
 
         monkeypatch.setattr(WarmProgress, "tell", telling)
 
 
+@contextmanager
+def half_warm(tmp_path: Path) -> Iterator[tuple[Stack, Path]]:
+    """A running stack and 800 images, a third of which are warm; its functions are suspended."""
+    with Stack(arguments=("--workers", "1", "--request-samples", "8")) as stack:
+        source = write_images(tmp_path, 800)
+        assert warm(stack, source, "--yes", "--max-bytes", "1mb") == 0
+        functions = stack.functions()
+        for process in functions:
+            process.suspend()
+        try:
+            yield stack, source
+        finally:
+            for process in functions:
+                process.resume()
+
+
 def test_a_cache_that_is_gone_ends_it_with_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Stack(arguments=("--workers", "1")) as stack:
-        hook = Hook(monkeypatch, stack.valkey.kill, least=100)
-        source = write_images(tmp_path, 400)
+    with half_warm(tmp_path) as (stack, source):
+        capsys.readouterr()
+        hook = Hook(monkeypatch, stack.valkey.kill)
         assert warm(stack, source, "--yes", "--json", "--patience", "1") == 1
         report = told(capsys)
         assert hook.done
-        assert (report["ended"], report["samples"]) == ("stalled", 400)
-        assert report["warm"] >= 100
+        assert (report["ended"], report["samples"]) == ("stalled", 800)
+        assert 0 < report["warm"] < 800
         assert report["why"]
 
 
@@ -86,21 +104,24 @@ def restart(stack: Stack) -> None:
 
 
 def test_an_interrupt_ends_it_with_a_report(
-    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    hook = Hook(monkeypatch, interrupt)
-    source = write_images(tmp_path, 400, seed=4, side=LARGE)
-    assert warm(stack, source, "--yes", "--json", side=LARGE) == 130
-    report = told(capsys)
-    assert hook.done
-    assert report["ended"] == "interrupted"
-    assert 0 < report["warm"] < 400
-    monkeypatch.undo()
-    assert warm(stack, source, "--yes", "--json", side=LARGE) == 0
-    assert told(capsys)["hits"] >= report["warm"]
+    with half_warm(tmp_path) as (stack, source):
+        capsys.readouterr()
+        hook = Hook(monkeypatch, interrupt)
+        assert warm(stack, source, "--yes", "--json") == 130
+        report = told(capsys)
+        assert hook.done
+        assert report["ended"] == "interrupted"
+        assert 0 < report["warm"] < 800
+        monkeypatch.undo()
+        for process in stack.functions():
+            process.resume()
+        assert warm(stack, source, "--yes", "--json") == 0
+        assert told(capsys)["hits"] >= report["warm"]
 
 
 @pytest.mark.slow
