@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 
     from superdl.sampler.stats import SamplerStats
     from tests.fixtures.stack import Stack
+
+
+def remove_busy(folder: Path, tries: int = 1000) -> None:
+    """Remove a folder into which other processes may write meanwhile."""
+    for last in range(tries):
+        try:
+            shutil.rmtree(folder)
+        except OSError:  # something new is in it, or is gone from it
+            if last == tries - 1:
+                raise
+        else:
+            return
 
 
 def pixels_of(images: torch.Tensor) -> list[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.record import HEADER_BYTES, RecordKind, parse_header
 from tests.fixtures.images import expected_pixels
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, pixels_of
+from tests.integration.delivery import assert_exactly_once, pixels_of, remove_busy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +90,7 @@ def test_packs_that_go_in_the_midst_of_a_cold_epoch_cost_decodes_alone(stack, im
         for pack in (tmp_path / "store" / "packs").iterdir():
             pack.unlink()
     reading.read(1)
-    shutil.rmtree(tmp_path / "store")
+    remove_busy(tmp_path / "store")
     reading.read()
     assert_exactly_once(reading.delivered, expected)
     reading.sampler.close()

@@ -18,7 +18,7 @@ from superdl.sampler.embedded.embedded import release_all
 from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.delivery import assert_exactly_once, collect, remove_busy
 from tests.integration.resuming import settled_stats
 
 if TYPE_CHECKING:
@@ -214,11 +214,11 @@ def test_a_store_is_shared_for_reading_alone(
 
 
 def remove_the_store(store: Path) -> None:
-    shutil.rmtree(store)
+    remove_busy(store)
 
 
 def replace_it_by_a_file(store: Path) -> None:
-    shutil.rmtree(store)
+    remove_busy(store)
     store.write_bytes(b"no store any more")
 
 
@@ -272,7 +272,7 @@ def test_a_store_that_is_removed_in_mid_run_is_made_again(
 ) -> None:
     train(stack := coordinator(), photos)
     store = tmp_path / "store"
-    shutil.rmtree(store)
+    remove_busy(store)
     deadline, sides = time.monotonic() + 60, itertools.count(8)
     while not list(store.glob("packs/*.pack")) and time.monotonic() < deadline:
         recipe = Recipe.image(resize=SIDE, crop=next(sides))  # which nobody has decoded yet
