@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from superdl.coordinator.core.events import ExecutorResized, ExecutorsIneligible, FailureKind, JobClosed
+from superdl.coordinator.core import dispatching
+from superdl.coordinator.core.events import (
+    ExecutorResized,
+    ExecutorsIneligible,
+    FailureKind,
+    JobClosed,
+    RecordsStored,
+)
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.super_wire.request import Outcome
@@ -72,6 +80,26 @@ def test_how_long_a_rank_waits_for_the_cheapest_is_its_own():
     driver.open("other", seed=1)
     while ("other", 0) not in deferred:  # the driver sees each time that something wakes who waits
         driver.answer(next(request for request in driver.requests if request.executor))
+
+
+@pytest.mark.parametrize("times_s", [(5.0, math.inf), (math.inf, 5.0), (9.0, 5.0), (5.0, 9.0)])
+def test_a_rank_that_may_decode_or_restore_waits_no_longer_than_the_sooner_says(monkeypatch, times_s):
+    driver = mixed(store=True)
+    driver.step(ExecutorResized(0))
+    driver.step(ExecutorResized(0, executor=1))
+    driver.open(shuffle=False)
+    driver.step(RecordsStored(DATASET, np.arange(0, 64, 2), np.ones(32, dtype=np.uint32)))
+    driver.ask(0, 8)
+    waits = dict(zip((False, True), times_s, strict=True))
+    monkeypatch.setattr(dispatching, "_executor_for", lambda *args: (None, waits[args[2].restore]))
+    driver.step(ExecutorResized(8))
+    until_s = driver.state.fleet.groups[0].deferred.soonest_s()
+    assert until_s == pytest.approx(driver.now_s + 5.0, abs=0.01)
+    monkeypatch.undo()
+    driver.wait(4.9)
+    assert not driver.requests
+    driver.wait(0.2)
+    assert driver.requests
 
 
 @pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.UNAVAILABLE])
