@@ -6,12 +6,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 
 import pytest
 from hypothesis import settings
 
 # Processes of tests inherit it: none may write below the home directory. Tests of the store name their own.
 os.environ["SUPER_STORE"] = "none"
+
+# A shell ignores SIGINT for what it starts in the background: processes that tests interrupt would not end.
+_IN_MAIN_THREAD = threading.current_thread() is threading.main_thread()
+if _IN_MAIN_THREAD and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
     "tests.fixtures.images",
