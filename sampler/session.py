@@ -72,6 +72,7 @@ class Session:
         self._client = client
         self._dataset = dataset
         self._spec = spec
+        self.seed = spec.seed
         self._run = run
         self._listing_silence_s = listing_silence_s
         self._reopening_s = reopening_s
