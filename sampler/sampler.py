@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch.utils.data.distributed import DistributedSampler
 
-from superdl.sampler.at_exit import OPEN_JOBS
+from superdl.sampler.at_exit import OPEN_JOBS, in_background
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.distributed import check_schedules, check_still_there, place_in_run, run_id
 from superdl.sampler.embedded.embedded import tell_user
@@ -267,6 +267,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
             self._session.close()
         except SuperError as error:  # a courtesy: the lease of a job that says nothing runs out by itself
             _LOG.warning("job %s could not be closed: %s", self.job, error)
+
+    def close_soon(self) -> None:
+        """Close it in the background, if this is its process: for finalizers."""
+        if self._pid == os.getpid() and not self._closed:
+            in_background(self.close)
 
     def __enter__(self) -> Self:
         return self
