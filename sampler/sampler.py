@@ -42,7 +42,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     It is a ``DistributedSampler``: each rank gets its own part of the epoch, and frameworks (Lightning, Ray
     Train) leave such a sampler alone. Making it registers the dataset, waits until the source is listed,
-    opens the job and pings the cache. Each iteration that begins is the next epoch. It and its iterators have
+    opens the job and pings the cache. A process that is no rank of a launched run lists again for a new
+    sampler, and so sees files that were added, once the listing is ten times older than what it took. Each
+    iteration that begins is the next epoch. It and its iterators have
     ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader uses.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
