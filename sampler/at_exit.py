@@ -6,9 +6,11 @@ a courtesy: tried once, in at most a second for all. A forked child says nothing
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import os
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Protocol
@@ -19,7 +21,7 @@ from superdl.super_wire.errors import SuperError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["OPEN_JOBS", "STOPPED_AT_EXIT", "OpenJobs"]
+__all__ = ["OPEN_JOBS", "STOPPED_AT_EXIT", "OpenJobs", "in_background"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,6 +71,34 @@ class OpenJobs:
 
 OPEN_JOBS = OpenJobs()
 STOPPED_AT_EXIT: weakref.WeakSet[_Stoppable] = weakref.WeakSet()
+
+
+class _InBackground:
+    """A task in a thread of its own; the interpreter's end waits for it, but not for long."""
+
+    def __init__(self, task: Callable[[], None]) -> None:
+        self.pid = os.getpid()
+        self._task = task
+        self._done = threading.Event()
+        STOPPED_AT_EXIT.add(self)
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        try:
+            self._task()
+        finally:
+            self._done.set()
+
+    def stop(self) -> None:
+        self._done.wait(TOTAL_S)
+
+
+def in_background(task: Callable[[], None]) -> None:
+    """Do it without waiting, as finalizers must: a garbage collection calls them anywhere, under any lock.
+
+    A ``threading.Thread`` would take locks of Python's own to start.
+    """
+    _InBackground(task)
 
 
 @atexit.register

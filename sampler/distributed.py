@@ -22,7 +22,7 @@ from superdl.super_wire.ids import digest128
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_schedules", "check_still_there", "job_id", "place_in_run", "run_id"]
+__all__ = ["check_schedules", "check_still_there", "is_own", "job_id", "place_in_run", "run_id"]
 
 _NO_RUN_ID = "none"  # torchrun's literal where no rendezvous id was given
 
@@ -134,6 +134,11 @@ def run_id() -> str:
     if host and port:
         return f"master:{host}:{port}"
     return _run_ids.setdefault(os.getpid(), f"process:{uuid.uuid4().hex}")
+
+
+def is_own(run: str) -> bool:
+    """Whether a run id is this process's alone, so that nobody else has to see what it sees."""
+    return run == _run_ids.get(os.getpid())
 
 
 def job_id(

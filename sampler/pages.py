@@ -231,7 +231,9 @@ class Pager:
         session, rank, epoch = self._session, self._rank, buffer.epoch
         try:
             for message in page.batches:
-                batch = planned_batch(message, page.packs, session.binding, session.job, rank, epoch)
+                batch = planned_batch(
+                    message, page.packs, session.binding, session.job, rank, epoch, session.seed
+                )
                 buffer.add(batch, ready=is_ready(message))
             reason = "" if page.batches else "it is empty"
         except ValueError as wrong:

@@ -172,7 +172,7 @@ class PrefetchBuffer:
 
 
 def planned_batch(
-    batch: Any, packs: Sequence[str], binding: DatasetBinding, job: str, rank: int, epoch: int
+    batch: Any, packs: Sequence[str], binding: DatasetBinding, job: str, rank: int, epoch: int, seed: int = 0
 ) -> BatchRef:
     """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's.
 
@@ -213,6 +213,7 @@ def planned_batch(
         cache=binding.cache,
         store=binding.store,
         places=places,
+        seed=seed,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.distributed import run_id
-from superdl.sampler.embedded.embedded import embedded_for
+from superdl.sampler.embedded.embedded import embedded_for, question_answered
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client
 from superdl.sampler.rpc.connection import checked_address
 from superdl.super_wire.batch_ref import DatasetBinding
@@ -28,16 +29,17 @@ _LOG = logging.getLogger(__name__)
 _MAX_REGISTRATIONS = 5  # of one question, at a coordinator that forgets
 
 
-def client_of(coordinator: str | None, run: str, *, alone: bool) -> Client:
+def client_of(coordinator: str | None, run: str, *, alone: bool, for_question: bool = False) -> Client:
     """Speaks to the coordinator of this address, else to ``SUPER_COORDINATOR``, else to the embedded one.
 
-    ``alone``: nobody else is in the run, so that the embedded one ends with this process.
+    ``alone``: nobody else is in the run, so that the embedded one ends with this process. ``for_question``:
+    no sampler is made, so that it may end sooner.
     """
     if coordinator is not None:
         return Client(checked_address(coordinator, "coordinator="))
     if os.environ.get("SUPER_COORDINATOR"):
         return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
-    embedded = embedded_for(run)
+    embedded = embedded_for(run, for_question=for_question)
     own = CoordinatorCredentials()  # it is this user's alone, and asks for nothing
     return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=own)
 
@@ -67,11 +69,21 @@ def describe(dataset: Bindable) -> DatasetBinding:
         SourceError: the source is missing, empty, forbidden, or its listing stands still.
         CoordinatorError, EmbeddedError: there is no coordinator to speak to, or it refuses.
     """
-    run = run_id()
-    client = client_of(dataset.coordinator, run, alone=False)
-    with client.hold():
+    with _asking(dataset) as (client, run):
         facts, _ = client.register(dataset, run, listed=tells_progress(dataset))
     return binding_of(facts)
+
+
+@contextmanager
+def _asking(dataset: Bindable) -> Iterator[tuple[Client, str]]:
+    """A client for a question about the dataset, and the run id under which it is asked."""
+    run = run_id()
+    client = client_of(dataset.coordinator, run, alone=False, for_question=True)
+    try:
+        with client.hold():
+            yield client, run
+    finally:
+        question_answered(client.address)
 
 
 def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
@@ -91,9 +103,7 @@ def list_labels(dataset: Bindable, fingerprint: bytes) -> Any:
 
 def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[list[Any], str]:
     """All pages (messages) of the dataset's samples, and the dtype of their labels."""
-    run = run_id()
-    client = client_of(dataset.coordinator, run, alone=False)
-    with client.hold():
+    with _asking(dataset) as (client, run):
         for _ in range(_MAX_REGISTRATIONS):
             facts, _end_s = client.register(dataset, run, listed=tells_progress(dataset))
             if facts.fingerprint != fingerprint:
@@ -102,22 +112,26 @@ def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[l
                     "SuperDataset"
                 )
             try:
-                return list(_pages_of(client, facts, with_keys=with_keys)), facts.label_dtype
+                pages = list(_pages_of(client, facts, with_keys=with_keys))
             except UnknownJobError:  # the coordinator was restarted meanwhile; registering is idempotent
                 continue
+            if all(page.fingerprint == fingerprint for page in pages):  # else it has listed again since
+                return pages, facts.label_dtype
     raise UnknownJobError(
-        f"the coordinator at {client.address} forgot {dataset.source} {_MAX_REGISTRATIONS} times in a row"
+        f"the coordinator at {client.address} forgot {dataset.source}, or listed it again, "
+        f"{_MAX_REGISTRATIONS} times in a row"
     )
 
 
 def _pages_of(client: Client, facts: Any, *, with_keys: bool) -> Iterator[Any]:
+    """Pages up to the first that is of another listing."""
     from superdl.super_wire import coordinator_pb2 as pb
 
     label_bytes, start = label_dtype_of(facts.label_dtype).itemsize, 0
     while start < facts.size:
         request = pb.GetSamplesRequest(dataset_id=facts.dataset_id, start=start, with_keys=with_keys)
         page = client.call("GetSamples", request, FIRST_CONTACT)
-        start += max(1, len(page.labels) // label_bytes)
         yield page
-    if start != facts.size:  # a coordinator that was started again may have listed it anew meanwhile
-        raise SourceError(f"{facts.size} samples were listed, and {start} came: the source changes")
+        if page.fingerprint != facts.fingerprint:
+            return
+        start += max(1, len(page.labels) // label_bytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch.utils.data.distributed import DistributedSampler
 
-from superdl.sampler.at_exit import OPEN_JOBS
+from superdl.sampler.at_exit import OPEN_JOBS, in_background
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.distributed import check_schedules, check_still_there, place_in_run, run_id
 from superdl.sampler.embedded.embedded import tell_user
@@ -42,7 +42,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     It is a ``DistributedSampler``: each rank gets its own part of the epoch, and frameworks (Lightning, Ray
     Train) leave such a sampler alone. Making it registers the dataset, waits until the source is listed,
-    opens the job and pings the cache. Each iteration that begins is the next epoch. It and its iterators have
+    opens the job and pings the cache. A process that is no rank of a launched run lists again for a new
+    sampler, and so sees files that were added, once the listing is ten times older than what it took. Each
+    iteration that begins is the next epoch. It and its iterators have
     ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader uses.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
@@ -267,6 +269,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
             self._session.close()
         except SuperError as error:  # a courtesy: the lease of a job that says nothing runs out by itself
             _LOG.warning("job %s could not be closed: %s", self.job, error)
+
+    def close_soon(self) -> None:
+        """Close it in the background, if this is its process: for finalizers."""
+        if self._pid == os.getpid() and not self._closed:
+            in_background(self.close)
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.distributed import job_id
+from superdl.sampler.distributed import is_own, job_id
 from superdl.sampler.registration import binding_of, tells_progress
 from superdl.sampler.rpc.client import FIRST_CONTACT, LISTING_SILENCE_S, RUNNING, Client, Patience
 from superdl.sampler.stats import SamplerStats, StatusChecks
@@ -72,13 +72,17 @@ class Session:
         self._client = client
         self._dataset = dataset
         self._spec = spec
+        self.seed = spec.seed
         self._run = run
         self._listing_silence_s = listing_silence_s
         self._reopening_s = reopening_s
         self._lock = threading.Lock()
         with client.hold():
             facts, _ = client.register(
-                dataset, run, silence_s=listing_silence_s, listed=tells_progress(dataset)
+                *(dataset, run),
+                renew=is_own(run),
+                silence_s=listing_silence_s,
+                listed=tells_progress(dataset),
             )
             for warning in facts.warnings if spec.rank == 0 else ():
                 _LOG.warning("%s", warning)

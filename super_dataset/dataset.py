@@ -85,8 +85,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
             torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
             albumentations an array, uint8 of shape (height, width, 3)); see :class:`PerSample`, which says
             that and more explicitly. Tensors of shape (...) that it makes come stacked, (batch, ...). With
-            three it is called as ``transform(images, labels, info)`` on every batch, and what it returns is
-            the item. It must pickle if workers are spawned.
+            three, of which the last ones may have defaults, it is called as ``transform(images, labels,
+            info)`` on every batch, and what it returns is the item. It must pickle if workers are spawned.
         on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
             batch) or ``"replace"`` (by the next good sample of the same batch).
         return_info: whether items have a :class:`BatchInfo`.
@@ -100,7 +100,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     Raises:
         ConfigError: an argument is wrong. Length, classes, samples and targets raise what ``SuperSampler``
-            does, and ``UsageError`` where they are not known in a copy in another process.
+            does, and ``UsageError`` in a copy in another process that knows them not, nor whom to ask.
     """
 
     def __init__(

@@ -65,7 +65,8 @@ def coordination(wanted: str) -> Coordination:
 class ListedSource:
     """The part of a dataset that knows its source; ``coordinator`` is where to ask.
 
-    It asks once, in the process that made it, never in DataLoader workers or other copies.
+    It asks once. Copies in other processes, such as DataLoader workers, ask only a coordinator that is named:
+    else each would start one. They do not carry samples and targets, which may be large.
     """
 
     coordinator: str | None = None
@@ -123,15 +124,21 @@ class ListedSource:
             self._samples = self._targets = None
         self._binding, self._made_in = binding, os.getpid()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_samples": None, "_targets": None}
+
     def _known(self, wanted: str) -> DatasetBinding:
         if self._binding is None:
             self.bind(self._ask(wanted).describe(cast("Bindable", self)))
         return cast("DatasetBinding", self._binding)
 
     def _ask(self, wanted: str) -> Coordination:
-        if self._made_in != os.getpid():
+        is_named = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
+        if self._made_in != os.getpid() and not is_named:
             raise UsageError(
                 f"{wanted} of this SuperDataset is not known here, and copies in other processes ask no "
-                "coordinator: ask for it before the copy is made, or make a sampler first"
+                "coordinator but one that coordinator= or SUPER_COORDINATOR names. Length and classes go "
+                "with a copy if they are asked for before it is made, or a sampler is made first; of samples "
+                "and targets hand over what it needs"
             )
         return coordination(f"{wanted} of a SuperDataset is not known yet")

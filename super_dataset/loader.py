@@ -32,6 +32,18 @@ _MAX_PREFETCH = 1024
 _MAX_THREADS = 64
 _MAX_WORKERS = 4096
 
+_OF_WORKERS = frozenset({"prefetch_factor", "timeout", "multiprocessing_context", "pin_memory_device"})
+"""Arguments of a DataLoader that change nothing where there are no worker processes."""
+
+_INSTEAD = {
+    "worker_init_fn": "its threads share this process, and transforms are seeded for each sample, so that "
+    "most scripts leave it out; what worker processes need takes DataLoader(dataset, sampler=sampler, "
+    "batch_size=None, worker_init_fn=...)",
+    "batch_sampler": "a SuperSampler plans whole batches: give batch_size, or the sampler",
+    "generator": "the order of an epoch follows from a number: give seed",
+}
+"""Others of its arguments, and what to do."""
+
 _Ref_co = TypeVar("_Ref_co", covariant=True)
 _Ref = TypeVar("_Ref")
 _Ref_contra = TypeVar("_Ref_contra", contravariant=True)
@@ -57,8 +69,8 @@ class Sampling(Protocol[_Ref_co]):
 class SuperLoader(Generic[_Ref]):
     """The batches of a sampler, read ahead by threads; each iteration is the sampler's next epoch.
 
-    It takes a sampler, or makes its own where it is given a ``batch_size``, and closes that one. So the call
-    of a ``DataLoader`` becomes this one by its name.
+    It takes a sampler, or makes its own where it is given a ``batch_size``, and closes that one, also when it
+    is dropped. So the call of a ``DataLoader`` becomes this one by its name.
 
     On CPU batches lie in memory that is used again when a batch and all its views are gone, never before:
     they may be kept, sliced and passed on. With a CUDA ``device`` they are received into page-locked memory
@@ -92,10 +104,12 @@ class SuperLoader(Generic[_Ref]):
             leave it out, since three threads were measured to take a fifth more CPU than one.
         threads: how many read at once. One is enough until a batch takes longer to receive than a step.
         collate_fn: called on every item of the dataset, in the thread; what it returns is the batch.
-        pin_memory: accepted, as ``persistent_workers`` is, and without effect: for page-locked memory name
-            the ``device``. Threads stay as long as the loader.
-        persistent_workers: see ``pin_memory``.
-        of_sampler: further arguments of the ``SuperSampler`` that is made: seed, coordinator, job, ...
+        pin_memory: accepted, and without effect: for page-locked memory name the ``device``.
+        persistent_workers: the same: threads stay as long as the loader.
+        of_sampler: further arguments of the ``SuperSampler`` that is made: seed, coordinator, job, ... A
+            DataLoader's ``prefetch_factor``, ``timeout``, ``multiprocessing_context`` and
+            ``pin_memory_device`` are accepted without effect, ``prefetch`` and the dataset's ``read_timeout``
+            being what says it here. Its other arguments are refused, with what to write instead.
 
     Raises:
         ConfigError: an argument is wrong, or contradicts the sampler's, or the device is not to be had.
@@ -120,6 +134,7 @@ class SuperLoader(Generic[_Ref]):
         persistent_workers: bool = False,
         **of_sampler: Any,
     ) -> None:
+        of_sampler = _without_workers(of_sampler)
         self.dataset = dataset
         self.prefetch = _whole("prefetch", prefetch, 1, _MAX_PREFETCH)
         self.num_workers = _whole("num_workers", num_workers, 0, _MAX_WORKERS)
@@ -150,6 +165,7 @@ class SuperLoader(Generic[_Ref]):
                 **of_sampler,
             }
             self.sampler = self._made = make(dataset, **how)
+            weakref.finalize(self, self._made.close_soon).atexit = False  # the sampler has its own way there
         self._latest: _Progress | None = None
         weakref.finalize(self, self._threads.stop)
 
@@ -311,6 +327,14 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name} is a whole number from {least} to {most}; not {value!r}")
     return value
+
+
+def _without_workers(given: dict[str, Any]) -> dict[str, Any]:
+    """What is for a sampler; ``ConfigError`` for what a DataLoader takes and threads cannot do."""
+    for name, instead in _INSTEAD.items():
+        if given.get(name) is not None:
+            raise ConfigError(f"a SuperLoader takes no {name}: {instead}")
+    return {name: value for name, value in given.items() if name not in {*_INSTEAD, *_OF_WORKERS}}
 
 
 def _check_agreed(

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.memory import empty_batch, in_one_block, memory_here
+from superdl.super_dataset.splitting import known_class
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["PerSample", "for_batches"]
 
 Takes: TypeAlias = Literal["pil", "numpy", "tensor"]
+Seed: TypeAlias = int | Literal["sampler"] | None
 _Parameters: TypeAlias = "Mapping[str, inspect.Parameter]"
 
 _OWN_GENERATORS: Mapping[str, Callable[[bytes], Any]] = {
@@ -40,7 +42,8 @@ _OWN_GENERATORS: Mapping[str, Callable[[bytes], Any]] = {
 }
 """Arguments by which a transform takes a generator of its own, as torch and numpy name them."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_OF_A_BATCH = 3  # images, labels, info
+_OF_A_BATCH = ("images", "labels", "info")
+_MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # of torchvision, and of timm
 _CHANNELS = (1, 3, 4)
 _NDIM = 3
 _INT64 = 2**63
@@ -51,12 +54,13 @@ class PerSample:
 
     ``SuperDataset`` wraps a transform with one required argument by itself.
 
-    What is drawn for a sample depends on (``seed``, epoch, sample id) alone: before each, the global
+    What is drawn for a sample depends on (seed, epoch, sample id) alone: before each, the global
     generators of Python, numpy and torch (CPU) are set, and after the batch they are what they were. So it
     works in a DataLoader's workers and in the main thread; in the threads of ``SuperLoader`` only with a
     generator of its own, or ``seed=None``. A transform that has an argument ``generator`` (of torch) or
-    ``rng`` (of numpy) is given one, and the global ones are left alone; one that has ``set_random_state``, as
-    albumentations, is given its own besides. Generators that a transform keeps otherwise are not seeded.
+    ``rng`` (of numpy), or both, is given them, and the global ones are left alone; one that has
+    ``set_random_state``, as albumentations, is given its own besides. Generators that a transform keeps
+    otherwise are not seeded.
 
     Tensors and arrays of one shape and dtype are stacked; other results come as a list.
 
@@ -71,32 +75,41 @@ class PerSample:
     Args:
         transform: called as ``transform(image)``; as ``transform(image=image)["image"]`` if it takes its
             image by keyword alone, as albumentations do.
-        seed: which jobs share or not as they wish, 64 bits with sign; ``None``: it draws nothing, and no
+        seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a number of 64 bits
+            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws nothing, and no
             generator is touched.
         takes: what an image is to it: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). Samples that are no images come as they are, to
             the latter two. Default: numpy by keyword, else PIL.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is wrong; or the transform mixes the images of a batch.
     """
 
     def __init__(
-        self, transform: Callable[..., Any], *, seed: int | None = 0, takes: Takes | None = None
+        self, transform: Callable[..., Any], *, seed: Seed = "sampler", takes: Takes | None = None
     ) -> None:
         if not callable(transform):
             raise ConfigError(f"PerSample calls its transform on each sample; {transform!r} cannot be")
+        if mixes := _mixing_part(transform):
+            raise ConfigError(
+                f"{mixes} mixes the images and labels of a whole batch, and a transform of samples gets one: "
+                "leave it out of the dataset, and call it in the training loop on what the loader gives: "
+                "images, labels = mix(images, labels)"
+            )
         if takes is not None and takes not in get_args(Takes):
             raise ConfigError(f"takes is one of {', '.join(map(repr, get_args(Takes)))}; not {takes!r}")
         whole = isinstance(seed, int) and not isinstance(seed, bool)
-        if seed is not None and not (whole and -_INT64 <= seed < _INT64):
-            raise ConfigError(f"seed is a whole number of 64 bits with sign, or None; not {seed!r}")
+        if seed not in (None, "sampler") and not (whole and -_INT64 <= int(seed) < _INT64):
+            raise ConfigError(
+                f"seed is a whole number of 64 bits with sign, 'sampler', or None; not {seed!r}"
+            )
         parameters = _parameters(transform) or {}
         self._transform = transform
         self._seed = seed
         self._by_keyword = _takes_its_image_by_keyword(parameters)
         self._takes: Takes = takes or ("numpy" if self._by_keyword else "pil")
-        self._generator = next((name for name in _OWN_GENERATORS if name in parameters), None)
+        self._generators = [name for name in _OWN_GENERATORS if name in parameters]
 
     def __call__(self, images: Any, labels: Any, info: BatchInfo) -> tuple[Any, Any]:
         """A ``transform`` of SuperDataset: (what is made of the images, labels as they came).
@@ -109,7 +122,7 @@ class PerSample:
             return _batched(made, len(images)), labels
 
     def _generators_kept(self) -> AbstractContextManager[None]:
-        if self._seed is None or self._generator is not None:
+        if self._seed is None or self._generators:
             return nullcontext()
         if threading.current_thread() is not threading.main_thread():
             raise UsageError(
@@ -125,12 +138,12 @@ class PerSample:
         """What the transform makes of the sample at this place of the batch."""
         given = _FORMS[self._takes](image)
         sample_id = info.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES]
-        generator = self._seeded(sample_id, info.epoch)
+        generators = self._seeded(sample_id, info)
         try:
             if self._by_keyword:
-                result = self._transform(image=given, **generator)["image"]
+                result = self._transform(image=given, **generators)["image"]
             else:
-                result = self._transform(given, **generator)
+                result = self._transform(given, **generators)
         except Exception as error:
             name = (info.keys and info.keys[at]) or f"sample {sample_id.hex()}"
             error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
@@ -138,14 +151,17 @@ class PerSample:
         # A copy only of what torch cannot take as it is, such as a flipped or a read-only array.
         return torch.from_numpy(np.require(result, requirements=["C", "W"])) if _is_array(result) else result
 
-    def _seeded(self, sample_id: bytes, epoch: int) -> dict[str, Any]:
-        """Set what the transform draws from; the generator to be given to it, if it takes one, by name."""
+    def _seeded(self, sample_id: bytes, info: BatchInfo) -> dict[str, Any]:
+        """Set what the transform draws from; the generators to be given to it, if it takes any, by name."""
         if self._seed is None:
             return {}
+        seed = info.seed if self._seed == "sampler" else self._seed
         # Each generator has numbers of its own: Python's and numpy's are one algorithm, and would draw alike.
-        words = self._seed.to_bytes(8, "little", signed=True), epoch.to_bytes(8, "little"), sample_id
-        if (name := self._generator) is not None:
-            return {name: _OWN_GENERATORS[name](digest128(name.encode(), *words))}
+        words = seed.to_bytes(8, "little", signed=True), info.epoch.to_bytes(8, "little"), sample_id
+        if self._generators:
+            return {
+                name: _OWN_GENERATORS[name](digest128(name.encode(), *words)) for name in self._generators
+            }
         random.seed(_bits(digest128(b"random", *words)))
         np.random.seed(np.frombuffer(digest128(b"numpy", *words), dtype="<u4"))  # noqa: NPY002
         torch.default_generator.manual_seed(_bits(digest128(b"torch", *words)[:8]))
@@ -161,7 +177,7 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
     """What a user gave as ``transform``, as it is called on a batch: itself, or a :class:`PerSample`.
 
     Raises:
-        ConfigError: it cannot be called, or its signature does not tell how it is meant.
+        ConfigError: it cannot be called, its signature does not tell how it is meant, or it mixes a batch.
     """
     if transform is None:
         return None
@@ -172,12 +188,10 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
         )
     parameters = _parameters(transform)
     if parameters is not None:
-        needed = [one for one in parameters.values() if _is_required(one)]
-        by_place = [one for one in needed if one.kind in _POSITIONAL]
-        if len(by_place) == len(needed) == _OF_A_BATCH:
+        if _is_for_batches(parameters):
             batched: Callable[[Any, Any, BatchInfo], Any] = transform
             return batched
-        if _is_for_one_image(transform, parameters, [one.name for one in needed]):
+        if _is_for_one_image(transform, parameters) or _mixing_part(transform):
             return PerSample(transform)
     arguments = "unknown to Python" if parameters is None else f"({', '.join(map(str, parameters.values()))})"
     raise ConfigError(
@@ -189,7 +203,33 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
     )
 
 
-def _is_for_one_image(transform: object, parameters: _Parameters, needed: list[str]) -> bool:
+def _is_for_batches(parameters: _Parameters) -> bool:
+    """Three required arguments, or three of which one or more have defaults, and names where only one has
+    none: ``(image, mean=..., std=...)`` is for one image.
+    """
+    by_place = [
+        one for one in parameters.values() if one.kind in _POSITIONAL and one.name not in _OWN_GENERATORS
+    ]
+    needed = [one for one in by_place if _is_required(one)]
+    if any(_is_required(one) for one in parameters.values() if one not in by_place):
+        return False
+    if len(needed) == len(_OF_A_BATCH):
+        return True
+    named = tuple(one.name for one in by_place)
+    return len(named) == len(_OF_A_BATCH) and (len(needed) > 1 or named[1:] == _OF_A_BATCH[1:])
+
+
+def _mixing_part(transform: Any) -> str:
+    """The name of what in a pipeline mixes the images of a batch, as MixUp and CutMix do."""
+    kind = known_class(transform)
+    if kind in _MIX_A_BATCH:
+        return kind
+    parts = getattr(transform, "transforms", ()) if kind else ()
+    return next(filter(None, map(_mixing_part, parts)), "")
+
+
+def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:
+    needed = [one.name for one in parameters.values() if _is_required(one)]
     of_images = [name for name in needed if name not in _OWN_GENERATORS]
     if len(of_images) == 1:
         return parameters[of_images[0]].kind in _POSITIONAL or of_images == ["image"]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 
-__all__ = ["SplitTransform", "split_transform"]
+__all__ = ["SplitTransform", "known_class", "split_transform"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -108,18 +108,18 @@ def split_transform(transform: Transform) -> SplitTransform:
     rest: Transform | None = None
     if left:
         kind: Any = type(transform)
-        rest = kind(left) if _name(transform) == "Compose" else left[0]
+        rest = kind(left) if known_class(transform) == "Compose" else left[0]
     return SplitTransform(recipe, rest, tuple(moved), why)
 
 
 def _parts(transform: Any) -> list[Any]:
     """The transforms that a pipeline applies in turn; one in another is taken apart too."""
-    if _name(transform) != "Compose":
+    if known_class(transform) != "Compose":
         return [transform]
     return [part for one in transform.transforms for part in _parts(one)]
 
 
-def _name(transform: object) -> str:
+def known_class(transform: object) -> str:
     """The name of a class of torchvision or timm, and "" for all others."""
     kind = type(transform)
     return kind.__name__ if f"{kind.__module__}.".startswith(_ITS_OWN) else ""
@@ -127,7 +127,7 @@ def _name(transform: object) -> str:
 
 def _named(transform: Any) -> str:
     name: str = getattr(transform, "__name__", type(transform).__name__)
-    if _name(transform) != "Compose":
+    if known_class(transform) != "Compose":
         return name
     return f"Compose({', '.join(_named(part) for part in transform.transforms)})"
 
@@ -139,12 +139,12 @@ def _described(transform: object) -> str:
 
 
 def _draws(transform: object) -> bool:
-    return _name(transform).startswith("Random") or _name(transform) in _DRAW
+    return known_class(transform).startswith("Random") or known_class(transform) in _DRAW
 
 
 def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Transform | None]:
     """The recipe's steps for the transform, and what of it they leave to be done."""
-    name = _name(transform)
+    name = known_class(transform)
     if name in _READERS:
         return [_READERS[name](transform)], None
     if name == "ImageClassification":

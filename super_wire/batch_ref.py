@@ -68,6 +68,7 @@ class BatchRef:
     fills up the tail of the epoch (empty: none does). ``keys`` names the samples for messages and may be
     empty where they did not fit into the page. ``cache`` is an address without credentials. Where the trainer
     sees the store's directory, ``store`` names it, and ``places`` say what of the batch is in its packs.
+    ``seed`` is the sampler's, for transforms that have none of their own.
     """
 
     dataset_id: bytes
@@ -84,6 +85,7 @@ class BatchRef:
     cache: str
     store: str = ""
     places: Places | None = None
+    seed: int = 0
 
     def __len__(self) -> int:
         """Number of samples."""

@@ -6,12 +6,13 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id", "alias", "versions")
+    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id", "renew", "alias", "versions")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     KEY_LIST_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -19,9 +20,10 @@ class RegisterDatasetRequest(_message.Message):
     recipe: str
     key_list: str
     run_id: str
+    renew: bool
     alias: str
     versions: str
-    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ..., alias: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ..., renew: bool = ..., alias: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
 
 class GetDatasetRequest(_message.Message):
     __slots__ = ("dataset_id", "listed", "wait_s")
@@ -66,16 +68,18 @@ class GetSamplesRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[bytes] = ..., start: _Optional[int] = ..., with_keys: bool = ...) -> None: ...
 
 class Samples(_message.Message):
-    __slots__ = ("labels", "bucket", "keys", "key_lengths")
+    __slots__ = ("labels", "bucket", "keys", "key_lengths", "fingerprint")
     LABELS_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     KEY_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     labels: bytes
     bucket: str
     keys: bytes
     key_lengths: bytes
-    def __init__(self, labels: _Optional[bytes] = ..., bucket: _Optional[str] = ..., keys: _Optional[bytes] = ..., key_lengths: _Optional[bytes] = ...) -> None: ...
+    fingerprint: bytes
+    def __init__(self, labels: _Optional[bytes] = ..., bucket: _Optional[str] = ..., keys: _Optional[bytes] = ..., key_lengths: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class OpenJobRequest(_message.Message):
     __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills")

@@ -41,6 +41,9 @@ _PROGRESS_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
+_RENEWED_AFTER = (
+    10.0  # times what a listing took: where files are added, a tenth of the time goes into seeing it
+)
 _DEFAULT_RECORD_BYTES = 600_000
 """Expected length of a record whose shape the recipe does not fix: an undistorted 500x400 image."""
 
@@ -92,6 +95,7 @@ class Listing:
     listed: int = 0
     catalog: Catalog | None = None
     error: SuperError | None = None
+    begun_at_s: float = 0.0
     ended_at_s: float = 0.0
     runs: set[str] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -190,17 +194,22 @@ class DatasetRegistry:
         key_list: str,
         run_id: str,
         naming: Naming = Naming(),  # noqa: B008  # frozen
+        *,
+        renew: bool = False,
     ) -> Dataset:
         """The dataset of these facts; its listing is begun if no fitting one is there.
 
+        ``renew``: of its own run too, a listing will not do that is ten times older than what it took. Jobs
+        go on with theirs.
         ``CoordinatorError`` if too many other listings have not ended yet.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
         dataset_id = digest128(*map(str.encode, facts))
         known = self.get(dataset_id)
-        if known is not None and known.listing.error is None:
+        is_good = known is not None and known.listing.error is None
+        if known is not None and is_good and (not renew or self._is_fresh(known.listing, renew=True)):
             return known
-        dataset = Dataset(dataset_id, recipe, self._listing(source, key_list, run_id, naming))
+        dataset = Dataset(dataset_id, recipe, self._listing(source, key_list, run_id, naming, renew=renew))
         self._datasets[dataset_id] = dataset
         self._forget_some()
         return dataset
@@ -255,11 +264,16 @@ class DatasetRegistry:
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _listing(self, source: str, key_list: str, run_id: str, naming: Naming) -> Listing:
-        for listing in self._listings:
-            fresh = not listing.ended or self._clock() - listing.ended_at_s <= self._max_age_s
+    def _is_fresh(self, listing: Listing, *, renew: bool) -> bool:
+        took_s = listing.ended_at_s - listing.begun_at_s
+        limit_s = min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s
+        return not listing.ended or self._clock() - listing.ended_at_s <= limit_s
+
+    def _listing(self, source: str, key_list: str, run_id: str, naming: Naming, *, renew: bool) -> Listing:
+        for listing in reversed(self._listings):  # the newest that fits
+            fresh = self._is_fresh(listing, renew=renew)
             is_same = (listing.source, listing.key_list, listing.naming) == (source, key_list, naming)
-            if is_same and listing.error is None and (run_id in listing.runs or fresh):
+            if is_same and listing.error is None and (fresh or (run_id in listing.runs and not renew)):
                 listing.runs.add(run_id)
                 return listing
         under_way = sum(not one.ended for one in self._listings)
@@ -267,7 +281,7 @@ class DatasetRegistry:
             raise CoordinatorError(
                 f"this coordinator is listing {under_way} sources already: ask again later"
             )
-        listing = Listing(source, key_list, naming, runs={run_id})
+        listing = Listing(source, key_list, naming, runs={run_id}, begun_at_s=self._clock())
         listing.task = asyncio.create_task(self._list(listing), name=f"list {source}")
         self._listings.append(listing)
         return listing

@@ -34,7 +34,7 @@ dollar in ``ledger``.
 from __future__ import annotations
 
 from superdl.coordinator.core.core import Core
-from superdl.coordinator.core.diagnosis import headroom_bytes, maxmemory_for
+from superdl.coordinator.core.diagnosis import exceeding_text, headroom_bytes, maxmemory_for
 from superdl.coordinator.core.events import (
     OUTCOME_ORDER,
     Action,
@@ -119,6 +119,7 @@ __all__ = [
     "Tick",
     "Warn",
     "WriteTombstones",
+    "exceeding_text",
     "footprint",
     "headroom_bytes",
     "maxmemory_for",

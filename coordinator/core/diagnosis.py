@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "batch_missed",
+    "exceeding_text",
     "headroom_bytes",
     "history",
     "maxmemory_for",
@@ -226,14 +227,27 @@ def _batch_bytes(state: State, job: Job) -> float:
     return state.set_of(job.samples_of(epoch)).sample_bytes * job.plan.batch_size
 
 
+def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: bool) -> str:
+    """What to tell people of a set that is larger than the cache; ``kept``: in a store."""
+    size, budget, maxmemory = map(_mebibytes, (size_bytes, budget_bytes, maxmemory_for(size_bytes)))
+    what = "comes from the store, and nothing is lost" if kept else "is decoded again in each epoch"
+    remedy = "" if kept else " or a store (SUPER_STORE)"
+    return (
+        f"{source} takes about {size} decoded, and the cache has {budget} for records: the rest {what}; "
+        f"cache_bytes (SUPER_CACHE_BYTES) of {maxmemory}{remedy} would hold all of it"
+    )
+
+
 def thrash_text(state: State) -> str:
     """What to tell people: how much is there, and how much would end it."""
     needed = needed_bytes(state)
-    now, enough, maxmemory = (
-        f"{math.ceil(size / 2**20):,} MiB" for size in (state.budget_bytes, needed, maxmemory_for(needed))
-    )
+    now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
     return (
         f"thrash: samples are dropped from the cache ({now} for records) and soon produced again; {enough} "
         f"for records would end it: give the cache server {maxmemory}, by its maxmemory and by "
         "cache_bytes where that is set"
     )
+
+
+def _mebibytes(size_bytes: float) -> str:
+    return f"{math.ceil(size_bytes / 2**20):,} MiB"

@@ -34,10 +34,8 @@ _KEY_BYTES = 4
 _PLACE_BYTES = 16
 _PACK_NAME_BYTES = 64  # more than one takes
 _OCCURRENCES_MAX = 16
-_SAMPLES_AT_A_TIME = 1024
-_SAMPLES_BYTES = (
-    2**18
-)  # unpacking so many bytes of keys takes few milliseconds, in which no other call is answered
+_KEYS_AT_A_TIME = 256
+_SAMPLES_BYTES = 2**18  # of keys: unpacking them takes milliseconds, in which no other call is answered
 _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
 
@@ -171,21 +169,22 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     if start > len(catalog):
         raise PlanError(f"a dataset of {len(catalog)} samples has no place {start}")
     sample_bytes = catalog.label_bytes + (_KEY_BYTES if with_keys else 0)
-    at_a_time = max(1, min(_SAMPLES_AT_A_TIME, _SAMPLES_BYTES // sample_bytes))
-    room, keys, stop = _SAMPLES_BYTES if with_keys else _PAGE_BYTES, list[bytes](), start
-    while stop < len(catalog):
-        some = catalog.keys.slice(stop, stop + at_a_time) if with_keys else []
-        end = min(stop + at_a_time, len(catalog))
-        room -= (end - stop) * sample_bytes + sum(map(len, some))
-        if room < 0 and stop > start:
-            break
-        keys += some
-        stop = end
+    stop = min(len(catalog), start + max(1, _PAGE_BYTES // max(1, sample_bytes)))
+    keys = list[bytes]()
+    if with_keys:
+        room, end, stop = _SAMPLES_BYTES, stop, start
+        while stop < end and room > 0:
+            some = catalog.keys.slice(stop, min(stop + _KEYS_AT_A_TIME, end))
+            sizes = np.cumsum([len(key) + sample_bytes for key in some])
+            fitting = int(np.searchsorted(sizes, room, side="right"))
+            keys += some[: max(fitting, 0 if keys else 1)]
+            stop, room = start + len(keys), room - int(sizes[-1])
     return pb.Samples(
         labels=catalog.labels_at(np.arange(start, stop)).tobytes(),
         bucket=catalog.bucket,
         keys=b"".join(keys),
         key_lengths=np.fromiter(map(len, keys), dtype="<u4", count=len(keys)).tobytes(),
+        fingerprint=catalog.fingerprint,
     )
 
 

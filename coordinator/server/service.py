@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from superdl.coordinator.core import BatchesAsked, DatasetFacts, FillUp, JobClosed, JobOpened, Plan
+from superdl.coordinator.core import (
+    BatchesAsked,
+    DatasetFacts,
+    FillUp,
+    JobClosed,
+    JobOpened,
+    Plan,
+    exceeding_text,
+)
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.server.statistics import (
     batch_status,
@@ -135,7 +143,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         recipe = Recipe.from_json(request.recipe)
         naming = checked_naming(request.alias or None, request.versions or None)
         place = request.source, recipe, request.key_list, request.run_id
-        dataset = self._datasets.register(*place, naming)
+        dataset = self._datasets.register(*place, naming, renew=request.renew)
         return await self._described(dataset, listed=0, wait_s=0.0)
 
     @_typed_errors
@@ -316,6 +324,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.classes.extend(catalog.classes)
             answer.label_dtype = catalog.label_dtype
             answer.warnings.extend((*catalog.warnings, *self._eligibility.warnings(dataset)))
+            answer.warnings.extend(self._exceeds_cache(dataset))
         return answer
 
     def _is_ready(self, dataset: Dataset) -> bool:
@@ -351,6 +360,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"the ids and labels of a batch of {samples:,} samples have {reply_bytes:,} bytes, more than "
                 f"the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
             )
+
+    def _exceeds_cache(self, dataset: Dataset) -> list[str]:
+        """A line of a dataset that is larger than the cache, if it is."""
+        size, budget = len(dataset.catalog) * dataset.record_bytes, self._core.state.budget_bytes
+        if dataset.recipe.random or size <= budget:
+            return []
+        keeper = self._engine.keeper
+        return [exceeding_text(dataset.listing.source, size, budget, kept=keeper.may_save)]
 
     async def _forget_closed_jobs(self) -> None:
         """Forget what the core has forgotten: jobs whose ranks went without a goodbye."""

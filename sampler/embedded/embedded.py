@@ -25,7 +25,7 @@ from superdl.super_wire.protocol import PROTOCOL_VERSION
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["Embedded", "embedded_for", "release_all", "tell_user"]
+__all__ = ["Embedded", "embedded_for", "question_answered", "release_all", "tell_user"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,6 +40,12 @@ _LINE_BYTES = 65536
 _END_WAIT_S = 30.0
 _BACKLOG = 256
 
+QUESTION_HOLD_S = 60.0
+"""So long after a question it is kept for the sampler that may follow."""
+
+_ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_TOKEN")
+"""How those begin that the coordinator and its functions read when they are started: credentials too."""
+
 
 class _LostSupervisorError(EmbeddedError):
     """It could not be started now, or it went without a word: one more may do better."""
@@ -48,23 +54,42 @@ class _LostSupervisorError(EmbeddedError):
 class Embedded:
     """One process's hold on the supervisor of one run; made by :func:`embedded_for`, once for each run.
 
-    ``coordinator`` is the coordinator's address, which a supervisor that is started again keeps. ``was_told``
-    says that its user was told where it keeps records.
+    Attributes:
+        coordinator: the coordinator's address, which a supervisor that is started again keeps.
+        was_told: whether its user was told where it keeps records.
+        supervisor: the process id of the supervisor that was found or started.
+        stays: whether a sampler has it, so that it is kept until the process ends.
+        questions: how many are asked of it just now.
+        answered: how many were.
+
+    Args:
+        run: the run id.
+        settings: of the supervisor, if it is started.
+        before: this process's earlier hold on the same run.
 
     Raises:
         EmbeddedError: it did not start; the message has the last lines of its log.
     """
 
-    def __init__(self, run: str, settings: SupervisorSettings | None = None) -> None:
+    def __init__(
+        self, run: str, settings: SupervisorSettings | None = None, before: Embedded | None = None
+    ) -> None:
         self._settings = settings or SupervisorSettings.of_this_host()
         self._directory = RunDirectory.of_run(run, self._settings.choice.variant)
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self.was_told = False
+        self.supervisor: object = None
+        self.stays: bool = before is not None and before.stays
+        self.questions: int = before.questions if before else 0
+        self.answered: int = before.answered if before else 0
+        self.variables = _its_variables()
+        # One cache serves several coordinators only in turn, and that of another process may be the next.
+        self.question_hold_s = 0.0 if self._settings.choice.cache else QUESTION_HOLD_S
         self._failure: EmbeddedError | None = None
         self._released = threading.Event()
         self._revivals_s: deque[float] = deque(maxlen=_MAX_REVIVALS)
         self._sockets = HeldSockets()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = before.processes() if before else []
         hold = self._connect()
         threading.Thread(target=self._watch, args=(hold,), name="superdl-embedded", daemon=True).start()
 
@@ -72,11 +97,33 @@ class Embedded:
         """Why the supervisor is gone for good, if it is."""
         return self._failure
 
-    def release(self) -> None:
-        """Let go; the supervisor ends if no other rank holds it. Waits, bounded, for those started here."""
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """The supervisors that were started here."""
+        return list(self._processes)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has failed for good, or was let go of."""
+        return self._failure is not None or self._released.is_set()
+
+    def let_go(self) -> None:
+        """Let go, without waiting; the supervisor ends if no other rank holds it."""
         self._released.set()
         self._sockets.close_all()
+
+    def release(self) -> None:
+        """Let go, and wait, bounded, for the supervisors that were started here."""
+        self.let_go()
         self._await_ends()
+
+    def let_go_after(self, question: int) -> None:
+        """Let go of what was taken for this question, unless another or a sampler has come since."""
+        with _lock:
+            if self.stays or self.questions or self.answered != question:
+                return
+            self.let_go()
+        for process in self._processes:
+            process.wait()  # or a zombie would stay
 
     def _await_ends(self) -> None:
         """No zombie stays of the supervisors that this process started."""
@@ -179,6 +226,7 @@ class Embedded:
             message = f"the supervisor was not ready after {START_WAIT_S:g} s{self._directory.log_tail()}"
             raise EmbeddedError(message) from None
         hold.settimeout(None)
+        self.supervisor = (answer or {}).get("supervisor")
         if answer is None:
             raise _LostSupervisorError(f"the supervisor ended while it started{self._directory.log_tail()}")
         if "error" in answer:
@@ -251,17 +299,60 @@ _holds: dict[tuple[int, str, str], Embedded] = {}
 _lock = threading.Lock()
 
 
-def embedded_for(run: str) -> Embedded:
+def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
     """This process's hold on the embedded default of ``run``, taken at the first call.
 
-    It outlives the samplers, so that what the cache holds serves the next one.
+    It outlives the samplers, so that what the cache holds serves the next one. One taken for a question alone
+    is kept for a while after :func:`question_answered`: the sampler that follows may be of a run that has got
+    its id meanwhile, and in other processes. Where credentials or settings were changed since it was taken,
+    the supervisor is started again.
     """
     settings = SupervisorSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
     with _lock:
-        if key not in _holds or _holds[key].failure() is not None:
-            _holds[key] = Embedded(run, settings)
-        return _holds[key]
+        hold = before = _holds.get(key)
+        changed = sorted(before.variables ^ _its_variables()) if before and not before.is_over else []
+        if before is not None and changed:
+            before.release()
+        if hold is None or hold.is_over:
+            _end_questions_of_others(key)
+            hold = _holds[key] = Embedded(run, settings, before)
+            if before is not None and changed and hold.supervisor == before.supervisor:
+                _LOG.warning(
+                    "%s: changed since the embedded coordinator was started, which other ranks of this run "
+                    "hold, so that it goes on as it was: start the run again",
+                    ", ".join(dict.fromkeys(name for name, _ in changed)),
+                )
+        if for_question:
+            hold.questions += 1
+        else:
+            hold.stays = True
+        return hold
+
+
+def question_answered(coordinator: str) -> None:
+    """The answer to a question is here, at whichever address: an embedded one may be let go of soon."""
+    with _lock:
+        for (pid, *_), hold in _holds.items():
+            if hold.coordinator != coordinator or pid != os.getpid():
+                continue
+            hold.questions -= 1
+            hold.answered += 1
+            if not hold.stays:
+                timer = threading.Timer(hold.question_hold_s, hold.let_go_after, (hold.answered,))
+                timer.daemon = True
+                timer.start()
+
+
+def _end_questions_of_others(key: tuple[int, str, str]) -> None:
+    """End what was taken for questions alone, of other runs: it may hold the lock on the cache."""
+    for other, hold in list(_holds.items()):
+        if other[0] == key[0] and other != key and not (hold.stays or hold.questions):
+            _holds.pop(other).release()
+
+
+def _its_variables() -> set[tuple[str, str]]:
+    return {item for item in os.environ.items() if item[0].startswith(_ITS_VARIABLES)}
 
 
 def tell_user(coordinator: str, kept: str) -> None:

@@ -211,6 +211,7 @@ class Client:
         patience: Patience = FIRST_CONTACT,
         end_s: float = math.inf,
         *,
+        renew: bool = False,
         silence_s: float = LISTING_SILENCE_S,
         listed: Callable[[int], None],
         stopped: threading.Event | None = None,
@@ -223,6 +224,7 @@ class Client:
             run: the run that shares the listing.
             patience: of each call.
             end_s: when to give up, a monotonic time; later by the time in which the listing gets on.
+            renew: whether to list again what this run has listed, if that costs little.
             silence_s: how long it may stand still.
             listed: told how many samples were found so far, when these are more than before.
             stopped: as of :meth:`call`.
@@ -242,6 +244,7 @@ class Client:
             recipe=dataset.recipe.json,
             key_list=dataset.key_list or "",
             run_id=run,
+            renew=renew,
             **dataset.naming._asdict(),
         )
         facts = self.call("RegisterDataset", request, patience.until(end_s), stopped=stopped)

@@ -138,6 +138,9 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Te
     layouts = layout_columns(buffer.raw_headers[list(chosen)])
     if not (layouts == layouts[0]).all():
         payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
+        for place, offset in enumerate(chosen):
+            if offset in chosen[:place]:  # it replaces a bad one: what changes one must not change both
+                payloads[place] = payloads[place].clone()
         flat = in_one_block(payloads, buffer.memory)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
     if order is None and buffer.block is not None and not buffer.own:
@@ -205,6 +208,8 @@ class BatchInfo:
     """Samples that it did not find, or found corrupt."""
     straight: int = 0
     """Samples read straight out of the store's packs: neither hits nor misses."""
+    seed: int = 0
+    """The sampler's."""
     bad: tuple[tuple[str, str], ...] = ()
     """(key, reason) of samples that could not be produced and were skipped or replaced."""
 
@@ -240,5 +245,6 @@ def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
         hits=read.hits,
         misses=len(ref) - read.hits - read.straight,
         straight=read.straight,
+        seed=ref.seed,
         bad=tuple((ref.name_of(at), reason) for at, reason in sorted(read.bad.items())),
     )

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from superdl.coordinator.core import JobClosed
+from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import (
     ConfigError,
@@ -22,7 +23,7 @@ from superdl.super_wire.errors import (
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import ERROR_METADATA_KEY
 from superdl.super_wire.recipe import Recipe
-from tests.coordinator.running import ENOUGH_S, registration, report
+from tests.coordinator.running import ENOUGH_S, RECIPE, registration, report
 
 FREE_SHAPE = Recipe.image(resize=4)
 
@@ -99,6 +100,24 @@ def test_a_source_that_cannot_be_listed_is_told_by_the_poll(run, tmp_path):
                 await coordinator.call(
                     "GetDataset", pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
                 )
+
+    run(work)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_set_that_exceeds_the_cache_is_told_by_both_sizes_and_the_setting(run, source, monkeypatch, kept):
+    big = Recipe.image(resize=1024, crop=1024)  # 3 MiB each
+    monkeypatch.setattr(StoreKeeper, "may_save", property(lambda _: kept))
+
+    async def work(coordinator):
+        [told] = (await coordinator.register(source, recipe=big)).warnings
+        assert f"{source} takes about 31 MiB decoded, and the cache has 16 MiB for records" in told
+        assert "cache_bytes (SUPER_CACHE_BYTES) of 41 MiB" in told
+        assert ("nothing is lost" in told, "decoded again in each epoch" in told) == (kept, not kept)
+        assert ("SUPER_STORE" in told) is not kept
+        random = Recipe([{"op": "random_resized_crop", "size": 1024}])
+        for fitting in (RECIPE, random):
+            assert not (await coordinator.register(source, recipe=fitting)).warnings
 
     run(work)
 

@@ -26,6 +26,7 @@ class Script:
     size: int = 1000
     batches: int = 50
     fingerprint: bytes = b"f" * 16
+    page_fingerprints: list[bytes] = field(default_factory=list)  # of the next pages of samples, if others
     protocol_version: int = PROTOCOL_VERSION
     listing: list[int] = field(default_factory=list)  # samples listed at each poll; ready after the last
     cache: str = "unix:///nowhere/redis.sock"
@@ -118,11 +119,13 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self._hear("GetSamples", request, context)
         places = range(self.script.size)[request.start : request.start + 300]
         keys = [b"%d.jpg" % at for at in places] if request.with_keys else []
+        others = self.script.page_fingerprints
         return pb.Samples(
             labels=b"".join(int(at % 2).to_bytes(8, "little") for at in places),
             bucket="file:///images",
             keys=b"".join(keys),
             key_lengths=b"".join(len(key).to_bytes(4, "little") for key in keys),
+            fingerprint=others.pop(0) if others else self.script.fingerprint,
         )
 
     def OpenJob(self, request, context):

@@ -55,6 +55,17 @@ def test_a_coordinator_that_forgets_is_told_again_and_then_given_up(coordinator,
         list_samples(dataset, FINGERPRINT)
 
 
+@pytest.mark.parametrize("page", range(4))
+def test_pages_of_two_listings_are_not_mixed(coordinator, dataset, page):
+    right, other = [FINGERPRINT] * page, b"g" * 16
+    coordinator.script.page_fingerprints = [*right, other]
+    assert len(list_samples(dataset, FINGERPRINT)) == 1000
+    assert [request.start for request in coordinator.requests("GetSamples")][page + 1 :] == [0, 300, 600, 900]
+    coordinator.script.page_fingerprints = [*right, other] * 99
+    with pytest.raises(UnknownJobError, match="or listed it again, 5 times in a row"):
+        list_labels(dataset, FINGERPRINT)
+
+
 def test_a_source_that_has_changed_is_an_error(dataset):
     with pytest.raises(SourceError, match="has changed since"):
         list_labels(dataset, b"g" * 16)

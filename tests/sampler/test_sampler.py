@@ -158,3 +158,17 @@ def test_a_sampler_that_nobody_holds_ends_its_thread(coordinator):
 def test_it_cannot_be_copied_into_another_process(coordinator, duplicate):
     with make(coordinator) as sampler, pytest.raises(UsageError, match="make one in each process"):
         duplicate(sampler)
+
+
+def test_close_soon_closes_in_the_background_and_in_its_own_process_alone(coordinator, monkeypatch):
+    sampler = SuperSampler(BoundDataset(), batch_size=4, coordinator=coordinator.address)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("superdl.sampler.sampler.os.getpid", lambda: 1)
+        sampler.close_soon()
+    assert coordinator.count("CloseJob") == 0
+    coordinator.closing.clear()
+    sampler.close_soon()
+    coordinator.wait_for(lambda: coordinator.count("CloseJob") == 1)  # and this thread is here while it waits
+    coordinator.closing.set()
+    sampler.close()
+    assert coordinator.count("CloseJob") == 1

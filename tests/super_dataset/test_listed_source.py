@@ -82,12 +82,22 @@ def in_another_process(dataset, monkeypatch):
     return pickle.loads(text)
 
 
-def test_a_copy_keeps_what_is_known(asked, monkeypatch):
-    dataset = SuperDataset("s3://b", RECIPE)
-    dataset.samples  # noqa: B018 # asks
+@pytest.mark.parametrize("named", [None, "argument", "variable"])
+def test_a_copy_keeps_what_is_small_and_asks_again_where_it_knows_whom(asked, monkeypatch, named):
+    dataset = SuperDataset("s3://b", RECIPE, coordinator="host:1" if named == "argument" else None)
+    samples = list(dataset.samples)
     calls = list(asked.calls)
     copy = in_another_process(dataset, monkeypatch)
-    assert (len(copy), copy.targets.tolist(), list(copy.samples)) == (3, [0, 1, 1], list(dataset.samples))
+    assert (len(copy), copy.classes, asked.calls) == (3, ("cat", "dog"), calls)
+    if named == "variable":
+        monkeypatch.setenv("SUPER_COORDINATOR", "host:1")
+    if named:
+        assert (list(copy.samples), copy.targets.tolist()) == (samples, [0, 1, 1])
+        assert asked.calls == [*calls, ("list_samples", b"f")]
+        return
+    for ask in (lambda: copy.samples, lambda: copy.targets):
+        with pytest.raises(UsageError, match="hand over what it needs"):
+            ask()
     assert asked.calls == calls
 
 

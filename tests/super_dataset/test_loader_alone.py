@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ def threads_of_loaders() -> set[threading.Thread]:
 class Planned(list):
     """Refs of a sampler that was made, with what it was made of."""
 
-    closed = 0
+    closed = closed_soon = 0
     epoch = None
 
     def __init__(self, refs, dataset=None, *, batch_size=SIZE, shuffle=True, drop_last=False, **more):
@@ -42,6 +43,9 @@ class Planned(list):
 
     def close(self):
         self.closed += 1
+
+    def close_soon(self):
+        self.closed_soon += 1
 
 
 def test_without_a_sampler_it_makes_one_and_closes_it(refs):
@@ -62,6 +66,42 @@ def test_without_a_sampler_it_makes_one_and_closes_it(refs):
         assert (sampler.epoch, sampler.closed) == (4, 0)
     assert sampler.closed == 1
     assert SuperLoader(dataset, batch_size=SIZE).sampler.shuffle is False, "as a DataLoader"
+
+
+def test_one_that_is_dropped_has_its_sampler_closed(refs):
+    coordinate_by(SimpleNamespace(SuperSampler=partial(Planned, refs)))
+    loader = SuperLoader(bound_dataset(), batch_size=SIZE)
+    sampler, batches = loader.sampler, iter(loader)
+    next(batches)
+    del loader
+    gc.collect()
+    assert sampler.closed_soon == 0, "a pass goes on"
+    del batches
+    gc.collect()
+    assert (sampler.closed_soon, sampler.closed) == (1, 0)
+
+
+def test_what_only_worker_processes_need_is_accepted_or_told_apart(refs):
+    harmless = {
+        "prefetch_factor": 4,
+        "persistent_workers": True,
+        "pin_memory": True,
+        "timeout": 60,
+        "multiprocessing_context": "spawn",
+        "pin_memory_device": "",
+        "worker_init_fn": None,
+        "generator": None,
+        "batch_sampler": None,
+    }
+    with SuperLoader(bound_dataset(), Planned(refs), **harmless) as loader:
+        assert len(list(loader)) == BATCHES
+    for name, instead in [
+        ("worker_init_fn", "leave it out"),
+        ("generator", "seed"),
+        ("batch_sampler", "batch_"),
+    ]:
+        with pytest.raises(ConfigError, match=f"takes no {name}: .*{instead}"):
+            SuperLoader(bound_dataset(), Planned(refs), **{name: print})
 
 
 def test_a_sampler_that_it_was_given_stays_open(refs):

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from superdl.super_dataset import Augment, PerSample, Recipe, SuperDataset, SuperLoader
-from superdl.super_dataset.per_sample import for_batches
-from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
+from superdl.super_dataset import PerSample, SuperLoader
+from superdl.super_wire.errors import BadSampleError, UsageError
 from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.valkey import free_port
@@ -35,6 +34,10 @@ def drawn(image) -> torch.Tensor:
 
 def drawn_by_generator(image, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(6, generator=generator) + np.array(image).mean()
+
+
+def drawn_by_both(image, generator, rng) -> torch.Tensor:
+    return drawn_by_generator(image, generator) + torch.from_numpy(drawn_by_rng(image, rng=rng))
 
 
 def drawn_by_rng(image, *, rng: np.random.Generator) -> np.ndarray:
@@ -101,7 +104,7 @@ def refs(tmp_path):
     order=st.randoms(use_true_random=False),
     seed=st.integers(-(2**63), 2**63 - 1),
     epoch=st.integers(0, 2**40),
-    transform=st.sampled_from([drawn, drawn_by_generator, drawn_by_rng, Albumentation()]),
+    transform=st.sampled_from([drawn, drawn_by_generator, drawn_by_rng, drawn_by_both, Albumentation()]),
 )
 def test_draws_depend_on_seed_epoch_and_sample_alone(numbers, order, seed, epoch, transform):
     per_sample = PerSample(transform, seed=seed)
@@ -119,6 +122,22 @@ def test_draws_depend_on_seed_epoch_and_sample_alone(numbers, order, seed, epoch
         per_sample(batch(*numbers), None, info_of(*numbers, epoch=epoch + 1)),
     ):
         assert not any(torch.equal(one, new) for one, new in zip(together, other[0], strict=True))
+
+
+@given(own=st.sampled_from([0, 1, "sampler"]), seed=st.integers(-(2**63), 2**63 - 1))
+def test_the_samplers_seed_has_its_part_unless_another_is_given(own, seed):
+    per_sample = PerSample(drawn) if own == "sampler" else PerSample(drawn, seed=own)
+    made, _ = per_sample(batch(1), None, replace(info_of(1), seed=seed))
+    expected, _ = PerSample(drawn, seed=seed if own == "sampler" else own)(batch(1), None, info_of(1))
+    assert torch.equal(made, expected)
+
+
+def test_the_seed_comes_with_the_batch(refs):
+    dataset = bound_dataset(transform=drawn)
+    made = [dataset[replace(refs[0], seed=seed)][0] for seed in (0, 1, 1)]
+    assert torch.equal(made[1], made[2])
+    assert not torch.equal(made[0], made[1])
+    assert torch.equal(made[1], bound_dataset(transform=PerSample(drawn, seed=1))[refs[0]][0])
 
 
 def test_generators_draw_from_all_of_their_range():
@@ -233,6 +252,19 @@ def test_draws_follow_samples_where_others_are_left_out(valkey, policy, with_inf
         bound_dataset(transform=drawn)[ref]
 
 
+@pytest.mark.parametrize("sides", [(8, 8), (8, 9)])
+def test_what_stands_for_others_is_changed_once(valkey, sides):
+    def in_place(image):
+        return image.add_(1)
+
+    arrays = [images(1, side)[0] // 2 for side in sides]
+    ref = stored(valkey, [*(tombstone(f"train/0-{at}.jpg") for at in range(2)), *arrays])
+    transform = PerSample(in_place, takes="tensor", seed=None)
+    made, _ = bound_dataset(transform=transform, on_bad_sample="replace")[ref]
+    expected = [torch.from_numpy(array + 1).movedim(-1, 0) for array in arrays]
+    assert all(map(torch.equal, made, [expected[0]] * 3 + expected[1:]))
+
+
 def test_labels_with_fields_stay(refs):
     dtype = label_dtype_of(text := '{"age":"int64","box":"float32[2]"}')
     labels = np.zeros(SIZE, dtype=dtype)
@@ -307,41 +339,6 @@ def test_an_error_names_its_sample(refs, workers):
     assert "raised by the transform of train/0-0.jpg, which was given takes='pil'" in notes[0]
 
 
-# ------------------------------------------------------------------- which transforms are so
-
-
-class Open:
-    """Called with anything."""
-
-    def __call__(self, *args, **kwargs):
-        return args
-
-
-NOT_TOLD = [
-    lambda images, labels: images,
-    lambda: None,
-    lambda images, labels, info, more: images,
-    lambda *args: args,
-    lambda image, *, size: image,
-    lambda *, picture: picture,
-    Open(),
-    PerSample,
-    Augment,
-    print,
-    max,  # of which Python tells no arguments
-    torch.nn.Bilinear(1, 1, 1),
-]
-
-
-@pytest.mark.parametrize("transform", NOT_TOLD)
-def test_what_is_neither_for_one_nor_for_batches_is_asked_to_be_wrapped(transform):
-    with pytest.raises(
-        ConfigError, match=r"transform=PerSample\(t\)[^$]*def transform\(images, labels, info\)"
-    ):
-        SuperDataset("/images", Recipe([]), transform=transform)
-    PerSample(transform)
-
-
 def by_name(*, image, rng):
     return {"image": np.asarray(image) + rng.integers(1)}
 
@@ -350,23 +347,3 @@ def by_name(*, image, rng):
 def test_an_image_by_keyword_comes_back_by_its_name(refs, takes):
     made, _ = bound_dataset(transform=PerSample(by_name, takes=takes) if takes else by_name)[refs[0]]
     assert np.array_equal(made.numpy(), np.stack(images(SIZE)))
-
-
-def test_three_required_arguments_take_a_batch():
-    for transform in (Augment(8), PerSample(drawn), lambda images, labels, info, more=1: (images, more)):
-        assert for_batches(transform) is transform
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ({"transform": 3}, "transform"),
-        ({"transform": drawn, "seed": 1.0}, "seed"),
-        ({"transform": drawn, "seed": True}, "seed"),
-        ({"transform": drawn, "seed": 2**63}, "seed"),
-        ({"transform": drawn, "takes": "jpeg"}, "takes"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, name):
-    with pytest.raises(ConfigError, match=name):
-        PerSample(**arguments)

@@ -51,8 +51,8 @@ async def registry(max_age_s=300.0, clock=None, **options):
         await made.close()
 
 
-async def listed(datasets, source, run_id="run", recipe=PLAIN, key_list=""):
-    dataset = datasets.register(f"file://{source}", recipe, key_list, run_id)
+async def listed(datasets, source, run_id="run", recipe=PLAIN, key_list="", *, renew=False):
+    dataset = datasets.register(f"file://{source}", recipe, key_list, run_id, renew=renew)
     await datasets.wait(dataset, listed=2**62, wait_s=ENOUGH_S)
     return dataset
 
@@ -97,6 +97,32 @@ def test_a_listed_dataset_has_samples_labels_and_ids(source, recipe, randomness)
     ]
     assert dataset.ids(np.array([4, 0, 4]), epoch=7) == expected[4] + expected[0] + expected[4]
     assert (dataset.ids(np.array([0]), epoch=8) == expected[0]) is not recipe.random
+
+
+@pytest.mark.parametrize(("max_age_s", "young_s"), [(300.0, 20.0), (5.0, 5.0)])
+def test_a_new_sampler_sees_what_was_added_once_its_listing_is_ten_times_older_than_it_took(
+    source, max_age_s, young_s
+):
+    clock = Clock()
+
+    def lister(*arguments):
+        clock.now_s += 2.0
+        return list_source(*arguments)
+
+    async def work(datasets):
+        first = await listed(datasets, source)
+        (source / "cat" / "new.jpg").write_bytes(b"x")
+        clock.now_s += young_s
+        assert await listed(datasets, source, renew=True) is first
+        clock.now_s += 0.1
+        assert await listed(datasets, source) is first, "of its run"
+        again = await listed(datasets, source, renew=True)
+        assert again.dataset_id == first.dataset_id
+        assert (len(first.catalog), len(again.catalog)) == (6, 7)
+        assert await listed(datasets, source) is again
+        assert len((await listed(datasets, source, recipe=OTHER)).catalog) == 7, "the newest"
+
+    run(work, clock=clock, lister=lister, max_age_s=max_age_s)
 
 
 def test_ranks_of_a_run_share_one_listing_recipes_do_too_and_ids_are_derived_once(source):

@@ -200,7 +200,9 @@ def test_planned_batches_are_found_with_their_occurrences_newest_last_and_are_bo
     assert [bool(planned.find(name)) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
 
 
-@pytest.mark.parametrize(("size", "key_bytes"), [(10, 12), (3000, 12), (3000, 600), (200_000, 12)])
+@pytest.mark.parametrize(
+    ("size", "key_bytes"), [(10, 12), (3000, 12), (3000, 600), (600, 4096), (200_000, 12)]
+)
 @pytest.mark.parametrize("with_keys", [False, True])
 def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, with_keys):
     catalog = Planned(size, key_bytes=key_bytes).dataset.catalog
@@ -208,7 +210,7 @@ def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, w
     while start < size:
         page = samples_from(catalog, start, with_keys=with_keys)
         assert page.ByteSize() < MAX_REPLY_BYTES
-        assert page.bucket == "s3://bucket"
+        assert (page.bucket, page.fingerprint) == ("s3://bucket", catalog.fingerprint)
         assert len(page.labels) > 0
         labels += np.frombuffer(page.labels, dtype="<i8").tolist()
         keys += page.keys

@@ -1,0 +1,96 @@
+"""Which transforms are taken for one image, which for a batch, and which are refused, by their signatures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.augment import torchvision_transforms
+from superdl.super_dataset import Augment, PerSample, Recipe, SuperDataset
+from superdl.super_dataset.per_sample import for_batches
+from superdl.super_wire.errors import ConfigError
+from tests.super_dataset.test_per_sample import drawn, drawn_by_both
+
+
+class Open:
+    """Called with anything."""
+
+    def __call__(self, *args, **kwargs):
+        return args
+
+
+NOT_TOLD = [
+    lambda images, labels: images,
+    lambda: None,
+    lambda images, labels, info, more: images,
+    lambda images, labels, rng: images,
+    lambda images, labels=None, *, info: images,
+    lambda *args: args,
+    lambda image, *, size: image,
+    lambda *, picture: picture,
+    Open(),
+    PerSample,
+    Augment,
+    print,
+    max,  # of which Python tells no arguments
+    torch.nn.Bilinear(1, 1, 1),
+]
+
+
+@pytest.mark.parametrize("transform", NOT_TOLD)
+def test_what_is_neither_for_one_nor_for_batches_is_asked_to_be_wrapped(transform):
+    with pytest.raises(
+        ConfigError, match=r"transform=PerSample\(t\)[^$]*def transform\(images, labels, info\)"
+    ):
+        SuperDataset("/images", Recipe([]), transform=transform)
+    PerSample(transform)
+
+
+def test_three_arguments_take_a_batch_and_one_required_an_image():
+    for transform in (
+        *(Augment(8), PerSample(drawn)),
+        lambda images, labels, info, more=1: (images, more),
+        lambda a, b, c=None: (a, b, c),
+        lambda images, labels=None, info=None: images,
+        lambda images=None, labels=None, info=None: images,
+    ):
+        assert for_batches(transform) is transform
+    for transform in (
+        lambda image, mean=0.0, std=1.0: image,
+        lambda image, target=None: image,
+        lambda image, labels=None, info=None, more=None: image,
+        lambda image, generator=None, rng=None: image,
+        drawn_by_both,
+    ):
+        assert isinstance(for_batches(transform), PerSample)
+
+
+@pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
+def test_what_mixes_a_batch_is_refused(kind):
+    if torchvision_transforms() is None:
+        pytest.skip("torchvision is not installed")
+    from torchvision.transforms import v2  # after its operators are declared
+
+    mix = getattr(v2, kind)(num_classes=4)
+    for make in (
+        lambda: SuperDataset("/images", Recipe([]), transform=mix),
+        lambda: SuperDataset("/images", Recipe([]), transform=v2.Compose([v2.RandomChoice([mix])])),
+        lambda: PerSample(mix),
+    ):
+        with pytest.raises(ConfigError, match=rf"{kind} mixes .* call it in the training loop"):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"transform": 3}, "transform"),
+        ({"transform": drawn, "seed": 1.0}, "seed"),
+        ({"transform": drawn, "seed": True}, "seed"),
+        ({"transform": drawn, "seed": 2**63}, "seed"),
+        ({"transform": drawn, "takes": "jpeg"}, "takes"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, name):
+    with pytest.raises(ConfigError, match=name):
+        PerSample(**arguments)
