@@ -125,7 +125,7 @@ class PerSample:
         """What the transform makes of the sample at this place of the batch."""
         given = _FORMS[self._takes](image)
         sample_id = info.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES]
-        generator = self._seeded(sample_id, info.epoch)
+        generator = self._seeded(info.chance_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info.epoch)
         try:
             if self._by_keyword:
                 result = self._transform(image=given, **generator)["image"]

@@ -65,9 +65,11 @@ class BatchRef:
 
     ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``
     (:mod:`superdl.super_wire.label_dtype`); ``padding`` one byte for each sample, 1 where the sample only
-    fills up the tail of the epoch (empty: none does). ``keys`` names the samples for messages and may be
-    empty where they did not fit into the page. ``cache`` is an address without credentials. Where the trainer
-    sees the store's directory, ``store`` names it, and ``places`` say what of the batch is in its packs.
+    fills up the tail of the epoch (empty: none does). ``repetitions`` holds a little-endian uint32 for each
+    sample, how often it was drawn before in the epoch (empty: none was). ``keys`` names the samples for
+    messages and may be empty where they did not fit into the page. ``cache`` is an address without
+    credentials. Where the trainer sees the store's directory, ``store`` names it, and ``places`` say what of
+    the batch is in its packs.
     """
 
     dataset_id: bytes
@@ -84,6 +86,7 @@ class BatchRef:
     cache: str
     store: str = ""
     places: Places | None = None
+    repetitions: bytes = b""
 
     def __len__(self) -> int:
         """Number of samples."""
