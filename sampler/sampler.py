@@ -85,8 +85,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
             ``WeightedRandomSampler`` will do.
         draws: how many samples weights draw in an epoch; default: as many as there are weights.
         repeats: how often in an epoch each sample that is drawn comes, on different ranks where there are
-            several (repeated augmentation). Random transforms do something else each time; random steps of
-            the recipe, which are cached, do the same.
+            several (repeated augmentation). The epoch is so much longer; equal weights with fewer ``draws``
+            make it as long as before. Random transforms do something else each time; random steps of the
+            recipe, which are cached, do the same.
 
     Raises:
         ConfigError: an argument is wrong; PlanError: no batch would be left.
