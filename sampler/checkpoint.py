@@ -55,6 +55,8 @@ class Checkpoint:
             "rank": spec.rank,
             "in_order": in_order,
         }
+        if spec.draws is not None:
+            self._facts["draws"] = spec.draws.digest.hex()
 
     def state_of(self, place: PlanPosition) -> dict[str, Any]:
         """``place`` written down."""
@@ -93,6 +95,10 @@ class Checkpoint:
             for name in _MUST_AGREE
             if state[name] != here[name]
         ]
+        if state.get("draws") != here.get("draws"):
+            differ.append(
+                "indices, weights, draws or repeats of the sampler are others in the state than here"
+            )
         then, now = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
         if then != now:
             differ.append(

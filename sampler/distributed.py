@@ -22,6 +22,8 @@ from superdl.super_wire.ids import digest128
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from superdl.super_wire.draws import Draws
+
 __all__ = ["check_schedules", "check_still_there", "is_own", "job_id", "place_in_run", "run_id"]
 
 _NO_RUN_ID = "none"  # torchrun's literal where no rendezvous id was given
@@ -152,6 +154,7 @@ def job_id(
     shuffle: bool,
     drop_last: bool,
     rank: int = 0,
+    draws: Draws | None = None,
 ) -> str:
     """The id of a new sampler's job: 32 hex digits, equal on every rank of the run.
 
@@ -159,6 +162,7 @@ def job_id(
     another id than the first; ranks make their samplers in the same order, so they agree on that too.
     """
     numbers = f"{batch_size},{num_replicas},{seed},{int(shuffle)},{int(drop_last)}"
-    fields = (run.encode(), fingerprint, recipe_json.encode(), numbers.encode())
+    fields = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
+    fields += [draws.digest] if draws is not None else []
     before = next(_samplers[os.getpid(), digest128(*fields), rank])
     return digest128(*fields, *([str(before).encode()] if before else [])).hex()

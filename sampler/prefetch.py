@@ -185,6 +185,7 @@ def planned_batch(
         ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
         ("bytes of labels", len(batch.labels), len(batch.labels) == size * label_bytes),
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
+        ("bytes of repetitions", len(batch.repetitions), len(batch.repetitions) in {0, 4 * size}),
         ("keys", len(batch.keys), len(batch.keys) in {0, size}),
         ("bytes of packs' numbers", len(batch.pack_of), len(batch.pack_of) in {0, 4 * size}),
         ("bytes of places", len(batch.offsets), len(batch.offsets) == 2 * len(batch.pack_of)),
@@ -214,6 +215,7 @@ def planned_batch(
         store=binding.store,
         places=places,
         seed=seed,
+        repetitions=batch.repetitions,
     )
 
 

@@ -13,17 +13,21 @@ from torch.utils.data.distributed import DistributedSampler
 from superdl.sampler.at_exit import OPEN_JOBS, in_background
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.distributed import check_schedules, check_still_there, place_in_run, run_id
+from superdl.sampler.drawing import drawn_from
 from superdl.sampler.embedded.embedded import tell_user
 from superdl.sampler.pages import Pager
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
 from superdl.sampler.registration import client_of
 from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.draws import REPEATS_MAX
 from superdl.super_wire.errors import ConfigError, SuperError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
+
+    from torch.utils.data import Subset
 
     from superdl.sampler.stats import SamplerStats
     from superdl.super_wire.batch_ref import Bindable
@@ -61,7 +65,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
     >>> sampler.close()
 
     Args:
-        dataset: a ``SuperDataset``; it is told what the coordinator knows.
+        dataset: a ``SuperDataset``, or a ``Subset`` of one; it is told what the coordinator knows.
         batch_size: samples per batch on this rank.
         shuffle: whether each epoch has its own order, else the catalog's.
         seed: of the shuffle; 64 bits with sign.
@@ -75,6 +79,17 @@ class SuperSampler(DistributedSampler[BatchRef]):
             Another coordinator decides that itself.
         job: replaces the run id in the job's identity, so that runs of different launches can be one job.
         in_order: ``False`` lets a batch that is ready go before up to seven earlier ones that are not.
+        indices: an epoch is of these samples alone, by their places in ``dataset.samples``; one that occurs
+            several times comes so often. Without ``shuffle`` they come in this order. A
+            ``SubsetRandomSampler`` will do, and in place of the dataset a ``Subset`` of it.
+        weights: an epoch has samples in proportion to these, one for each (or for each index); needs
+            ``shuffle``. Each comes as often as is expected, rounded down or up at random. A
+            ``WeightedRandomSampler`` will do.
+        draws: how many samples weights draw in an epoch; default: as many as there are weights.
+        repeats: how often in an epoch each sample that is drawn comes, on different ranks where there are
+            several (repeated augmentation). The epoch is so much longer; equal weights with fewer ``draws``
+            make it as long as before. Random transforms do something else each time; random steps of the
+            recipe, which are cached, do the same.
 
     Raises:
         ConfigError: an argument is wrong; PlanError: no batch would be left.
@@ -86,9 +101,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
         CacheError: the cache does not answer or refuses.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # what an epoch is made of has many sides
         self,
-        dataset: Bindable,
+        dataset: Bindable | Subset[Any],
         *,
         batch_size: int,
         shuffle: bool = True,
@@ -99,11 +114,23 @@ class SuperSampler(DistributedSampler[BatchRef]):
         coordinator: str | None = None,
         job: str | None = None,
         in_order: bool = True,
+        indices: Any = None,
+        weights: Any = None,
+        draws: int | None = None,
+        repeats: int = 1,
     ) -> None:
-        _check_dataset(dataset)
         for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("in_order", in_order)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name} is True or False; not {flag!r}")
+        whole, drawn = drawn_from(
+            dataset,
+            indices,
+            weights,
+            draws=None if draws is None else _whole("draws", draws, 1, 2**40),
+            repeats=_whole("repeats", repeats, 1, REPEATS_MAX + 1),
+            shuffle=shuffle,
+        )
+        _check_dataset(whole)
         if job is not None and (not isinstance(job, str) or not job):
             raise ConfigError(f"job is a text that names the job; not {job!r}")
         place = place_in_run(
@@ -117,17 +144,18 @@ class SuperSampler(DistributedSampler[BatchRef]):
             drop_last=drop_last,
             rank=place[0],
             num_replicas=place[1],
+            draws=drawn,
         )
         run = run_id()
-        where = dataset.coordinator if coordinator is None else coordinator
+        where = whole.coordinator if coordinator is None else coordinator
         client = client_of(where, run, alone=spec.num_replicas == 1)
-        self._session = Session(client, dataset, spec, run=run, job=job)
+        self._session = Session(client, whole, spec, run=run, job=job)
         try:
-            dataset.ping_cache(self._session.binding.cache)
+            whole.ping_cache(self._session.binding.cache)
         except BaseException:
             self._session.close()  # nobody will read what this job would have decoded
             raise
-        dataset.coordinator = where
+        whole.coordinator = where
         if not client.alone:
             OPEN_JOBS.add(client.address, self._session.job, spec.rank)
         if spec.rank == 0:
@@ -138,11 +166,12 @@ class SuperSampler(DistributedSampler[BatchRef]):
             spec, self._session.binding.fingerprint, self._session.batches_per_epoch, in_order=in_order
         )
         self._cursor = Cursor(shuffled=shuffle)
+        self._draws = drawn
         # What frameworks read of a DistributedSampler. Its own __init__ is not called: it counts otherwise.
-        self.dataset: Any = dataset
+        self.dataset: Any = whole
         self.rank, self.num_replicas = place
         self.shuffle, self.seed, self.drop_last = shuffle, spec.seed, drop_last
-        self.num_samples = _samples_of_a_rank(self._session.binding.size, spec)
+        self.num_samples = _samples_of_a_rank(spec.length(self._session.binding.size), spec)
         """Samples of this rank in an epoch, padding with them; ``len()`` counts batches."""
         self.total_size = self.num_samples * self.num_replicas
         """The same over all ranks."""
@@ -175,8 +204,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self._session.batches_per_epoch
 
     def __repr__(self) -> str:
+        size, draws = self._session.binding.size, self._draws
+        drawn = "" if draws is None else f"{draws.length(size):,} draws of {size:,} samples, "
         return (
-            f"<SuperSampler of {self.dataset.source}: {len(self)} batches of {self.batch_size}, "
+            f"<SuperSampler of {self.dataset.source}: {drawn}{len(self)} batches of {self.batch_size}, "
             f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}, rank {self.rank} of "
             f"{self.num_replicas}, next epoch {self.epoch}, job {self.job}>"
         )

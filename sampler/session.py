@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.distributed import is_own, job_id
@@ -27,6 +27,7 @@ from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import Bindable
+    from superdl.super_wire.draws import Draws
 
 __all__ = ["JobSpec", "Session"]
 
@@ -49,6 +50,11 @@ class JobSpec:
     drop_last: bool
     rank: int
     num_replicas: int
+    draws: Draws | None = None
+
+    def length(self, size: int) -> int:
+        """Samples of an epoch, over all ranks and without padding, of a dataset of ``size``."""
+        return size if self.draws is None else self.draws.length(size)
 
 
 class Session:
@@ -86,12 +92,12 @@ class Session:
             )
             for warning in facts.warnings if spec.rank == 0 else ():
                 _LOG.warning("%s", warning)
-            self._check_fits(facts.size)
+            self._check_fits(spec.length(facts.size))
             self.job = job_id(
                 run if job is None else f"job:{job}",
                 facts.fingerprint,
                 dataset.recipe.json,
-                **asdict(spec),
+                **{field.name: getattr(spec, field.name) for field in fields(spec)},
             )
             self._open(facts, FIRST_CONTACT, (0, 0))
 
@@ -124,6 +130,9 @@ class Session:
             epoch=epoch,
             position=position,
         )
+        if spec.draws is not None:
+            request.indices, request.weights = spec.draws.packed()
+            request.draws, request.repeats = spec.draws.count, spec.draws.repeats
         opened = self._client.call("OpenJob", request, patience, stopped=stopped)
         if opened.job != self.job:
             raise ConfigError(f"the coordinator opened job {opened.job!r} instead of {self.job!r}")

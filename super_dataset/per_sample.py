@@ -138,7 +138,7 @@ class PerSample:
         """What the transform makes of the sample at this place of the batch."""
         given = _FORMS[self._takes](image)
         sample_id = info.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES]
-        generators = self._seeded(sample_id, info)
+        generators = self._seeded(info.draw_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info)
         try:
             if self._by_keyword:
                 result = self._transform(image=given, **generators)["image"]

@@ -65,10 +65,11 @@ class BatchRef:
 
     ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``
     (:mod:`superdl.super_wire.label_dtype`); ``padding`` one byte for each sample, 1 where the sample only
-    fills up the tail of the epoch (empty: none does). ``keys`` names the samples for messages and may be
-    empty where they did not fit into the page. ``cache`` is an address without credentials. Where the trainer
-    sees the store's directory, ``store`` names it, and ``places`` say what of the batch is in its packs.
-    ``seed`` is the sampler's, for transforms that have none of their own.
+    fills up the tail of the epoch (empty: none does). ``repetitions`` holds a little-endian uint32 for each
+    sample, how often it was drawn before in the epoch (empty: none was). ``keys`` names the samples for
+    messages and may be empty where they did not fit into the page. ``cache`` is an address without
+    credentials. Where the trainer sees the store's directory, ``store`` names it, and ``places`` say what of
+    the batch is in its packs. ``seed`` is the sampler's, for transforms that have none of their own.
     """
 
     dataset_id: bytes
@@ -86,6 +87,7 @@ class BatchRef:
     store: str = ""
     places: Places | None = None
     seed: int = 0
+    repetitions: bytes = b""
 
     def __len__(self) -> int:
         """Number of samples."""

@@ -82,7 +82,7 @@ class Samples(_message.Message):
     def __init__(self, labels: _Optional[bytes] = ..., bucket: _Optional[str] = ..., keys: _Optional[bytes] = ..., key_lengths: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class OpenJobRequest(_message.Message):
-    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills")
+    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills", "indices", "weights", "draws", "repeats")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,10 @@ class OpenJobRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     FILLS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
     dataset_id: bytes
     job: str
     batch_size: int
@@ -105,7 +109,11 @@ class OpenJobRequest(_message.Message):
     epoch: int
     position: int
     fills: bool
-    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., fills: bool = ...) -> None: ...
+    indices: bytes
+    weights: bytes
+    draws: int
+    repeats: int
+    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., fills: bool = ..., indices: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., draws: _Optional[int] = ..., repeats: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("job", "cache", "batches_per_epoch", "kept", "store", "store_id")
@@ -152,7 +160,7 @@ class Page(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., packs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("position", "batch_id", "sample_ids", "labels", "padding", "keys", "resident", "failed", "pack_of", "offsets", "lengths")
+    __slots__ = ("position", "batch_id", "sample_ids", "labels", "padding", "keys", "resident", "failed", "repetitions", "pack_of", "offsets", "lengths")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +169,7 @@ class Batch(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    REPETITIONS_FIELD_NUMBER: _ClassVar[int]
     PACK_OF_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -172,10 +181,11 @@ class Batch(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[str]
     resident: int
     failed: int
+    repetitions: bytes
     pack_of: bytes
     offsets: bytes
     lengths: bytes
-    def __init__(self, position: _Optional[int] = ..., batch_id: _Optional[bytes] = ..., sample_ids: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., resident: _Optional[int] = ..., failed: _Optional[int] = ..., pack_of: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., lengths: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, position: _Optional[int] = ..., batch_id: _Optional[bytes] = ..., sample_ids: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., resident: _Optional[int] = ..., failed: _Optional[int] = ..., repetitions: _Optional[bytes] = ..., pack_of: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., lengths: _Optional[bytes] = ...) -> None: ...
 
 class FillUpRequest(_message.Message):
     __slots__ = ("job", "max_bytes", "max_usd", "to_store")

@@ -106,7 +106,8 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
         span = job.plan.span(epoch, position, stop, cursor.rank)
         key = job.samples_of(epoch)
         samples = state.set_of(key)
-        indices = state.unique(span.indices) if span.padding.any() else span.indices
+        is_distinct = job.plan.draws is None and not span.padding.any()
+        indices = span.indices if is_distinct else state.unique(span.indices)
         states = samples.state[indices]
         if cursor.lookahead >= cursor.counted:
             job.counters.samples_reused += int((states == SampleState.RESIDENT).sum())

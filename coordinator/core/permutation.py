@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,15 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["KEY_BYTES_MAX", "PREFIX_SIZE_MAX", "SIZE_MAX", "Permutation", "checked_elements"]
+__all__ = [
+    "KEY_BYTES_MAX",
+    "PREFIX_SIZE_MAX",
+    "SIZE_MAX",
+    "Permutation",
+    "checked_elements",
+    "epoch_key",
+    "order_of",
+]
 
 SIZE_MAX: Final = 2**40
 """The largest size that is supported (and tested); more needs wider hashes in the rounds."""
@@ -90,6 +99,18 @@ class Permutation:
             PlanError: If an index is not an integer in ``range(size)``.
         """
         return self._cipher.apply(checked_elements(indices, "indices", self.size), decrypt=True)
+
+
+@lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry is a few hundred bytes, at most 4 KiB
+def order_of(size: int, seed: int, epoch: int) -> Permutation:
+    """Return the order of one epoch; its key is BLAKE2b over seed and epoch."""
+    return Permutation(size, epoch_key(b"super-plan-1", seed, epoch))
+
+
+def epoch_key(purpose: bytes, seed: int, epoch: int) -> bytes:
+    """Return 32 bytes that each purpose, seed and epoch has of its own."""
+    fields = seed.to_bytes(16, "little", signed=True) + epoch.to_bytes(16, "little")
+    return blake2b(fields, digest_size=32, person=purpose).digest()
 
 
 def checked_elements(values: NDArray[np.int64], name: str, size: int) -> NDArray[np.int64]:

@@ -9,23 +9,29 @@
 The last global batch is short when ``G`` does not divide ``size``. ``drop_last`` leaves it out. Else it is
 padded to a multiple of the ranks, with the samples that open the same epoch, as torch's DistributedSampler
 does. The padding is flagged; each index that is not flagged is delivered at most once per epoch.
+
+Where an epoch is not each sample once, its order is one of *draws* (:mod:`superdl.coordinator.core.drawing`),
+and all else holds for them. Where draws are repeated, each repetition has an order position of its own, and
+rank ``r`` takes every ``replicas``-th position of the global batch from its ``r``-th on, so that repetitions
+go to different ranks.
 """
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import blake2b
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from superdl.coordinator.core.permutation import SIZE_MAX, Permutation, checked_elements
+from superdl.coordinator.core.drawing import Drawing
+from superdl.coordinator.core.permutation import SIZE_MAX, checked_elements, order_of
 from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from superdl.super_wire.draws import Draws
 
 __all__ = ["NEVER_SOON", "Plan", "Span"]
 
@@ -47,11 +53,13 @@ class Span:
         indices: int64 ``[n]``, the samples in their order.
         padding: bool ``[n]``, True where a sample is there only to give all ranks equal lengths.
         offsets: int64 ``[batches + 1]``; batch ``i`` of the span is ``indices[offsets[i] : offsets[i + 1]]``.
+        repetitions: int64 ``[n]``, how often each was drawn before in the epoch; ``None``: each comes once.
     """
 
     indices: NDArray[np.int64]
     padding: NDArray[np.bool_]
     offsets: NDArray[np.int64]
+    repetitions: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -69,6 +77,7 @@ class Plan:
         seed: Any integer from -2**63 to 2**64 - 1; each is a different seed. Unused without ``shuffle``.
         shuffle: Whether each epoch has an order of its own.
         drop_last: Whether the short last global batch is left out.
+        draws: What an epoch draws, if not each sample once.
 
     Raises:
         PlanError: If an argument is out of its range, or if ``drop_last`` leaves no batch.
@@ -80,6 +89,8 @@ class Plan:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
+    draws: Draws | None = None
+    _drawing: Drawing | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         bounds = {
@@ -90,12 +101,20 @@ class Plan:
         }
         for name, (low, high) in bounds.items():
             object.__setattr__(self, name, _bounded(name, getattr(self, name), low, high))
-        if self.drop_last and self.global_batch_size > self.size:
+        if self.draws is not None:
+            drawing = Drawing(self.draws, self.size, self.seed, shuffle=self.shuffle)
+            object.__setattr__(self, "_drawing", drawing)
+        if self.drop_last and self.global_batch_size > self.length:
             raise PlanError(
                 f"drop_last leaves no batch: batch_size {self.batch_size} x {self.replicas} replicas = "
-                f"{self.global_batch_size} is larger than the dataset of {self.size} samples; "
+                f"{self.global_batch_size} is larger than the dataset of {self.length} samples; "
                 f"use a smaller batch_size or drop_last=False"
             )
+
+    @property
+    def length(self) -> int:
+        """Order positions in an epoch: as many as samples, or as draws with their repetitions."""
+        return self.size if self._drawing is None else self._drawing.length
 
     @property
     def global_batch_size(self) -> int:
@@ -105,13 +124,13 @@ class Plan:
     @property
     def batches_per_epoch(self) -> int:
         """Global batches per epoch, which is also every rank's batches."""
-        full, rest = divmod(self.size, self.global_batch_size)
+        full, rest = divmod(self.length, self.global_batch_size)
         return full if self.drop_last or not rest else full + 1
 
     @property
     def samples_per_epoch(self) -> int:
         """Samples that all ranks together deliver per epoch, without padding."""
-        return min(self.size, self.batches_per_epoch * self.global_batch_size)
+        return min(self.length, self.batches_per_epoch * self.global_batch_size)
 
     @property
     def padding_per_epoch(self) -> int:
@@ -139,24 +158,26 @@ class Plan:
         start, stop = self._checked_range(start, stop)
         rank = _bounded("rank", rank, 0, self.replicas - 1)
         lengths = np.full(stop - start, self.batch_size, dtype=np.int64)
-        full = self.size // self.global_batch_size
+        full = self.length // self.global_batch_size
         places = self._full_places(start, min(stop, full), rank)
         if start < stop and stop > full:  # the short last global batch is in the span
             tail = full * self.global_batch_size
-            lengths[-1] = length = -(-(self.size - tail) // self.replicas)
-            first = tail + rank * length
-            places = np.concatenate((places, np.arange(first, first + length, dtype=np.int64)))
-        padding = places >= self.size
+            lengths[-1] = length = -(-(self.length - tail) // self.replicas)
+            places = np.concatenate((places, tail + self._part(rank, length)))
+        padding = places >= self.length
         if padding.any():
-            places %= self.size
+            places %= self.length
         offsets = np.zeros(stop - start + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
+        if self._drawing is not None:
+            indices, repetitions = self._drawing.at(epoch, places)
+            return Span(indices, padding, offsets, repetitions)
         return Span(self._indices(epoch, places), padding, offsets)
 
     def global_span(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return what all ranks read at the positions from ``start`` up to, not including, ``stop``.
 
-        The indices (int64) come in the order of the epoch, each once, without padding: global batch ``j``
+        The indices (int64) come in the order of the epoch, without padding: global batch ``j``
         begins at ``(j - start) * global_batch_size``.
 
         Raises:
@@ -164,15 +185,17 @@ class Plan:
         """
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         start, stop = self._checked_range(start, stop)
-        first, end = (min(position * self.global_batch_size, self.size) for position in (start, stop))
-        return self._indices(epoch, np.arange(first, end, dtype=np.int64))
+        first, end = (min(position * self.global_batch_size, self.length) for position in (start, stop))
+        places = np.arange(first, end, dtype=np.int64)
+        return self._indices(epoch, places) if self._drawing is None else self._drawing.at(epoch, places)[0]
 
     def next_use(self, indices: NDArray[np.int64], epoch: int, position: int) -> NDArray[np.int64]:
         """Return how many global batches from now each sample is used next.
 
         Both are int64 ``[n]``. 0 means the batch at ``position``, which may be the end of the epoch. What
         neither the rest of this epoch nor the next one uses (``drop_last`` left it out) gets `NEVER_SOON`.
-        Use as padding counts. Constant time per sample, by the inverse of the order; nothing is stored.
+        Use as padding counts. Constant time per sample, or per draw, by the inverse of the order; nothing is
+        stored.
 
         Raises:
             PlanError: If an index, the epoch or the position is out of range.
@@ -180,6 +203,12 @@ class Plan:
         batches = self.batches_per_epoch
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         position = _bounded("position", position, 0, batches)
+        if self._drawing is not None:
+            distance = self._next_draw(self._drawing, indices, epoch, position) - position
+            later = distance >= NEVER_SOON - position
+            used = self._next_draw(self._drawing, np.asarray(indices)[later], epoch + 1, 0)
+            distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
+            return distance
         places = self._places(epoch, indices)
         used = places // self.global_batch_size
         # The samples that open the epoch come again in its last batch if that is padded with them.
@@ -192,6 +221,22 @@ class Plan:
             distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
         return distance
 
+    def _next_draw(
+        self, drawing: Drawing, indices: NDArray[np.int64], epoch: int, position: int
+    ) -> NDArray[np.int64]:
+        """Return the first global batch from ``position`` on that uses each in the epoch, or `NEVER_SOON`."""
+        batches = self.batches_per_epoch
+        owners, first, last = drawing.places(epoch, indices)
+        # The repetitions of a draw lie in global batches that follow one another.
+        used = np.maximum(first // self.global_batch_size, position)
+        used[(last // self.global_batch_size < position) | (used >= batches)] = NEVER_SOON
+        if position < batches:
+            reopened = first < self.padding_per_epoch
+            used[reopened] = np.minimum(used[reopened], batches - 1)
+        soonest = np.full(np.shape(indices), NEVER_SOON, dtype=np.int64)
+        np.minimum.at(soonest, owners, used)
+        return soonest
+
     def _checked_range(self, start: int, stop: int) -> tuple[int, int]:
         stop = _bounded("stop", stop, 0, self.batches_per_epoch)
         return _bounded("start", start, 0, stop), stop
@@ -200,23 +245,22 @@ class Plan:
         """Return the order positions of one rank in full global batches, end to end."""
         if start >= stop:
             return np.empty(0, dtype=np.int64)
-        first = np.arange(start, stop, dtype=np.int64) * self.global_batch_size + rank * self.batch_size
-        return (first[:, None] + np.arange(self.batch_size, dtype=np.int64)).reshape(-1)
+        first = np.arange(start, stop, dtype=np.int64) * self.global_batch_size
+        return (first[:, None] + self._part(rank, self.batch_size)).reshape(-1)
+
+    def _part(self, rank: int, length: int) -> NDArray[np.int64]:
+        """Return which order positions of a global batch a rank takes, of which each takes ``length``."""
+        if self.draws is not None and self.draws.repeats > 1:
+            return np.arange(length, dtype=np.int64) * self.replicas + rank
+        return np.arange(length, dtype=np.int64) + rank * length
 
     def _indices(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _order(self.size, self.seed, epoch).forward(places) if self.shuffle else places
+        return order_of(self.size, self.seed, epoch).forward(places) if self.shuffle else places
 
     def _places(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.shuffle:
-            return _order(self.size, self.seed, epoch).inverse(indices)
+            return order_of(self.size, self.seed, epoch).inverse(indices)
         return checked_elements(indices, "indices", self.size)
-
-
-@lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry is a few hundred bytes, at most 4 KiB
-def _order(size: int, seed: int, epoch: int) -> Permutation:
-    """Return the order of one epoch; its key is BLAKE2b over seed and epoch."""
-    fields = seed.to_bytes(16, "little", signed=True) + epoch.to_bytes(16, "little")
-    return Permutation(size, blake2b(fields, digest_size=32, person=b"super-plan-1").digest())
 
 
 def _bounded(name: str, value: int, low: int, high: int) -> int:

@@ -32,6 +32,7 @@ _PAGE_BYTES = MAX_REPLY_BYTES - 4096
 _BATCH_BYTES = 96
 _KEY_BYTES = 4
 _PLACE_BYTES = 16
+_REPETITION_BYTES = 4
 _PACK_NAME_BYTES = 64  # more than one takes
 _OCCURRENCES_MAX = 16
 _KEYS_AT_A_TIME = 256
@@ -74,6 +75,7 @@ class PlannedBatches:
 def places_fit(plan: Plan, dataset: Dataset) -> bool:
     """Whether the places of a batch fit into a page, each record being in another pack."""
     sample_bytes = ID_BYTES + dataset.catalog.label_bytes + 1 + _PLACE_BYTES + _PACK_NAME_BYTES
+    sample_bytes += _REPETITION_BYTES if plan.draws else 0
     return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
 
 
@@ -119,6 +121,7 @@ def page_of(
     """Up to ``count`` batches of one rank from ``start`` on: at least one, unless the epoch ends there."""
     catalog = dataset.catalog
     sample_bytes = ID_BYTES + catalog.label_bytes + (_PLACE_BYTES if places else 0)
+    sample_bytes += _REPETITION_BYTES if job.plan.draws else 0
     # What a full batch takes without keys is known before any id is derived.
     fitting = max(1, _PAGE_BYTES // (job.plan.batch_size * sample_bytes + _BATCH_BYTES))
     stop = min(start + min(count, fitting), job.plan.batches_per_epoch)
@@ -138,6 +141,7 @@ def page_of(
         keys = catalog.keys.take(span.indices[first:end]) if with_keys else []
         key_bytes = len(b"".join(keys)) + _KEY_BYTES * len(keys)
         padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
+        again = None if span.repetitions is None else span.repetitions[first:end]
         new_packs = placing.new_packs(first, end) if placing else []
         batch_bytes = (end - first) * sample_bytes + len(padding_bytes) + _BATCH_BYTES
         batch_bytes += len(new_packs) * _PACK_NAME_BYTES
@@ -155,6 +159,7 @@ def page_of(
             keys=cast("list[str]", keys),  # protobuf takes UTF-8 as it is
             resident=resident[number],
             failed=failed[number],
+            repetitions=b"" if again is None or not again.any() else again.astype("<u4").tobytes(),
             **(placing.fields(first, end, new_packs) if placing else {}),
         )
     return page

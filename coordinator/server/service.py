@@ -6,6 +6,7 @@ trailing metadata.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from functools import wraps
@@ -34,6 +35,7 @@ from superdl.coordinator.server.statistics import (
 )
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import (
     CacheError,
     ConfigError,
@@ -163,21 +165,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Open a job, add a rank to it, or find both there."""
         _check_job_id(request.job)
         dataset = self._dataset(request.dataset_id)
-        plan = Plan(
-            size=len(dataset.catalog),
-            batch_size=request.batch_size,
-            replicas=request.replicas,
-            seed=request.seed,
-            shuffle=request.shuffle,
-            drop_last=request.drop_last,
-        )
+        plan = await asyncio.to_thread(_plan_of, request, len(dataset.catalog))
         if not self._is_ready(dataset):
             raise SourceError(f"the ids of {dataset.listing.source} are still being derived, or tried")
         if request.rank >= plan.replicas:
             raise PlanError(f"rank is from 0 to {plan.replicas - 1}; not {request.rank}")
         _check_place(plan, request.epoch, request.position)
-        if request.fills and (dataset.recipe.random or plan.replicas > 1):
-            raise ConfigError("a job that fills has one rank, and a recipe that is not random")
+        if request.fills and (dataset.recipe.random or plan.replicas > 1 or plan.draws is not None):
+            raise ConfigError("a job that fills has one rank, all samples, and a recipe that is not random")
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
@@ -346,7 +341,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return job
 
     def _check_batch_fits(self, dataset: Dataset, plan: Plan) -> None:
-        samples = min(plan.batch_size, plan.size)
+        samples = min(plan.batch_size, plan.length)
         budget, batch_bytes = self._core.state.budget_bytes, samples * dataset.record_bytes
         if dataset.recipe.output_shape and batch_bytes > budget:
             raise ConfigError(
@@ -375,6 +370,19 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if self._core.job(name) is None:
                 await self._reports.leave(name)
         self._datasets.close_unknown(self._core.state.datasets)
+
+
+def _plan_of(request: pb.OpenJobRequest, size: int) -> Plan:
+    """The plan of a job on a dataset of so many samples. Many draws take a second to be understood."""
+    return Plan(
+        size=size,
+        batch_size=request.batch_size,
+        replicas=request.replicas,
+        seed=request.seed,
+        shuffle=request.shuffle,
+        drop_last=request.drop_last,
+        draws=Draws.unpacked(request.indices, request.weights, request.draws, request.repeats),
+    )
 
 
 def _check_job_id(name: str) -> None:

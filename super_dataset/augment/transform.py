@@ -133,7 +133,7 @@ class Augment:
         """
         channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))
-        draws = BatchRandom(info.sample_ids, seed=self._seed, epoch=info.epoch)
+        draws = BatchRandom(info.draw_ids, seed=self._seed, epoch=info.epoch)
         if self._size is None:
             nothing = np.zeros_like(heights)
             boxes = np.stack([nothing, nothing, heights, widths])

@@ -212,6 +212,19 @@ class BatchInfo:
     """The sampler's."""
     bad: tuple[tuple[str, str], ...] = ()
     """(key, reason) of samples that could not be produced and were skipped or replaced."""
+    repetitions: NDArray[np.uint32] | None = None
+    """How often each delivered sample was drawn before in the epoch; ``None``: none was."""
+
+    @property
+    def draw_ids(self) -> bytes:
+        """16 bytes for each delivered sample, by which chance is to be seeded: its sample id, and what the id
+        becomes where it was drawn before, so that each time something else happens to it.
+        """
+        if self.repetitions is None:
+            return self.sample_ids
+        words = np.frombuffer(self.sample_ids, dtype="<u4").reshape(-1, ID_BYTES // 4).copy()
+        words[:, -1] ^= self.repetitions
+        return words.tobytes()
 
     def to(self, *_args: object, **_how: object) -> Self:
         """Itself: there is nothing in it to be moved. Frameworks call this on all that a batch holds."""
@@ -222,11 +235,13 @@ def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
     """The info of a batch of which the samples at ``order`` are delivered; ``None``: all, as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
+    repetitions = np.frombuffer(ref.repetitions, dtype="<u4") if ref.repetitions else None
     if order is not None:
         headers = headers[list(order)]
         sample_ids = b"".join(sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in order)
         keys = tuple(keys[at] for at in order) if keys else ()
         padding = None if padding is None else padding[list(order)]
+        repetitions = None if repetitions is None else repetitions[list(order)]
     return BatchInfo(
         job=ref.job,
         batch_id=ref.batch_id,
@@ -247,4 +262,5 @@ def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
         straight=read.straight,
         seed=ref.seed,
         bad=tuple((ref.name_of(at), reason) for at, reason in sorted(read.bad.items())),
+        repetitions=repetitions,
     )

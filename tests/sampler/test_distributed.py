@@ -6,6 +6,7 @@ import pytest
 import torch.distributed
 
 from superdl.sampler.distributed import check_still_there, job_id, place_in_run, run_id
+from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import ConfigError, UsageError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
@@ -94,8 +95,9 @@ def test_job_ids_differ_in_each_of_their_fields():
     base = {"run": "r", "fingerprint": b"f", "recipe_json": "{}", **SPEC}
     changes = [{"run": "s"}, {"fingerprint": b"g"}, {"recipe_json": "[]"}, {"batch_size": 5}]
     changes += [{"num_replicas": 3}, {"seed": -1}, {"shuffle": False}, {"drop_last": True}, {}, {}]
+    changes += [{"draws": Draws(repeats=2)}, {"draws": Draws(indices=bytes(8))}]
     ids = [job_id(**{**base, **change}) for change in [{}, *changes]]
-    assert len(set(ids)) == len(ids), "the two that repeat the first are its second and third in this process"
+    assert len(set(ids)) == len(ids), "two repeat the first, and are its second and third in this process"
     assert all(len(job) == 32 and int(job, 16) >= 0 for job in ids)
 
 

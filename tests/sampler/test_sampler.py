@@ -32,6 +32,8 @@ def make(server, dataset=None, **arguments):
 
 WRONG = [("batch_size", value) for value in (0, -1, 2.0, True, "8", 2**32)]
 WRONG += [("seed", 2**63), ("seed", None), ("shuffle", 1), ("drop_last", "no"), ("in_order", None)]
+WRONG += [("indices", []), ("indices", [0.5]), ("weights", "heavy"), ("draws", 0), ("draws", 7)]
+WRONG += [("repeats", 0), ("repeats", 1025), ("repeats", None)]
 WRONG += [("rank", 2), ("rank", -1), ("num_replicas", 0), ("job", ""), ("job", 7), ("coordinator", "nowhere")]
 
 

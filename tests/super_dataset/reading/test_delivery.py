@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -72,7 +72,9 @@ def ref_and_read(valkey):
     arrays = images(4)
     values = [record(array, fetch_us=1000, decode_us=2_000_000) for array in arrays]
     values[2] = tombstone("train/7-2.jpg")
+    times = np.array([0, 1, 0, 2], dtype="<u4").tobytes()
     ref = stored(valkey, values, position=7, epoch=3, padding=b"\0\0\0\1")
+    ref = replace(ref, repetitions=times)
     return ref, BatchReader(ReadSettings(stop_at_bad=False)).read(ref)
 
 
@@ -83,6 +85,10 @@ def test_it_follows_the_delivered_samples(ref_and_read):
     assert info.sample_ids == b"".join(id_at(ref, offset) for offset in (0, 1, 3, 3))
     assert info.keys == tuple(ref.keys[offset] for offset in (0, 1, 3, 3))
     assert info.padding.tolist() == [False, False, True, True]
+    assert info.repetitions.tolist() == [0, 1, 2, 2]
+    chances = [info.draw_ids[at : at + 16] for at in range(0, 64, 16)]
+    assert chances[0] == id_at(ref, 0)
+    assert len({*chances, id_at(ref, 1), id_at(ref, 3)}) == 5, "the last two are one sample, at one time"
     assert info.bad == (("train/7-2.jpg", "undecodable: cannot identify image file"),)
     assert info.decode_s == pytest.approx(8.0)
     assert info.fetch_s == pytest.approx(0.004)

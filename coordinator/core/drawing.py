@@ -1,0 +1,157 @@
+"""What each epoch of a plan draws where it is not each sample once: some samples, by weights, or repeatedly.
+
+An epoch then has *draws*, numbered sample by sample, so that those of one sample follow one another. Its
+order is one of draws, and each draw takes as many order positions in a row as it is repeated.
+
+Weights become counts by systematic sampling, a way of low variance (Madow, "On the theory of systematic
+sampling II", 1949). The samples lie end to end on a line, in an order of the epoch's own, each as long as its
+expected count. Marks at distance 1, the first of them at random, say how often each is drawn. So each count
+is its expectation rounded down or up, and on average the expectation itself; and the epoch has as many draws
+as it should. Both the order on the line and the first mark are keyed by seed and epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from superdl.coordinator.core.permutation import SIZE_MAX, Permutation, checked_elements, epoch_key, order_of
+from superdl.super_wire.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from superdl.super_wire.draws import Draws
+
+__all__ = ["Drawing"]
+
+_EPOCHS_KEPT: Final = 3  # this one, the next one, and one of a rank that is behind
+_RANDOM_BITS: Final = 53
+
+
+class Drawing:
+    """The draws of every epoch of one plan, and where they stand in its order.
+
+    With weights it keeps 8 bytes a sample for each of three epochs, with indices about 16 an index; else
+    nothing.
+
+    Args:
+        draws: what an epoch draws.
+        size: samples in the catalog.
+        seed: the plan's.
+        shuffle: whether each epoch has an order of its own; else that of the indices.
+
+    Raises:
+        PlanError: there is no such sample, or weights are none, or not one for each sample.
+    """
+
+    def __init__(self, draws: Draws, size: int, seed: int, *, shuffle: bool) -> None:
+        self._size, self._seed, self._shuffle = size, seed, shuffle
+        self._repeats = draws.repeats
+        self.length = draws.length(size)
+        """Order positions in an epoch."""
+        if not 1 <= self.length <= SIZE_MAX:
+            raise PlanError(f"an epoch has 1 to {SIZE_MAX} samples, not {self.length}")
+        self._count = self.length // self._repeats
+        self._samples: NDArray[np.int64] | None = None
+        """Those that are drawn at all, in ascending order; ``None``: all."""
+        self._firsts: NDArray[np.int64] | None = None
+        """The first draw of each of them, and where the last one's end; ``None``: one draw each."""
+        self._weights: NDArray[np.float64] | None = None
+        self._counted: dict[int, NDArray[np.int64]] = {}
+        self._by_sample: NDArray[np.intp] | None = None
+        """Where each draw stands in an order of the indices' own; ``None``: draws stand in their own."""
+        self._in_order: NDArray[np.intp] | None = None
+        indices, weights = draws.index_array, draws.weight_array
+        if weights is not None:
+            _check_weights(weights, size if indices is None else indices.size, shuffle=shuffle)
+        if indices is not None:
+            checked_elements(indices, "indices", size)
+            self._samples, kinds, counts = np.unique(indices, return_inverse=True, return_counts=True)
+            if weights is not None:
+                weights = np.bincount(kinds, weights).astype(np.float64)
+            elif self._samples.size < indices.size:
+                self._firsts = np.concatenate(([0], np.cumsum(counts)))
+            if not shuffle and (indices[1:] < indices[:-1]).any():
+                self._by_sample = np.argsort(indices, kind="stable")
+                self._in_order = np.argsort(self._by_sample)
+        self._weights = weights
+
+    def at(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the sample at each order position, and how often it stands before, in the order of draws.
+
+        So what is drawn several times has a number for each time.
+        """
+        steps, again = np.divmod(places, self._repeats)
+        draws: NDArray[np.int64] = steps
+        if self._shuffle:
+            draws = order_of(self._count, self._seed, epoch).forward(steps)
+        elif self._in_order is not None:
+            draws = self._in_order[steps]
+        firsts = self._firsts_in(epoch)
+        kinds, times = draws, again
+        if firsts is not None:
+            kinds = np.searchsorted(firsts, draws, side="right") - 1
+            times = (draws - firsts[kinds]) * self._repeats + again
+        return (kinds if self._samples is None else self._samples[kinds]), times
+
+    def places(
+        self, epoch: int, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the samples stand in the order: the inverse of :meth:`at`.
+
+        For each of their draws: the place of its sample in ``indices``, its first and last order position.
+        """
+        kinds = checked_elements(indices, "indices", self._size)
+        counts = np.ones(kinds.size, dtype=np.int64)
+        if self._samples is not None:
+            kinds = np.minimum(np.searchsorted(self._samples, indices), self._samples.size - 1)
+            counts[self._samples[kinds] != indices] = 0
+        firsts = self._firsts_in(epoch)
+        if firsts is not None:
+            counts *= firsts[kinds + 1] - firsts[kinds]
+            kinds = firsts[kinds]
+        owners = np.repeat(np.arange(kinds.size, dtype=np.int64), counts)
+        before = np.cumsum(counts) - counts
+        draws = kinds[owners] + np.arange(owners.size, dtype=np.int64) - before[owners]
+        steps = draws
+        if self._shuffle:
+            steps = order_of(self._count, self._seed, epoch).inverse(draws)
+        elif self._by_sample is not None:
+            steps = self._by_sample[draws]
+        first = steps * self._repeats
+        return owners, first, first + self._repeats - 1
+
+    def _firsts_in(self, epoch: int) -> NDArray[np.int64] | None:
+        if self._weights is None:
+            return self._firsts
+        if epoch not in self._counted:
+            while len(self._counted) >= _EPOCHS_KEPT:
+                del self._counted[next(iter(self._counted))]
+            counts = _counts(self._weights, self._count, epoch_key(b"super-draws-1", self._seed, epoch))
+            self._counted[epoch] = np.concatenate(([0], np.cumsum(counts)))
+        return self._counted[epoch]
+
+
+def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) -> None:
+    if not shuffle:
+        raise PlanError("weights draw samples at random: use them with shuffle=True")
+    if weights.size != wanted:
+        raise PlanError(f"weights are one for each sample: {wanted:,}; not {weights.size:,}")
+    if not np.isfinite(weights).all() or weights.min() < 0 or not 0 < float(weights.sum()) < np.inf:
+        raise PlanError("weights are finite, none is negative, and one at least is above 0")
+
+
+def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> NDArray[np.int64]:
+    """Return how often an epoch draws each sample, ``count`` in all.
+
+    It depends on sums from left to right and on single operations of IEEE 754, which are the same everywhere.
+    """
+    order = Permutation(weights.size, key).forward(np.arange(weights.size))
+    ends = np.cumsum(weights[order])
+    mark = (int.from_bytes(key[:8], "little") >> (64 - _RANDOM_BITS)) * 2.0**-_RANDOM_BITS
+    passed = np.minimum(np.floor(ends / ends[-1] * count + mark), count).astype(np.int64)
+    counts = np.empty(weights.size, dtype=np.int64)
+    counts[order] = np.diff(passed, prepend=0)
+    return counts

@@ -1,0 +1,57 @@
+"""What a sampler is to draw: its own arguments, and what torch's objects say that are given in their place.
+
+A ``Subset``, which ``random_split`` makes too, says which samples of which dataset; ``SubsetRandomSampler``
+says which samples, and ``WeightedRandomSampler`` by which weights and how many. What torch would draw with
+its generator is drawn by the sampler's seed and epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler
+
+from superdl.super_wire.draws import Draws
+from superdl.super_wire.errors import ConfigError
+
+__all__ = ["drawn_from"]
+
+
+def drawn_from(
+    dataset: Any, indices: Any, weights: Any, *, draws: int | None, repeats: int, shuffle: bool
+) -> tuple[Any, Draws | None]:
+    """The dataset itself, and what an epoch draws of it; ``None``: each sample once.
+
+    ``indices``, and weights without them, count the places of what was given as the dataset.
+
+    Raises:
+        ConfigError: an argument is wrong, or two say different things.
+    """
+    if isinstance(indices, SubsetRandomSampler):
+        indices = indices.indices
+    if isinstance(weights, WeightedRandomSampler):
+        if not weights.replacement:
+            raise ConfigError(
+                "a WeightedRandomSampler without replacement draws no sample twice, which weights of a "
+                "SuperSampler do not promise: make it with replacement=True"
+            )
+        if draws is not None:
+            raise ConfigError("draws is num_samples of the WeightedRandomSampler: leave it out")
+        draws, weights = weights.num_samples, weights.weights
+    while isinstance(dataset, Subset):
+        indices = dataset.indices if indices is None else _chosen(dataset.indices, indices)
+        dataset = dataset.dataset
+    if indices is None and weights is None and draws is None and repeats == 1:
+        return dataset, None
+    return dataset, Draws.of(indices, weights, count=draws, repeats=repeats, shuffle=shuffle)
+
+
+def _chosen(of_subset: Any, places: Any) -> list[int]:
+    try:
+        if min(places) < 0:
+            raise ConfigError(f"indices are places of the dataset, from 0; not {min(places)}")
+        return [int(of_subset[place]) for place in places]
+    except (IndexError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"indices are places of the Subset, which has {len(of_subset):,} samples: {error}"
+        ) from error

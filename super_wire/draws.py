@@ -1,0 +1,178 @@
+"""What an epoch draws of a dataset where it is not each sample once, and how that is packed into a message.
+
+Numbers travel as deflated byte planes: the lowest byte of each, then the next byte of each, and so on, which
+small numbers and repeated weights fill with little but zeros. Ascending indices travel as differences.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import digest128
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["DRAWS_BYTES_MAX", "NUMBERS_MAX", "REPEATS_MAX", "Draws", "pack_numbers", "unpack_numbers"]
+
+NUMBERS_MAX: Final = 2**24
+"""The most indices or weights."""
+
+DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
+"""The most that indices and weights may take together when packed: a coordinator reads messages of 4 MiB."""
+
+REPEATS_MAX: Final = 1024
+"""The most repetitions of a draw."""
+
+_DRAWS_MAX: Final = 2**40
+_NUMBER_BYTES: Final = 8
+_PLAIN, _DIFFERENCES = b"=", b"+"
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What an epoch draws.
+
+    Attributes:
+        indices: which samples, by their places in the catalog: little-endian int64, empty for all. One that
+            occurs several times is drawn so often.
+        weights: little-endian float64, one for each index, or for each sample; empty: each is drawn once.
+        count: draws by weights in an epoch; 0 without weights.
+        repeats: how often in a row each draw comes.
+    """
+
+    indices: bytes = b""
+    weights: bytes = b""
+    count: int = 0
+    repeats: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        indices: Any,
+        weights: Any,
+        *,
+        count: int | None,
+        repeats: int,
+        shuffle: bool,
+    ) -> Self:
+        """Draws of what a user gave: sequences of numbers, arrays or tensors; ``None`` for what was not.
+
+        With ``shuffle`` the order of indices says nothing, and they are kept in ascending order. Whether
+        they fit the dataset, and whether weights can be drawn by, is the coordinator's to see.
+
+        Raises:
+            ConfigError: something is wrong with them, which is named.
+        """
+        if count is not None and weights is None:
+            raise ConfigError("draws says how many samples weights draw in an epoch: give weights too")
+        places = None if indices is None else _array("indices", indices, "iu", "<i8")
+        shares = None if weights is None else _array("weights", weights, "iuf", "<f8")
+        if shares is not None:
+            count = shares.size if count is None else count
+            if places is not None and shares.size != places.size:
+                raise ConfigError(f"weights are one for each index: {places.size:,}; not {shares.size:,}")
+        if places is not None and shuffle:
+            order = np.argsort(places, kind="stable")
+            places, shares = places[order], None if shares is None else shares[order]
+        indices, weights = (b"" if one is None else one.tobytes() for one in (places, shares))
+        return cls(indices, weights, count or 0, repeats)
+
+    @classmethod
+    def unpacked(cls, indices: bytes, weights: bytes, count: int, repeats: int) -> Self | None:
+        """Draws as a message says them; ``None``: each sample once.
+
+        Raises:
+            ConfigError: these are no packed numbers.
+        """
+        repeats = repeats or 1
+        if not (indices or weights or count) and repeats == 1:
+            return None
+        if repeats > REPEATS_MAX or count > _DRAWS_MAX or bool(count) is not bool(weights):
+            raise ConfigError(f"{count} draws by {len(weights)} bytes of weights, {repeats} times, are none")
+        indices, weights = (unpack_numbers(packed) if packed else b"" for packed in (indices, weights))
+        return cls(indices, weights, count, repeats)
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """Indices and weights as a message says them.
+
+        Raises:
+            ConfigError: they are too long for a message.
+        """
+        indices, weights = (
+            pack_numbers(numbers) if numbers else b"" for numbers in (self.indices, self.weights)
+        )
+        if len(indices) + len(weights) > DRAWS_BYTES_MAX:
+            raise ConfigError(
+                f"the sampler's indices and weights have {len(indices) + len(weights):,} bytes when packed, "
+                f"more than the {DRAWS_BYTES_MAX:,} that a coordinator takes: round the weights to fewer "
+                "distinct ones, or list the samples in a key list"
+            )
+        return indices, weights
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that other draws do not have."""
+        return digest128(self.indices, self.weights, f"{self.count},{self.repeats}".encode())
+
+    @property
+    def index_array(self) -> NDArray[np.int64] | None:
+        """The indices; ``None``: all samples."""
+        return np.frombuffer(self.indices, dtype="<i8") if self.indices else None
+
+    @property
+    def weight_array(self) -> NDArray[np.float64] | None:
+        """The weights; ``None``: there are none."""
+        return np.frombuffer(self.weights, dtype="<f8") if self.weights else None
+
+    def length(self, size: int) -> int:
+        """How many samples an epoch has, of a dataset of ``size``."""
+        once = self.count or len(self.indices) // _NUMBER_BYTES or size
+        return once * self.repeats
+
+
+def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{name} are numbers in a row: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in kinds or not 1 <= array.size <= NUMBERS_MAX:
+        raise ConfigError(
+            f"{name} are 1 to {NUMBERS_MAX:,} {'numbers' if 'f' in kinds else 'whole numbers'} in a row; not "
+            f"{array.dtype} of shape {array.shape}"
+        )
+    return array.astype(dtype, copy=False)
+
+
+def pack_numbers(numbers: bytes) -> bytes:
+    """Little-endian numbers of 8 bytes, packed."""
+    values = np.frombuffer(numbers, dtype="<i8")
+    ascending = bool((values[1:] >= values[:-1]).all()) and int(values[0]) >= 0
+    if ascending:
+        values = np.diff(values, prepend=0)
+    planes = values.view(np.uint8).reshape(-1, _NUMBER_BYTES).T
+    return (_DIFFERENCES if ascending else _PLAIN) + zlib.compress(planes.tobytes(), 6)
+
+
+def unpack_numbers(packed: bytes) -> bytes:
+    """The inverse of :func:`pack_numbers`.
+
+    Raises:
+        ConfigError: these are no packed numbers, or more than there may be.
+    """
+    inflating = zlib.decompressobj()
+    try:
+        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # that one is too many
+    except zlib.error as error:
+        raise ConfigError(f"indices or weights cannot be unpacked: {error}") from error
+    form, rest = packed[:1], len(planes) % _NUMBER_BYTES
+    if form not in (_PLAIN, _DIFFERENCES) or not inflating.eof or not planes or rest:
+        raise ConfigError(f"indices or weights are 1 to {NUMBERS_MAX:,} packed numbers of 8 bytes")
+    values = np.ascontiguousarray(np.frombuffer(planes, dtype=np.uint8).reshape(_NUMBER_BYTES, -1).T)
+    numbers = values.view("<i8").reshape(-1)
+    return (np.cumsum(numbers) if form == _DIFFERENCES else numbers).astype("<i8").tobytes()

@@ -1,0 +1,179 @@
+"""Plans over draws: counts that are exact, repetitions on different ranks, next uses that are true."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from superdl.coordinator.core.plan import NEVER_SOON, Plan
+from superdl.super_wire.draws import Draws
+from superdl.super_wire.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+EPOCHS = st.integers(0, 2**40)
+PROPERTY = settings(max_examples=200, deadline=None)
+SIZE_MAX = 300  # on both sides of the size up to which a permutation is a table
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans of any draws: some samples or all, by weights or not, once or repeatedly."""
+    size = draw(st.integers(1, SIZE_MAX))
+    shuffle = draw(st.booleans())
+    indices = draw(st.none() | st.lists(st.integers(0, size - 1), min_size=1, max_size=size))
+    weights = count = None
+    if shuffle and draw(st.booleans()):
+        number = size if indices is None else len(indices)
+        weights = draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.5, 7.0]), min_size=number, max_size=number))
+        weights[draw(st.integers(0, number - 1))] = 1.0
+        count = draw(st.none() | st.integers(1, 2 * size))
+    draws = Draws.of(indices, weights, count=count, repeats=draw(st.integers(1, 4)), shuffle=shuffle)
+    replicas, batch_size = draw(st.integers(1, 6)), draw(st.integers(1, 40))
+    drop_last = draw(st.booleans()) and batch_size * replicas <= draws.length(size)
+    seed = draw(st.integers(-(2**63), 2**64 - 1))
+    return Plan(size, batch_size, replicas, seed, shuffle=shuffle, drop_last=drop_last, draws=draws)
+
+
+def drawn(plan: Plan) -> Draws:
+    """The plan's draws, which it has."""
+    assert plan.draws is not None
+    return plan.draws
+
+
+def whole(plan: Plan, epoch: int) -> NDArray[np.int64]:
+    """The order of an epoch, also of what drop_last leaves out."""
+    plan = replace(plan, drop_last=False)
+    return plan.global_span(epoch, 0, plan.batches_per_epoch)
+
+
+@given(plan=plans(), epoch=EPOCHS)
+@PROPERTY
+def test_each_sample_comes_as_often_as_its_draws_say(plan: Plan, epoch: int) -> None:
+    draws, counts = drawn(plan), np.bincount(whole(plan, epoch), minlength=plan.size)
+    indices = np.arange(plan.size) if draws.index_array is None else draws.index_array
+    if draws.weight_array is None:
+        assert np.array_equal(counts, np.bincount(indices, minlength=plan.size) * draws.repeats)
+        if not plan.shuffle:
+            assert np.array_equal(whole(plan, epoch), np.repeat(indices, draws.repeats))
+        return
+    weights = np.bincount(indices, draws.weight_array, minlength=plan.size)
+    expected = weights / weights.sum() * draws.count
+    assert counts.sum() == draws.count * draws.repeats == plan.length
+    assert (counts % draws.repeats == 0).all()
+    once = counts // draws.repeats
+    assert (once[weights == 0] == 0).all()
+    assert (once >= np.floor(expected - 1e-9)).all()
+    assert (once <= np.ceil(expected + 1e-9)).all()
+
+
+@given(plan=plans(), epoch=EPOCHS)
+@PROPERTY
+def test_ranks_share_out_the_draws_of_each_global_batch(plan: Plan, epoch: int) -> None:
+    """Whatever the ranks, the global batch is the same, and each repetition has a number of its own."""
+    order, G = whole(plan, epoch), plan.global_batch_size  # noqa: N806 # as the plan calls it
+    alone = replace(plan, batch_size=G, replicas=1)
+    seen: Counter[tuple[int, int]] = Counter()
+    padding = 0
+    for position in range(plan.batches_per_epoch):
+        spans = [plan.batch(epoch, position, rank) for rank in range(plan.replicas)]
+        real = np.concatenate([span.indices[~span.padding] for span in spans])
+        expected = order[position * G : (position + 1) * G]
+        assert np.array_equal(np.sort(real), np.sort(expected))
+        assert np.array_equal(alone.batch(epoch, position, 0).indices, expected)
+        assert len({len(span.indices) for span in spans}) == 1
+        padding += sum(int(span.padding.sum()) for span in spans)
+        for span in spans:
+            assert span.repetitions is not None
+            pairs = zip(span.indices.tolist(), span.repetitions.tolist(), strict=True)
+            seen.update(pair for pair, pads in zip(pairs, span.padding, strict=True) if not pads)
+    assert padding == plan.padding_per_epoch < plan.replicas
+    assert sum(seen.values()) == plan.samples_per_epoch
+    assert set(seen.values()) == {1}
+    if not plan.drop_last:
+        assert {
+            (sample, number) for sample, times in Counter(order.tolist()).items() for number in range(times)
+        } == (set(seen))
+
+
+@given(plan=plans(), epoch=EPOCHS, data=st.data())
+@PROPERTY
+def test_next_uses_are_what_the_batches_to_come_say(plan: Plan, epoch: int, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, plan.batches_per_epoch))
+    expected = np.full(plan.size, NEVER_SOON)
+    places = [(epoch, at) for at in range(position, plan.batches_per_epoch)]
+    places += [(epoch + 1, at) for at in range(plan.batches_per_epoch)]
+    for distance, (when, at) in reversed(list(enumerate(places))):
+        for rank in range(plan.replicas):
+            expected[plan.batch(when, at, rank).indices] = distance
+    assert np.array_equal(plan.next_use(np.arange(plan.size), epoch, position), expected)
+
+
+@given(epoch=EPOCHS, replicas=st.integers(2, 6), repeats=st.integers(2, 6), seed=st.integers(0, 99))
+@PROPERTY
+def test_repetitions_go_to_different_ranks(epoch: int, replicas: int, repeats: int, seed: int) -> None:
+    draws = Draws(repeats=repeats)
+    plan = Plan(60, repeats * 2, replicas, seed, draws=draws)  # whole draws in each global batch
+    for position in range(plan.length // plan.global_batch_size):
+        ranks = [set(plan.batch(epoch, position, rank).indices.tolist()) for rank in range(replicas)]
+        for sample in set.union(*ranks):
+            assert sum(sample in of_rank for of_rank in ranks) == min(repeats, replicas)
+
+
+def test_weights_are_kept_on_average_and_their_draws_differ_by_epoch() -> None:
+    weights = np.random.default_rng(1).exponential(size=500)
+    plan = Plan(500, 50, seed=7, draws=Draws.of(None, weights, count=400, repeats=1, shuffle=True))
+    epochs = np.array([np.bincount(whole(plan, epoch), minlength=500) for epoch in range(400)])
+    expected = weights / weights.sum() * 400
+    fraction = expected % 1
+    deviation = np.sqrt(fraction * (1 - fraction) / len(epochs))  # of a count rounded up or down
+    assert (np.abs(epochs.mean(axis=0) - expected) <= 5 * deviation + 1e-9).all()
+    assert len({counts.tobytes() for counts in epochs}) == len(epochs)
+
+
+def test_indices_of_all_samples_change_no_order() -> None:
+    for shuffle in (True, False):
+        plan = Plan(1000, 7, 3, seed=5, shuffle=shuffle)
+        listed = Draws.of(range(1000), None, count=None, repeats=1, shuffle=shuffle)
+        assert np.array_equal(whole(plan, 3), whole(replace(plan, draws=listed), 3))
+
+
+def test_orders_of_draws_are_pinned() -> None:
+    # Written once, never to change: users resume by these orders.
+    weights = 1.0 + np.arange(1_281_167) % 7
+    draws = Draws.of(None, weights, count=1_000_000, repeats=3, shuffle=True)
+    plan = Plan(1_281_167, 4, 2, seed=42, draws=draws)
+    assert plan.batch(0, 0, 0).indices.tolist() == [669827, 669827, 257801, 1018662]
+    assert plan.batch(89, 100_000, 1).indices.tolist() == [648808, 648808, 459686, 140056]
+
+
+NO_WEIGHTS = "weights are finite, none is negative, and one at least is above 0"
+
+
+@pytest.mark.parametrize(
+    ("draws", "message"),
+    [
+        ({"indices": [0, 10]}, r"indices must be in range\(10\), but go from 0 to 10"),
+        ({"indices": [-1, 3]}, r"indices must be in range\(10\), but go from -1 to 3"),
+        ({"weights": [1.0] * 9}, "weights are one for each sample: 10; not 9"),
+        ({"weights": [0.0] * 10}, NO_WEIGHTS),
+        ({"weights": [1.0] * 9 + [-1.0]}, NO_WEIGHTS),
+        ({"weights": [1.0] * 9 + [float("nan")]}, NO_WEIGHTS),
+        ({"weights": [1e308] * 10}, NO_WEIGHTS),
+        ({"weights": [1] * 10, "shuffle": False}, "with shuffle=True"),
+        ({"weights": [1] * 10, "count": 2**40, "repeats": 2}, "an epoch has 1 to 1099511627776 samples"),
+        ({"indices": [1, 2, 3], "drop_last": True}, "4 x 1 replicas = 4 is larger than"),
+    ],
+)
+def test_draws_that_do_not_fit_the_catalog_are_refused(draws: dict[str, Any], message: str) -> None:
+    how = {"shuffle": draws.pop("shuffle", True), "drop_last": draws.pop("drop_last", False)}
+    given_draws: dict[str, Any] = {"indices": None, "weights": None, "count": None, "repeats": 1} | draws
+    with np.errstate(over="ignore"), pytest.raises(PlanError, match=message):
+        Plan(10, 4, draws=Draws.of(**given_draws, shuffle=how["shuffle"]), **how)

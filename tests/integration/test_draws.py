@@ -1,0 +1,153 @@
+"""Epochs of some samples, by weights, or of each several times: through ranks, resuming and loaders."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import ExitStack
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler, random_split
+
+from superdl import PerSample, SuperDataset, SuperLoader, SuperSampler
+from superdl.super_wire.errors import ConfigError, PlanError
+from superdl.super_wire.ids import ID_BYTES
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.integration.delivery import collect
+from tests.integration.resuming import RECIPE, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from superdl.super_wire.batch_ref import BatchRef
+    from tests.fixtures.stack import Stack
+
+SIZE = 150
+LEGS = (2, 3, 1)  # ranks of the runs, each of which goes on where the one before it stopped
+DRAWS = [
+    pytest.param({"indices": range(40, 120, 3)}, id="some"),
+    pytest.param({"indices": [7, 149, 7, 3] * 9, "shuffle": False}, id="some, in their order, repeatedly"),
+    pytest.param({"weights": 1.0 + np.arange(SIZE), "draws": 101}, id="by weights"),
+    pytest.param({"indices": range(0, SIZE, 5), "repeats": 3}, id="each three times"),
+    pytest.param({"weights": torch.arange(SIZE), "repeats": 2, "drop_last": True}, id="all of it"),
+]
+
+
+def drawn_together(ranks: Sequence[Iterable[BatchRef]]) -> list[Counter[tuple[bytes, int]]]:
+    """What all ranks draw at each position, without padding: how often each sample with each number."""
+    drawn = []
+    for together in zip(*ranks, strict=True):
+        counts: Counter[tuple[bytes, int]] = Counter()
+        for ref in together:
+            ids = [ref.sample_ids[at : at + ID_BYTES] for at in range(0, len(ref.sample_ids), ID_BYTES)]
+            numbers = np.frombuffer(ref.repetitions or bytes(4 * len(ids)), dtype="<u4").tolist()
+            counts.update(
+                pair
+                for pair, pads in zip(zip(ids, numbers, strict=True), ref.padding_mask(), strict=True)
+                if not pads
+            )
+        drawn.append(counts)
+    return drawn
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+def test_ranks_of_any_number_go_on_in_the_draws_of_an_epoch(
+    shared_stack: Stack, images: Path, draws: dict[str, Any]
+) -> None:
+    batch = math.lcm(*LEGS)
+    with run_of(shared_stack, images, batch_size=batch, **draws) as one:
+        whole, again = (drawn_together([one.sampler]) for _ in range(2))
+        assert len(whole) == len(one.sampler) == -(-one.sampler.total_size // batch)
+        assert "draws of 150 samples" in repr(one.sampler)
+        assert draws.get("shuffle", True) is (whole != again)
+    state, at, read = None, 0, []
+    for leg, ranks in enumerate(LEGS, 1):
+        stop = len(whole) * leg // len(LEGS)
+        with ExitStack() as stack:
+            plan = {"batch_size": batch // ranks, "num_replicas": ranks, **draws}
+            runs = [
+                stack.enter_context(run_of(shared_stack, images, state, rank=rank, **plan))
+                for rank in range(ranks)
+            ]
+            assert len({run.sampler.job for run in runs}) == 1
+            read += drawn_together([list(islice(run.sampler, stop - at)) for run in runs])
+            state = runs[-1].state_dict(stop - at)
+        at = stop
+    assert read == whole
+    with (
+        run_of(shared_stack, images, batch_size=batch) as other,
+        pytest.raises(
+            ConfigError, match="indices, weights, draws or repeats of the sampler are others in the"
+        ),
+    ):
+        other.sampler.load_state_dict(state)
+
+
+def test_torchs_own_objects_say_what_is_drawn(shared_stack: Stack, images: Path) -> None:
+    expected = list(expected_pixels(images, resize=SIDE, crop=SIDE).items())
+    dataset = SuperDataset(images.as_uri(), RECIPE, coordinator=shared_stack.address)
+
+    def delivered(given: Any, **how: Any) -> list[tuple[bytes, int]]:
+        with SuperLoader(given, batch_size=16, **how) as loader:
+            return collect(loader)
+
+    parts = random_split(dataset, [0.8, 0.2], torch.Generator().manual_seed(3))
+    for part in parts:
+        assert delivered(part) == [expected[place] for place in part.indices]
+    assert Counter(delivered(parts[0], shuffle=True)) == Counter(delivered(parts[0]))
+    nested = Subset(parts[1], [5, 1, 5])
+    assert delivered(nested) == [expected[parts[1].indices[place]] for place in (5, 1, 5)]
+    assert delivered(parts[1], indices=[2, 0]) == [expected[parts[1].indices[place]] for place in (2, 0)]
+    some = SubsetRandomSampler([3, 5, 8])
+    assert Counter(delivered(dataset, indices=some, shuffle=True)) == Counter(
+        expected[at] for at in (3, 5, 8)
+    )
+    weights = [float(place < 10) for place in range(SIZE)]
+    by_weight = WeightedRandomSampler(weights, num_samples=40)
+    assert Counter(delivered(dataset, weights=by_weight, shuffle=True)) == Counter(expected[:10] * 4)
+    with pytest.raises(ConfigError, match="indices are places of the Subset, which has 30 samples"):
+        SuperSampler(parts[1], batch_size=4, indices=[30])
+    with pytest.raises(PlanError, match=r"indices must be in range\(150\)"):
+        SuperSampler(dataset, batch_size=4, indices=[150])
+    with pytest.raises(ConfigError, match="without replacement"):
+        SuperSampler(dataset, batch_size=4, weights=WeightedRandomSampler(weights, 5, replacement=False))
+    with pytest.raises(ConfigError, match="leave it out"):
+        SuperSampler(dataset, batch_size=4, weights=by_weight, draws=7)
+
+
+def test_each_repetition_is_augmented_in_its_own_way(shared_stack: Stack, images: Path) -> None:
+    def noisy(image: Any, rng: Any) -> Any:
+        return image[:1, :1].astype(np.int64) * 0 + rng.integers(2**40)
+
+    transform = PerSample(noisy, seed=1, takes="numpy")
+    dataset = SuperDataset(images.as_uri(), RECIPE, transform=transform, coordinator=shared_stack.address)
+
+    def drawn(*, job: str, **how: Any) -> list[int]:
+        with SuperSampler(dataset, batch_size=8, job=job, **how) as sampler:
+            return [int(one) for noise, _ in SuperLoader(dataset, sampler) for one in noise[:, 0, 0, 0]]
+
+    alone = drawn(job="once", shuffle=False)
+    thrice = drawn(job="thrice", shuffle=False, repeats=3)
+    assert thrice[::3] == alone
+    assert len(set(thrice)) == 3 * SIZE
+    ranks = [drawn(job="ranks", shuffle=False, repeats=3, rank=rank, num_replicas=2) for rank in range(2)]
+    assert Counter(ranks[0] + ranks[1]) == Counter(thrice)
+
+
+def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_draws(
+    restarted_stack: Stack, images: Path
+) -> None:
+    draws: dict[str, Any] = {"weights": 1.0 + np.arange(SIZE), "repeats": 2, "batch_size": 2}
+    with run_of(restarted_stack, images, **draws) as run:
+        whole = [collect(run.loader) for _ in range(2)]
+        run.sampler.set_epoch(0)
+        iterator = iter(run.loader)
+        before = collect(islice(iterator, 2))
+        restarted_stack.kill_coordinator()
+        restarted_stack.start_coordinator()
+        assert [before + collect(iterator), collect(run.loader)] == whole
