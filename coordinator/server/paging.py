@@ -137,7 +137,7 @@ def page_of(
     for number, batch in enumerate(batch_ids(ids, offsets)):
         first, end = offsets[number], offsets[number + 1]
         padding = span.padding[first:end]
-        keys = catalog.keys.take(span.indices[first:end]) if with_keys else []
+        keys = catalog.names_at(span.indices[first:end]) if with_keys else []
         key_bytes = len(b"".join(keys)) + _KEY_BYTES * len(keys)
         padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
         new_packs = placing.new_packs(first, end) if placing else []
@@ -174,8 +174,8 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     at_a_time = max(1, min(_SAMPLES_AT_A_TIME, _SAMPLES_BYTES // sample_bytes))
     room, keys, stop = _SAMPLES_BYTES if with_keys else _PAGE_BYTES, list[bytes](), start
     while stop < len(catalog):
-        some = catalog.keys.slice(stop, stop + at_a_time) if with_keys else []
         end = min(stop + at_a_time, len(catalog))
+        some = catalog.names_at(np.arange(stop, end)) if with_keys else []
         room -= (end - stop) * sample_bytes + sum(map(len, some))
         if room < 0 and stop > start:
             break
