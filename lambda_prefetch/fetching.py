@@ -3,26 +3,33 @@
 A thread asks a source that can be asked ahead for many objects and reads each answer, to its end, once it
 begins; while the decoders have enough to do it rests, and finds many answers at once. So there is one switch
 of threads for two small objects, where a thread for each object takes two switches for one. Whatever happens
-to an object becomes a failure that arrives in its place.
+to an object becomes a failure that arrives in its place. Members of objects are read range by range, and
+arrive one by one.
 """
 
 from __future__ import annotations
 
 import queue
 import select
+import sys
 import threading
 import time
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Self
 
+from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from superdl.lambda_prefetch.members import MemberRange
     from superdl.lambda_prefetch.push import Pusher
     from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.lambda_prefetch.sources import ObjectSource, Pending
+    from superdl.lambda_prefetch.sources import ObjectSource, Pending, Span
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["Arrived", "Fetchers"]
@@ -33,16 +40,39 @@ _ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4
 _MAX_SILENCE_S = 20  # that objects which were asked for may keep, all of a thread's together
 
 
+_RANGES_IN_BUDGET = 4
+"""So many ranges fit into the budget of bytes: some are received while others are decoded."""
+
+
+@dataclass(slots=True)
+class _Room:
+    """Room in the budget that ``samples`` members of one range share: the last one gives it back."""
+
+    reserved_bytes: int
+    samples: int
+
+
 @dataclass(slots=True)
 class Arrived:
-    """One sample, fetched or failed."""
+    """One sample, fetched or failed; or on its way here a range of members, its ``index`` their first.
+
+    A member's ``data`` is a piece of its range; ``beside_bytes`` were read in vain before it.
+    """
 
     index: int
-    data: bytes | bytearray = b""
+    data: bytes | bytearray | memoryview = b""
     failure: SampleFailedError | None = None
     fetch_us: int = 0
     reserved_bytes: int | None = None
     begun_ns: int = 0
+    beside_bytes: int = 0
+    range: MemberRange | None = None
+    room: _Room | None = None
+
+    @property
+    def span(self) -> Span | None:
+        """What of its object is wanted, if it is a range."""
+        return None if self.range is None else self.range.span
 
     def fail(self, outcome: Outcome, why: str) -> None:
         """Note a failure that is not the fault of the object's bytes."""
@@ -70,13 +100,23 @@ class Fetchers:
         self._budget = ByteBudget(settings.fetch_bytes)
         self._arrived: queue.SimpleQueue[Arrived | None] = queue.SimpleQueue()  # bounded by the request
         self._untaken = len(request.keys)
-        self._indices = iter(range(len(request.keys)))
+        self._enough_arrived = _ENOUGH_ARRIVED
+        pieces: Iterable[tuple[int, MemberRange | None]] = zip(range(self._untaken), repeat(None))
+        count = self._untaken
+        if request.members:
+            share = settings.fetch_bytes // _RANGES_IN_BUDGET
+            ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
+            pieces, count = [(one.indices[0], one) for one in ranges], len(ranges)
+            self._enough_arrived = sys.maxsize  # one range is more; the budget is what holds them back
+        self._pieces: Iterator[tuple[int, MemberRange | None]] = iter(pieces)
+        self.ranges_read = 0
+        """How many ranges of members came."""
         self._lock = threading.Lock()
         self._stopping = False
         self._error: Exception | None = None
         self._resting = 0
         self._few = threading.Condition(self._lock)
-        count = min(settings.fetch_threads or source.threads, len(request.keys))
+        count = min(settings.fetch_threads or source.threads, count)
         self._threads = [
             threading.Thread(target=self._run, name=f"super-fetch-{n}", daemon=True) for n in range(count)
         ]
@@ -124,6 +164,12 @@ class Fetchers:
         arrived.data = b""
         if arrived.reserved_bytes is not None:
             self._budget.release(arrived.reserved_bytes)
+        elif arrived.room is not None:
+            with self._lock:
+                arrived.room.samples -= 1
+                is_last = not arrived.room.samples
+            if is_last:
+                self._budget.release(arrived.room.reserved_bytes)
 
     def _run(self) -> None:
         begun: dict[int, tuple[Arrived, Pending]] = {}  # by descriptor
@@ -142,8 +188,9 @@ class Fetchers:
         """Begin ahead what the source can begin ahead, and read answers as they come."""
         answers = select.poll()
         while True:
-            while len(begun) < self._source.in_flight and (index := self._next_index()) is not None:
-                arrived = Arrived(index, begun_ns=time.perf_counter_ns())
+            while len(begun) < self._source.in_flight and (piece := self._next_piece()) is not None:
+                index, of_members = piece
+                arrived = Arrived(index, begun_ns=time.perf_counter_ns(), range=of_members)
                 pending = self._begin(arrived)
                 if pending is None:
                     self._finish(arrived, None)
@@ -152,7 +199,7 @@ class Fetchers:
                     answers.register(pending, select.POLLIN)
             if not begun:
                 return
-            if self._arrived.qsize() >= _ENOUGH_ARRIVED:
+            if self._arrived.qsize() >= self._enough_arrived:
                 self._rest()
             ready = [descriptor for descriptor, _ in answers.poll(1000 * _MAX_SILENCE_S)]
             for descriptor in ready or list(begun):
@@ -170,9 +217,9 @@ class Fetchers:
             self._few.wait_for(lambda: self._stopping or self._arrived.qsize() <= _FEW_ARRIVED)
             self._resting -= 1
 
-    def _next_index(self) -> int | None:
+    def _next_piece(self) -> tuple[int, MemberRange | None] | None:
         with self._lock:
-            return None if self._stopping else next(self._indices, None)
+            return None if self._stopping else next(self._pieces, None)
 
     def _begin(self, arrived: Arrived) -> Pending | None:
         """Ask for an object ahead of reading it, unless there is a reason not to read it at all."""
@@ -185,12 +232,12 @@ class Fetchers:
             return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
         try:
-            return self._source.begin(key, version)
+            return self._source.begin(key, version, arrived.span)
         except Exception:  # noqa: BLE001  # reading it meets the same, and tells it
             return None
 
     def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
-        """Read an object that has not failed yet, and hand it to the decoders."""
+        """Read what has not failed yet, and hand it to the decoders."""
         try:
             if arrived.failure is None:
                 self._read(arrived, pending)
@@ -202,7 +249,34 @@ class Fetchers:
             raise
         except Exception as error:  # noqa: BLE001  # told in the result; a thread that died silently would stop the invocation
             arrived.fail(Outcome.SOURCE_ERROR, f"it could not be read: {type(error).__name__}: {error}")
-        self._arrived.put(arrived)
+        if arrived.range is None:
+            self._arrived.put(arrived)
+        else:
+            self._part(arrived, arrived.range)
+
+    def _part(self, arrived: Arrived, of_members: MemberRange) -> None:
+        """Hand the members of a range to the decoders, each a piece of what came, or with its failure."""
+        if arrived.failure is None:
+            with self._lock:
+                self.ranges_read += 1
+        count, span, view = len(of_members.indices), of_members.span, memoryview(arrived.data)
+        reserved_bytes, failure, seen = arrived.reserved_bytes, arrived.failure, span.begin
+        room = None if reserved_bytes is None else _Room(reserved_bytes, count)
+        for index in of_members.indices:
+            begin = self._request.member_offsets[index]
+            end = begin + self._request.member_lengths[index]
+            member = Arrived(index, view[begin - span.begin : end - span.begin], begun_ns=arrived.begun_ns)
+            member.fetch_us, member.room = arrived.fetch_us // count, room
+            member.beside_bytes, seen = max(begin - seen, 0), max(seen, end)
+            if failure is not None:  # one for each: several threads raise them
+                member.failure = SampleFailedError(failure.outcome, failure.why, reason=failure.reason)
+            elif len(member.data) < end - begin:
+                member.fail(
+                    Outcome.CHANGED,
+                    f"it lies at {begin} to {end} of its object, which ends at {span.begin + len(view)}: the "
+                    "object was cut off, or the key list is of another; list its members again",
+                )
+            self._arrived.put(member)
 
     def _read(self, arrived: Arrived, pending: Pending | None) -> None:
         waited_ns = 0
@@ -220,5 +294,6 @@ class Fetchers:
             limit_bytes=self._request.limits.object_bytes,
             reserve=reserve,
             begun=pending,
+            span=arrived.span,
         )
         arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000

@@ -28,6 +28,7 @@ from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError, ConfigError, SuperError
 from superdl.super_wire.ids import sample_ids
 from superdl.super_wire.keys import checked_outcome_stream
+from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.redaction import keep_secrets_out_of_logs
@@ -38,7 +39,6 @@ from superdl.super_wire.request import (
     PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
-    clean_text,
     pack_outcome,
 )
 from superdl.super_wire.store import PackMeta, collection_of
@@ -310,12 +310,13 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
         (version.encode() for version in request.versions),
         recipe.digest,
         randomness,
+        (member.encode() for member in request.members) if request.members else None,
     ).hex()
     if derived != "".join(request.ids):
         width = len(request.ids[0])
         mine = [derived[at : at + width] for at in range(0, len(derived), width)]
         at = next(at for at, listed in enumerate(request.ids) if listed != mine[at])
         raise ConfigError(
-            f"the request calls {request.bucket}/{request.keys[at]} {request.ids[at]}, this function calls "
-            f"it {mine[at]}: deploy one version of SUPER"
+            f"the request calls {request.bucket}/{request.name_of(at)} {request.ids[at]}, this function "
+            f"calls it {mine[at]}: deploy one version of SUPER"
         )

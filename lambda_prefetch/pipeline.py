@@ -21,6 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.fetching import Fetchers
+from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.results import ResultColumns
 from superdl.lambda_prefetch.settings import decoding_threads
@@ -71,6 +72,7 @@ def produce(
         ):
             decoders = _Decoders(request, program, fetchers, pusher, saver, columns, expires_at)
             decoders.run(count, settings.decode_timeout_s)
+            columns.source_requests = fetchers.ranges_read
         results = pusher.results
         if (taken := saver.commit()) and not pusher.broken:
             with Pusher(request.cache, settings) as pusher:
@@ -178,14 +180,14 @@ class _Decoders:
 
     def _finish(self, arrived: Arrived) -> None:
         """Decode what arrived and hand it to the pusher, or note why not."""
-        index, key = arrived.index, self._request.keys[arrived.index]
+        index = arrived.index
         self._columns.fetch_us[index] = arrived.fetch_us
-        self._columns.source_bytes[index] = len(arrived.data)
+        self._columns.source_bytes[index] = len(arrived.data) + arrived.beside_bytes
         begun_ns = time.perf_counter_ns()
         with self._claiming:
             self._making[threading.current_thread()] = (time.monotonic(), index)
         try:
-            array = self._make(arrived, key)
+            array = self._make(arrived)
             decode_us = (time.perf_counter_ns() - begun_ns) // 1000
             header, payload = pack(
                 array, self._sample_id(index), fetch_us=arrived.fetch_us, decode_us=decode_us
@@ -211,8 +213,8 @@ class _Decoders:
             return
         message = self._columns.fail(index, failure.outcome, failure.why)
         if failure.reason:
-            key = self._request.keys[index]
-            tombstone = Tombstone(key=key, reason=failure.reason, message=message, permanent=True)
+            name = self._request.name_of(index)
+            tombstone = Tombstone(key=name, reason=failure.reason, message=message, permanent=True)
             self._put(index, pack_tombstone(tombstone, self._sample_id(index)), memoryview(b""))
 
     def _claim(self) -> bool:
@@ -226,11 +228,14 @@ class _Decoders:
     def _sample_id(self, index: int) -> bytes:
         return bytes.fromhex(self._request.ids[index])
 
-    def _make(self, arrived: Arrived, key: str) -> NDArray[Any]:
+    def _make(self, arrived: Arrived) -> NDArray[Any]:
         """The sample's array, or the failure that came before it or here."""
         if arrived.failure is not None:
             raise arrived.failure
-        array = self._program.make(arrived.data, key)
+        data = arrived.data
+        if isinstance(data, memoryview):
+            data = content_of(self._request, arrived.index, data)
+        array = self._program.make(data, self._request.seeding_name(arrived.index))
         if array.nbytes + HEADER_BYTES > MAX_BULK_BYTES:
             raise spoiled(
                 "too_large",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_wire.request import Outcome, clean_text
+from superdl.super_wire.message_fields import clean_text
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from superdl.lambda_prefetch.push import Pushed
@@ -17,7 +18,7 @@ _MAX_MESSAGE = 2000  # characters; an error may repeat what it was given, of any
 _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 _COLUMNS = ("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes")
 _PLACES = ("offsets", "lengths")
-_TOLD = ("messages", "pack", "store_trouble", "store_requests", "store_bytes")
+_TOLD = ("messages", "pack", "store_trouble", "store_requests", "store_bytes", "source_requests")
 
 
 class ResultColumns:
@@ -41,11 +42,12 @@ class ResultColumns:
         self.store_trouble = ""
         self.store_requests = 0
         self.store_bytes = 0
+        self.source_requests = 0
 
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
         """Note what became of a sample that is not cached, and why; the sentence for people names it."""
         self.outcomes[index] = outcome
-        message = clean_text(f"{self._request.bucket}/{self._request.keys[index]}: {why}")[:_MAX_MESSAGE]
+        message = clean_text(f"{self._request.bucket}/{self._request.name_of(index)}: {why}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
 

@@ -21,6 +21,7 @@ from superdl.lambda_prefetch.s3_connection import (
     Signer,
     UnreachableError,
     UnusualAnswerError,
+    check_range,
     object_path,
 )
 from superdl.lambda_prefetch.sources import check_size, check_version
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from botocore.credentials import Credentials
+
+    from superdl.lambda_prefetch.sources import Span
 
 __all__ = [
     "Asked",
@@ -78,6 +81,7 @@ class Asked:
     connection: S3Connection
     request: bytes
     etag: str
+    span: Span | None
 
     def fileno(self) -> int:
         """The connection's descriptor, which gets readable once the answer begins."""
@@ -99,47 +103,51 @@ class LeanClient:
         self._signer = Signer(credentials, region=endpoint.region, host=endpoint.host_header)
         self._idle: deque[S3Connection] = deque()  # appending and popping are atomic
 
-    def begin(self, key: str, etag: str) -> Asked:
-        """Ask for an object, or raise :class:`LeanFailedError`; :meth:`finish` reads the answer."""
+    def begin(self, key: str, etag: str, span: Span | None = None) -> Asked:
+        """Ask for an object, or a span of it, whose answer :meth:`finish` reads; or raise
+        :class:`LeanFailedError`.
+        """
         if not (etag.isascii() and etag.isprintable()):
             # It would end a header's line.
             raise LeanFailedError("the version is no ETag", passing=True)
         try:
-            request = self._signer.get(object_path(self._endpoint.path_prefix, key), etag)
+            request = self._signer.get(object_path(self._endpoint.path_prefix, key), etag, span)
             try:
                 connection = self._idle.pop()  # the one used last is the least likely to have been closed
             except IndexError:
-                return self._ask_anew(request, etag)
+                return self._ask_anew(request, etag, span)
             try:
                 connection.send(request)
             except OSError:
                 connection.close()
-                return self._ask_anew(request, etag)
+                return self._ask_anew(request, etag, span)
         except OSError as error:
             raise _failed(error) from error
         except self._refresh_error as error:
             raise LeanFailedError(str(error), passing=True) from error
-        return Asked(self, connection, request, etag)
+        return Asked(self, connection, request, etag, span)
 
     def finish(self, asked: Asked, *, limit_bytes: int, reserve: Callable[[int], None]) -> bytes | bytearray:
         """The bytes of an object that was asked for.
 
         Raises:
-            SampleFailedError: it has another version, or is too large.
+            SampleFailedError: it has another version, is too large, or another span came.
             LeanFailedError: anything else. ``reserve`` may have been called.
         """
         kept = False
         try:
             try:
-                head = asked.connection.head()
+                head = asked.connection.head(partial=asked.span is not None)
             except ConnectionError:
                 # The server may have closed a kept connection at any time before.
                 if not asked.connection.used:
                     raise
                 asked.connection.close()
-                asked = self._ask_anew(asked.request, asked.etag)
-                head = asked.connection.head()
+                asked = self._ask_anew(asked.request, asked.etag, asked.span)
+                head = asked.connection.head(partial=asked.span is not None)
             check_version(head.etag, asked.etag)
+            if asked.span is not None:
+                check_range(head.content_range, head.size_bytes, asked.span)
             check_size(head.size_bytes, limit_bytes)
             reserve(head.size_bytes)
             data = asked.connection.body(head)
@@ -161,14 +169,14 @@ class LeanClient:
         while self._idle:
             self._idle.pop().close()
 
-    def _ask_anew(self, request: bytes, etag: str) -> Asked:
+    def _ask_anew(self, request: bytes, etag: str, span: Span | None) -> Asked:
         connection = S3Connection(self._endpoint.host, self._endpoint.port, self._endpoint.tls)
         try:
             connection.send(request)
         except BaseException:
             connection.close()
             raise
-        return Asked(self, connection, request, etag)
+        return Asked(self, connection, request, etag, span)
 
 
 def _failed(error: OSError) -> LeanFailedError:

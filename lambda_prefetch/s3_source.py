@@ -12,6 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from superdl.lambda_prefetch.s3_connection import check_range, range_of
 from superdl.lambda_prefetch.s3_lean_client import Asked, LeanClient, LeanFailedError, give_up, lean_client
 from superdl.lambda_prefetch.sources import SampleFailedError, check_size, check_version
 from superdl.super_wire.request import Outcome
@@ -19,7 +20,7 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from superdl.lambda_prefetch.sources import Pending
+    from superdl.lambda_prefetch.sources import Pending, Span
 
 __all__ = ["S3Source", "refused_by_s3", "s3_client"]
 
@@ -32,7 +33,8 @@ _READ_TIMEOUT_S = 20
 _ATTEMPTS = 3
 _MAX_THREADS = 64
 
-_MEANINGS = {404: Outcome.MISSING, 412: Outcome.CHANGED, 401: Outcome.REFUSED, 403: Outcome.REFUSED}
+_MEANINGS = {404: Outcome.MISSING, 401: Outcome.REFUSED, 403: Outcome.REFUSED}
+_MEANINGS |= {412: Outcome.CHANGED, 416: Outcome.CHANGED}  # another version; its end is before the span
 _MOVED = 301
 _FORBIDDEN = frozenset({401, 403})
 _ELSEWHERE = frozenset(
@@ -73,12 +75,12 @@ class S3Source:
         """How many objects a thread may have begun."""
         return 1 if self._lean is None else _LEAN_IN_FLIGHT
 
-    def begin(self, key: str, version: str) -> Asked | None:
-        """Ask for an object; see :class:`superdl.lambda_prefetch.sources.ObjectSource`."""
+    def begin(self, key: str, version: str, span: Span | None = None) -> Asked | None:
+        """Ask for an object or a span of it; see :class:`superdl.lambda_prefetch.sources.ObjectSource`."""
         if self._lean is None or self._unreachable:
             return None
         try:
-            return self._lean.begin(key, version.strip('"'))
+            return self._lean.begin(key, version.strip('"'), span)
         except LeanFailedError as failure:
             self._note(failure)
             return None
@@ -91,6 +93,7 @@ class S3Source:
         limit_bytes: int,
         reserve: Callable[[int], None],
         begun: Pending | None = None,
+        span: Span | None = None,
     ) -> bytes | bytearray:
         """The object's bytes; see :class:`superdl.lambda_prefetch.sources.ObjectSource`."""
         etag = version.strip('"')
@@ -99,7 +102,7 @@ class S3Source:
         if asked is None and self._unreachable:
             raise _unreachable(self._unreachable)
         if lean is None:
-            return self._through_boto3(key, etag, limit_bytes, reserve)
+            return self._through_boto3(key, etag, limit_bytes, reserve, span)
         reserved_bytes: list[int] = []
 
         def reserve_once(size_bytes: int) -> None:
@@ -108,14 +111,15 @@ class S3Source:
                 reserve(size_bytes)
 
         try:
-            return lean.finish(asked or lean.begin(key, etag), limit_bytes=limit_bytes, reserve=reserve_once)
+            asked = asked or lean.begin(key, etag, span)
+            return lean.finish(asked, limit_bytes=limit_bytes, reserve=reserve_once)
         except LeanFailedError as failure:
             self._note(failure)
             if failure.unreachable:
                 raise _unreachable(str(failure)) from failure
             passing = failure.passing
         # Out of the handler, so that what was received of the body is gone before it comes again.
-        data = self._through_boto3(key, etag, limit_bytes, reserve_once)
+        data = self._through_boto3(key, etag, limit_bytes, reserve_once, span)
         if not passing:
             # boto3 was not refused: a redirect to another region, another way of signing, ...
             self._lean = None
@@ -126,26 +130,38 @@ class S3Source:
         if failure.unreachable:
             self._unreachable = str(failure)
 
-    def _through_boto3(self, key: str, etag: str, limit_bytes: int, reserve: Callable[[int], None]) -> bytes:
-        return _read_by_boto3(
-            self._bucket, self._endpoint_url, key, etag, limit_bytes=limit_bytes, reserve=reserve
-        )
+    def _through_boto3(
+        self, key: str, etag: str, limit_bytes: int, reserve: Callable[[int], None], span: Span | None
+    ) -> bytes:
+        place = self._bucket, self._endpoint_url, key, etag, span
+        return _read_by_boto3(*place, limit_bytes=limit_bytes, reserve=reserve)
 
 
 def _read_by_boto3(
-    bucket: str, endpoint_url: str, key: str, etag: str, *, limit_bytes: int, reserve: Callable[[int], None]
+    bucket: str,
+    endpoint_url: str,
+    key: str,
+    etag: str,
+    span: Span | None,
+    *,
+    limit_bytes: int,
+    reserve: Callable[[int], None],
 ) -> bytes:
-    """An object's bytes; ``endpoint_url`` is empty for AWS or what boto3's own variables say.
+    """The bytes of an object or a span of it.
 
-    Other arguments and errors are those of :class:`superdl.lambda_prefetch.sources.ObjectSource`.
+    ``endpoint_url`` is empty for AWS or what boto3's own variables say. Other arguments and errors are those
+    of :class:`superdl.lambda_prefetch.sources.ObjectSource`.
     """
     from botocore import exceptions
 
     client = s3_client(endpoint_url)
+    ranged = {} if span is None else {"Range": range_of(span)}
     try:
-        response = client.get_object(Bucket=bucket, Key=key, IfMatch=f'"{etag}"')
+        response = client.get_object(Bucket=bucket, Key=key, IfMatch=f'"{etag}"', **ranged)
         with response["Body"] as body:
             check_version(response["ETag"].strip('"'), etag)  # not every server heeds If-Match
+            if span is not None:
+                check_range(response.get("ContentRange", ""), response["ContentLength"], span)
             check_size(response["ContentLength"], limit_bytes)
             reserve(response["ContentLength"])
             data: bytes = body.read()

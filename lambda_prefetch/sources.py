@@ -27,6 +27,7 @@ __all__ = [
     "ObjectSource",
     "Pending",
     "SampleFailedError",
+    "Span",
     "check_size",
     "check_version",
     "spoiled",
@@ -61,6 +62,18 @@ def spoiled(reason: str, why: str) -> SampleFailedError:
     return SampleFailedError(Outcome.TOMBSTONE, why, reason=reason)
 
 
+class Span(NamedTuple):
+    """The bytes of an object from ``begin`` up to ``end``."""
+
+    begin: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How many these are."""
+        return self.end - self.begin
+
+
 class Pending(Protocol):
     """An object that was asked for; :mod:`select` can wait for its answer to begin."""
 
@@ -82,8 +95,8 @@ class ObjectSource(Protocol):
     def in_flight(self) -> int:
         """How many objects each of them should have begun at a time."""
 
-    def begin(self, key: str, version: str) -> Pending | None:
-        """Ask for an object whose bytes :meth:`read` is to give later.
+    def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:
+        """Ask for an object, or a span of it, whose bytes :meth:`read` is to give later.
 
         ``None`` if it cannot be asked for ahead; :meth:`read` gives it, or says why not.
         """
@@ -96,15 +109,17 @@ class ObjectSource(Protocol):
         limit_bytes: int,
         reserve: Callable[[int], None],
         begun: Pending | None = None,
+        span: Span | None = None,
     ) -> bytes | bytearray:
-        """The bytes of one object in exactly this version.
+        """The bytes of one object in exactly this version, or of a span of it.
 
         Args:
             key: the object's key.
             version: what the catalog listed.
-            limit_bytes: larger objects are refused before their bytes are read.
-            reserve: called once, with the object's size in bytes, before its bytes are read; it may wait.
-            begun: what :meth:`begin` gave for this key and version; it is used up.
+            limit_bytes: larger objects, or spans, are refused before their bytes are read.
+            reserve: called once, with the size in bytes, before they are read; it may wait.
+            begun: what :meth:`begin` gave for this key, version and span; it is used up.
+            span: the bytes that are wanted, fewer come where the object ends before; ``None``: all.
 
         Raises:
             SampleFailedError: the object is missing, changed, refused or too large, or the source failed.
@@ -150,7 +165,7 @@ class FileSource:
         self._kept: dict[str, _Directory] = {}  # by path
         weakref.finalize(self, _close, self._kept)
 
-    def begin(self, key: str, version: str) -> Pending | None:  # noqa: ARG002  # see the protocol
+    def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:  # noqa: ARG002  # see the protocol
         """Nothing: files are not asked for ahead."""
         return None
 
@@ -162,6 +177,7 @@ class FileSource:
         limit_bytes: int,
         reserve: Callable[[int], None],
         begun: Pending | None = None,  # noqa: ARG002  # see the protocol
+        span: Span | None = None,
     ) -> bytes:
         """The file's bytes; see :class:`superdl.lambda_prefetch.sources.ObjectSource`."""
         try:
@@ -173,20 +189,22 @@ class FileSource:
             if not stat.S_ISREG(before.st_mode):
                 raise SampleFailedError(Outcome.CHANGED, "it is no regular file (any more)")
             _check_status(before, version)
-            check_size(before.st_size, limit_bytes)
-            reserve(before.st_size)
-            data = _read_exactly(descriptor, before.st_size)
+            begin, end = (0, before.st_size) if span is None else (span.begin, min(span.end, before.st_size))
+            size_bytes = max(end - begin, 0)
+            check_size(size_bytes, limit_bytes)
+            reserve(size_bytes)
+            data = _read_exactly(descriptor, size_bytes, begin)
             # A writer that was at work meanwhile leaves bytes of two versions.
             _check_status(os.fstat(descriptor), version)
         except OSError as error:
             raise _failure(error) from error
         finally:
             os.close(descriptor)
-        if len(data) != before.st_size:
+        if len(data) != size_bytes:
             raise SampleFailedError(
-                Outcome.SOURCE_ERROR, f"it has {before.st_size} bytes, but only {len(data)} could be read"
+                Outcome.SOURCE_ERROR, f"it has {size_bytes} bytes, but only {len(data)} could be read"
             )
-        if size_of_digest(version) is not None:
+        if span is None and size_of_digest(version) is not None:
             digest = hashlib.blake2b(data, digest_size=ID_BYTES).digest()
             check_version(digest_version(len(data), digest), version)
         return data
@@ -265,10 +283,12 @@ def _check_status(status: os.stat_result, version: str) -> None:
         )
 
 
-def _read_exactly(descriptor: int, size_bytes: int) -> bytes:
-    """Up to ``size_bytes``; fewer if the file ends before."""
-    data = os.read(descriptor, size_bytes)
-    while len(data) < size_bytes and (piece := os.read(descriptor, size_bytes - len(data))):
+def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
+    """Up to ``size_bytes`` from ``begin`` on; fewer if the file ends before."""
+    data = os.pread(descriptor, size_bytes, begin)
+    while len(data) < size_bytes and (
+        piece := os.pread(descriptor, size_bytes - len(data), begin + len(data))
+    ):
         data += piece
     return data
 

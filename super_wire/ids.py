@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -31,6 +31,7 @@ __all__ = [
     "id_bucket",
     "sample_id",
     "sample_ids",
+    "shown_name",
     "size_of_digest",
     "split_ids",
 ]
@@ -92,6 +93,11 @@ def size_of_digest(version: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def shown_name(key: str, member: str) -> str:
+    """How people are shown a member of an object. Nothing reads it: ids have key and member apart."""
+    return f"{key}::{member}"
+
+
 def _with_length(field: bytes) -> bytes:
     return len(field).to_bytes(8, "little") + field
 
@@ -107,6 +113,7 @@ def sample_ids(
     versions: Iterable[bytes],
     recipe_digest: bytes,
     randomness: tuple[int, int] | None = None,
+    members: Iterable[bytes] | None = None,
 ) -> bytes:
     """Ids of many samples of one bucket, concatenated: 16 bytes each, in the order of ``keys``.
 
@@ -117,6 +124,8 @@ def sample_ids(
         versions: ETag, or for files ``size-mtime_ns`` or :func:`digest_version`; as many as there are keys.
         recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
         randomness: (augment seed, epoch) if the recipe is random, else ``None``.
+        members: of samples that are members of objects their names, one more field behind the key; as many
+            as there are keys.
     """
     head = hashlib.blake2b(_with_length(bucket.encode()), digest_size=ID_BYTES)
     tail = _with_length(recipe_digest)
@@ -125,20 +134,33 @@ def sample_ids(
         tail += _with_length(augment_seed.to_bytes(8, "little", signed=True))
         tail += _with_length(epoch.to_bytes(8, "little"))
     ids = []
-    for key, version in zip(keys, versions, strict=True):
+    # Lists of fields differ in length with and without members, random or not: so no two are alike.
+    behind = repeat(b"") if members is None else map(_with_length, members)
+    for (key, version), member in zip(zip(keys, versions, strict=True), behind, strict=False):
         state = head.copy()
         state.update(
-            len(key).to_bytes(8, "little") + key + len(version).to_bytes(8, "little") + version + tail
+            len(key).to_bytes(8, "little")
+            + key
+            + member
+            + len(version).to_bytes(8, "little")
+            + version
+            + tail
         )
         ids.append(state.digest())
     return b"".join(ids)
 
 
 def sample_id(
-    bucket: str, key: str, version: str, recipe_digest: bytes, randomness: tuple[int, int] | None = None
+    bucket: str,
+    key: str,
+    version: str,
+    recipe_digest: bytes,
+    randomness: tuple[int, int] | None = None,
+    member: str | None = None,
 ) -> bytes:
     """The id of one sample; see :func:`sample_ids`."""
-    return sample_ids(bucket, [key.encode()], [version.encode()], recipe_digest, randomness)
+    members = None if member is None else [member.encode()]
+    return sample_ids(bucket, [key.encode()], [version.encode()], recipe_digest, randomness, members)
 
 
 def batch_id(ids: bytes) -> bytes:

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 import re
 import reprlib
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.ids import ID_BYTES, checked_naming, id_bucket
+from superdl.super_wire.ids import ID_BYTES, checked_naming, id_bucket, shown_name
 from superdl.super_wire.keys import checked_outcome_stream
+from superdl.super_wire.message_fields import clean_text, mapping_of, message_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 __all__ = [
     "MAX_OUTCOME_BYTES",
     "MAX_SAMPLES_PER_REQUEST",
+    "MEMBER_ENCODINGS",
     "OUTCOME_FIELD",
     "OUTCOME_STREAM_MAXLEN",
     "REQUEST_VERSION",
@@ -35,13 +36,15 @@ __all__ = [
     "PrefetchFailure",
     "PrefetchRequest",
     "PrefetchResult",
-    "clean_text",
     "pack_outcome",
     "read_outcome",
 ]
 
 REQUEST_VERSION = 3
 MAX_SAMPLES_PER_REQUEST = 4096
+
+MEMBER_ENCODINGS = ("", "deflate")
+"""How a member's bytes lie in its object: as they are, or as a raw deflate stream, as in zip archives."""
 
 OUTCOME_FIELD = b"r"
 
@@ -52,6 +55,7 @@ MAX_OUTCOME_BYTES = 16 * 2**20
 """The longest entry that is read; one of 4,096 samples, each with a long message, has half of that."""
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
+_WHERE_USED = frozenset({"members", "member_offsets", "member_lengths", "encodings", "source_requests"})
 
 
 class Outcome(enum.StrEnum):
@@ -114,6 +118,10 @@ class PrefetchRequest:
     made them.
 
     Where the source has an ``alias``, ids are made of that and of keys without ``prefix``, which begins all.
+
+    Where samples are *members* of objects, ``members`` are their names, and ``member_lengths[i]`` bytes from
+    ``member_offsets[i]`` of the object are what sample ``i`` is made of. ``encodings`` are of
+    :data:`MEMBER_ENCODINGS`, and empty where all bytes are as they are. Other requests lack these columns.
     """
 
     request_id: str
@@ -138,6 +146,10 @@ class PrefetchRequest:
     prefix: str = ""
     pointers: bool = False
     from_cache: bool = False
+    members: tuple[str, ...] = ()
+    member_offsets: tuple[int, ...] = ()
+    member_lengths: tuple[int, ...] = ()
+    encodings: tuple[str, ...] = ()
 
     @property
     def id_bucket(self) -> str:
@@ -149,6 +161,14 @@ class PrefetchRequest:
         """The keys as ids have them."""
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
+    def name_of(self, index: int) -> str:
+        """How messages name a sample: by its key, and the member if it is one."""
+        return shown_name(self.keys[index], self.members[index]) if self.members else self.keys[index]
+
+    def seeding_name(self, index: int) -> str:
+        """What seeds random steps on a sample: its key, and behind NUL, which no key has, its member."""
+        return f"{self.keys[index]}\0{self.members[index]}" if self.members else self.keys[index]
+
     @property
     def restores(self) -> bool:
         """Whether records come from the store, and nothing is decoded."""
@@ -156,7 +176,7 @@ class PrefetchRequest:
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values, for any executor."""
-        return {"super_request": REQUEST_VERSION, **_columns_of(self), "limits": asdict(self.limits)}
+        return {"super_request": REQUEST_VERSION, **mapping_of(self, _WHERE_USED)}
 
     def to_json(self) -> str:
         """As JSON text."""
@@ -165,7 +185,15 @@ class PrefetchRequest:
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
-        request = _build(cls, event, "request", "the function")
+        request = message_in(
+            cls,
+            event,
+            "request",
+            "the function",
+            version=REQUEST_VERSION,
+            optional=_WHERE_USED,
+            nested={"Limits": Limits},
+        )
         count = len(request.keys)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
             raise ConfigError(
@@ -178,12 +206,13 @@ class PrefetchRequest:
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         _check_places(request)
+        _check_members(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
         below = all(key.startswith(request.prefix) for key in request.keys)
         if request.prefix and not (request.alias and below):
             raise ConfigError("a prefetch request with a prefix has an alias, and keys that begin with it")
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
-        lists = (*request.keys, *request.versions, *request.packs)
+        lists = (*request.keys, *request.versions, *request.packs, *request.members)
         if clean_text(every := "".join((*texts, request.store, *lists))) != every:
             raise ConfigError("a prefetch request has a text with a lone surrogate, which UTF-8 has not")
         return request
@@ -197,6 +226,8 @@ class PrefetchResult:
     the samples of one pipeline). ``source_bytes`` were fetched, ``record_bytes`` are now in the cache: a
     record, or a pointer, which is shorter than its record in the pack.
     ``messages`` explains outcomes other than ``cached``, by the sample's place in the request.
+    ``source_requests`` are GETs where one brings many members, whose ``source_bytes`` then count what lay
+    between them; where it is 0, each sample with such bytes took one.
     ``duration_us`` is the function's own measure of its time; ``billed_us`` and ``memory_mb`` are what is
     billed, 0 where nobody says. ``clock_s`` is the function's clock when it answered, Unix time in seconds.
 
@@ -227,15 +258,19 @@ class PrefetchResult:
     store_trouble: str = ""
     store_requests: int = 0
     store_bytes: int = 0
+    source_requests: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values, which is what a handler returns."""
-        return {"super_result": REQUEST_VERSION, **_columns_of(self), "messages": dict(self.messages)}
+        values = mapping_of(self, _WHERE_USED)
+        return {"super_result": REQUEST_VERSION, **values, "messages": dict(self.messages)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
-        result = _build(cls, answer, "result", "the coordinator")
+        result = message_in(
+            cls, answer, "result", "the coordinator", version=REQUEST_VERSION, optional=_WHERE_USED
+        )
         columns = (result.fetch_us, result.decode_us, result.push_us, result.source_bytes)
         if {len(column) for column in (*columns, result.record_bytes)} != {len(result.outcomes)}:
             raise ConfigError("the columns of a prefetch result differ in length")
@@ -273,31 +308,16 @@ class PrefetchFailure:
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values."""
-        return {"super_failure": REQUEST_VERSION, **asdict(self)}
+        return {"super_failure": REQUEST_VERSION, **mapping_of(self)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchFailure:
         """From the parsed JSON; ``ConfigError`` names what is wrong."""
-        failure = _build(cls, answer, "failure", "the coordinator")
+        failure = message_in(cls, answer, "failure", "the coordinator", version=REQUEST_VERSION)
         return replace(failure, error=clean_text(failure.error), message=clean_text(failure.message))
 
 
 Answer: TypeAlias = "PrefetchResult | PrefetchFailure"
-
-_Message = TypeVar("_Message", PrefetchRequest, PrefetchResult, PrefetchFailure)
-
-
-def clean_text(text: str) -> str:
-    """Text that UTF-8 has, whatever JSON made of it: a lone surrogate becomes a question mark.
-
-    Words of others end in tombstones, replies and logs, where what cannot be encoded would break the whole.
-    """
-    return text if text.isascii() else text.encode(errors="replace").decode()
-
-
-def _columns_of(message: PrefetchRequest | PrefetchResult) -> dict[str, Any]:
-    """A message's fields; not asdict(), which copies every item of every column."""
-    return {entry.name: getattr(message, entry.name) for entry in fields(message)}
 
 
 def _check_places(request: PrefetchRequest) -> None:
@@ -315,55 +335,18 @@ def _check_places(request: PrefetchRequest) -> None:
         raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _are(items: object, good: Callable[[object], bool]) -> bool:
-    return isinstance(items, (list, tuple)) and all(map(good, items))
-
-
-# annotation of a field -> whether a JSON value may stand for it
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "str": _is_text,
-    "int": _is_count,
-    "float": lambda value: _is_count(value) or (type(value) is float and 0 <= value < math.inf),
-    "bool": lambda value: isinstance(value, bool),
-    "tuple[str, ...]": lambda value: _are(value, _is_text),
-    "tuple[int, ...]": lambda value: _are(value, _is_count),
-    "dict[str, str]": lambda value: isinstance(value, dict) and _are([*value, *value.values()], _is_text),
-    "Limits": lambda value: (
-        isinstance(value, dict) and all(_is_count(value.get(entry.name)) for entry in fields(Limits))
-    ),
-}
-
-
-def _build(cls: type[_Message], mapping: object, kind: str, reader: str) -> _Message:
-    """Make a message from JSON values, each checked against the field's annotation."""
-    version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
-    if not isinstance(mapping, dict) or type(version) is not int or version != REQUEST_VERSION:
+def _check_members(request: PrefetchRequest) -> None:
+    count = len(request.keys) if request.members else 0
+    if not count == len(request.members) == len(request.member_offsets) == len(request.member_lengths):
+        raise ConfigError("a request for members has one of member, offset and length for each key")
+    if request.encodings and len(request.encodings) != count:
+        raise ConfigError("a request for members has an encoding for each, or none")
+    if unknown := set(request.encodings) - set(MEMBER_ENCODINGS):
         raise ConfigError(
-            f"{reader} reads {kind}s of version {REQUEST_VERSION}, not {reprlib.repr(version)}: deploy one "
-            "version of SUPER"
+            f"unknown encodings of members: {reprlib.repr(sorted(unknown))}; deploy one version of SUPER"
         )
-    values: dict[str, Any] = {}
-    for entry in fields(cls):
-        if entry.name not in mapping:
-            raise ConfigError(f"the prefetch {kind} lacks {entry.name!r}")
-        value, annotation = mapping[entry.name], str(entry.type)
-        if not _CHECKS[annotation](value):
-            raise ConfigError(
-                f"in a prefetch {kind}, {entry.name} is {annotation}, without negative numbers; not "
-                f"{reprlib.repr(value)}"
-            )
-        if annotation == "Limits":
-            value = Limits(**{bound.name: value[bound.name] for bound in fields(Limits)})
-        values[entry.name] = tuple(value) if annotation.startswith("tuple") else value
-    return cls(**values)
+    if request.member_lengths and min(request.member_lengths) < 1:
+        raise ConfigError("a member has a length of 1 or more")
 
 
 def pack_outcome(answer: Answer) -> bytes:

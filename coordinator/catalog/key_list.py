@@ -19,6 +19,7 @@ import numpy as np
 
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
+from superdl.coordinator.catalog.members import MemberColumns, distinct
 from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
@@ -26,11 +27,13 @@ from superdl.super_wire.redaction import without_credentials
 from superdl.super_wire.source_url import split_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.catalog.key_list_rows import Row
     from superdl.coordinator.catalog.listing import Tally
+    from superdl.coordinator.catalog.members import Members
 
 __all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
 
@@ -54,6 +57,9 @@ class KeyList:
 
     ``keys`` are relative to the source; ``versions`` is ``None`` if the list has no such column; ``labels``
     and ``classes`` are as in :class:`~superdl.coordinator.catalog.catalog.Catalog`.
+
+    Where the rows are ``members`` of objects, these are in their order, ``lines`` are their numbers, and keys
+    and versions are of the objects: each once, in the order of its bytes.
     """
 
     url: str
@@ -61,6 +67,8 @@ class KeyList:
     versions: PackedStrings | None
     labels: NDArray[Any]
     classes: tuple[str, ...]
+    members: Members | None = None
+    lines: Sequence[int] = ()
 
 
 def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
@@ -84,36 +92,89 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
         raise SourceError(
             f"key_list {shown!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
         )
-    keys, versions, labels = PackedStringsBuilder(), PackedStringsBuilder(), LabelColumn()
+    columns = _Columns(of_files=of_files)
     with _open(url, tally) as stream:
         try:
             for row in read_rows(stream):
-                if len(keys) % _ROWS_AT_A_TIME == 0:
+                if columns.rows % _ROWS_AT_A_TIME == 0:
                     tally.check()
-                    tally.allowed.check_count(len(keys))
+                    tally.allowed.check_count(columns.rows)
                 try:
-                    keys.append(_key(row.key, of_files=of_files))
-                    if row.version is not None:
-                        versions.append(_version(row.version))
-                    labels.append(row.label)
+                    columns.append(row)
                 except ValueError as error:
                     raise BadRowError(row.number, str(error)) from error
         except BadRowError as error:
             where = f", line {error.number}" if error.number else ""
             raise SourceError(f"key_list {url}{where}: {error.reason}") from error
-    if not len(keys):
+    if not columns.rows:
         raise SourceEmptyError(
             f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
         )
-    if len(versions):
-        tally.add(len(keys))
-    values, classes = labels.finish()
-    packed = keys.build()
-    ordered = packed.reorder(packed.sort_order())
+    keys, versions = columns.keys.build(), columns.versions.build() if len(columns.versions) else None
+    if versions is not None:
+        tally.add(columns.rows)
+    if len(columns.members):
+        return _of_members(url, keys, versions, columns)
+    ordered = keys.reorder(keys.sort_order())
     if repeated := ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
-        raise SourceError(f"key_list {url}: a key is listed once; these come more often: {names}")
-    return KeyList(url, packed, versions.build() if len(versions) else None, values, classes)
+        raise SourceError(
+            f"key_list {url}: a key is listed once, unless member, offset and length name parts of it; these "
+            f"come more often: {names}"
+        )
+    return KeyList(url, keys, versions, *columns.labels.finish())
+
+
+class _Columns:
+    """What the rows of a key list say, packed."""
+
+    def __init__(self, *, of_files: bool) -> None:
+        self._of_files = of_files
+        self._before = (b"", b"")
+        self.keys, self.versions = PackedStringsBuilder(), PackedStringsBuilder()
+        self.labels, self.members = LabelColumn(), MemberColumns()
+        self.rows = 0
+
+    def append(self, row: Row) -> None:
+        """Add a row; ``ValueError`` says what is wrong with it."""
+        self.rows += 1
+        key = _key(row.key, of_files=self._of_files)
+        version = b"" if row.version is None else _version(row.version)
+        # Members of one object mostly stand together: their rows add its key once.
+        if row.member is None or (key, version) != self._before:
+            self.keys.append(key)
+            if row.version is not None:
+                self.versions.append(version)
+            self._before = key, version
+        if row.member is not None:
+            self.members.append(row.member, key, place=len(self.keys) - 1, line=row.number)
+        self.labels.append(row.label)
+
+
+def _of_members(
+    url: str,
+    keys: PackedStrings,
+    versions: PackedStrings | None,
+    columns: _Columns,
+) -> KeyList:
+    """A list of members; ``keys`` and ``versions`` are of objects that may come several times."""
+    first, which = distinct(keys)
+    objects = keys.reorder(first)
+    if versions is not None:
+        version_of = distinct(versions)[1]
+        if len(other := np.flatnonzero(version_of != version_of[first][which])):
+            key, at = keys[int(other[0])], int(other[0])
+            raise SourceError(
+                f"key_list {url}: the members of {key.decode()!r} are of two versions, "
+                f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: an object has "
+                "one; list its members again"
+            )
+        versions = versions.reorder(first)
+    try:
+        members = columns.members.finish(objects, which)
+    except ValueError as error:
+        raise SourceError(f"key_list {url}: {error}") from error
+    return KeyList(url, objects, versions, *columns.labels.finish(), members, columns.members.lines)
 
 
 def _key(key: object, *, of_files: bool) -> bytes:

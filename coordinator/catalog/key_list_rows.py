@@ -11,9 +11,10 @@ import json
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from superdl.coordinator.catalog.key_list_labels import number_or_text
+from superdl.coordinator.catalog.members import MemberRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 __all__ = ["FORMATS", "BadRowError", "Row"]
 
@@ -21,18 +22,21 @@ _MAX_LINE_BYTES = 2**16
 _ROWS_AT_A_TIME = 8192
 _MAX_BATCH_BYTES = 2**28  # of so many rows; in a Parquet file a few bytes can stand for gigabytes
 _FIELD = "label."
+_MEMBER = ("member", "offset", "length")
 
 
 class Row(NamedTuple):
     """One row; ``number`` is the line in the file (Parquet: the row, from 1).
 
-    ``version`` is ``None`` if there is no such column, and empty where the column has no value.
+    ``version`` is ``None`` if there is no such column, and empty where the column has no value; ``member`` is
+    ``None`` where samples are objects.
     """
 
     number: int
     key: object
     label: object
     version: object
+    member: MemberRow | None = None
 
 
 class BadRowError(ValueError):
@@ -47,6 +51,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
     rows = csv.reader((line for _, line in _lines(stream)), strict=True)
     header: list[str] = []
     label_of: Callable[[dict[str, str]], object] | None = None
+    of_members = False
     while True:
         try:
             row = next(rows, None)
@@ -59,11 +64,13 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
         if label_of is None:
             header = [name.strip() for name in row]
             label_of = _csv_labels(header, rows.line_num)
+            of_members = _names_members(header, rows.line_num)
         elif len(row) != len(header):
             raise BadRowError(rows.line_num, f"{len(row)} fields; the header names {len(header)}")
         else:
             values = dict(zip(header, row, strict=True))
-            yield Row(rows.line_num, values["key"], label_of(values), values.get("version"))
+            member = _member(values, number_or_text) if of_members else None
+            yield Row(rows.line_num, values["key"], label_of(values), values.get("version"), member)
 
 
 def _csv_labels(header: list[str], number: int) -> Callable[[dict[str, str]], object]:
@@ -79,6 +86,7 @@ def _csv_labels(header: list[str], number: int) -> Callable[[dict[str, str]], ob
 
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
     versioned: bool | None = None
+    of_members: bool | None = None
     for number, line in _lines(stream):
         if not line.strip():
             continue
@@ -92,7 +100,12 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
             versioned = "version" in row
         if versioned is not ("version" in row):
             raise BadRowError(number, "either all rows have a version or none")
-        yield Row(number, row["key"], row["label"], _or_empty(row["version"]) if versioned else None)
+        if of_members is None:
+            of_members = _names_members(row, number)
+        if of_members is not _names_members(row, number):
+            raise BadRowError(number, "either all rows have member, offset and length or none")
+        version = _or_empty(row["version"]) if versioned else None
+        yield Row(number, row["key"], row["label"], version, _member(row) if of_members else None)
 
 
 def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
@@ -108,13 +121,18 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
         names = list(table.schema_arrow.names)
         _check_columns(names, 0)
         wanted = [name for name in ("key", "label", "version") if name in names]
+        if of_members := _names_members(names, 0):
+            wanted += [name for name in (*_MEMBER, "encoding") if name in names]
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
             _check_size(batch, number + 1)
             columns = {name: batch.column(name).to_pylist() for name in wanted}
             versions = map(_or_empty, columns["version"]) if "version" in columns else [None] * batch.num_rows
-            for key, label, version in zip(columns["key"], columns["label"], versions, strict=True):
+            for at, (key, label, version) in enumerate(
+                zip(columns["key"], columns["label"], versions, strict=True)
+            ):
                 number += 1
-                yield Row(number, key, label, version)
+                row = {name: column[at] for name, column in columns.items()} if of_members else {}
+                yield Row(number, key, label, version, _member(row) if of_members else None)
     except BadRowError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also of values Python lacks
@@ -131,11 +149,29 @@ FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Row]]] = {
 
 def _check_columns(names: Sequence[Any], number: int, needed: Sequence[str] = ("key", "label")) -> None:
     """See that each column that matters is there once; others are left alone."""
-    if any(names.count(name) != 1 for name in needed) or names.count("version") > 1:
+    once = ("version", *_MEMBER, "encoding")
+    if any(names.count(name) != 1 for name in needed) or any(names.count(name) > 1 for name in once):
         reason = (
             f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
         )
         raise BadRowError(number, reason[:400])
+
+
+def _names_members(names: Collection[Any], number: int) -> bool:
+    """Whether the columns name members of objects. A lone ``offset`` or ``length`` is somebody else's."""
+    found = [name for name in _MEMBER if name in names]
+    if len(found) == len(_MEMBER) - 1 or found == ["member"]:
+        missing = ", ".join(name for name in _MEMBER if name not in found)
+        reason = (
+            f"the columns member, offset and length come together; there is {' and '.join(found)}, and no "
+        )
+        raise BadRowError(number, reason + missing)
+    return len(found) == len(_MEMBER)
+
+
+def _member(row: Mapping[str, Any], read: Callable[[Any], object] = lambda value: value) -> MemberRow:
+    numbers = read(row["offset"]), read(row["length"])
+    return MemberRow(row["member"], *numbers, _or_empty(row.get("encoding")))
 
 
 def _check_size(batch: Any, number: int) -> None:

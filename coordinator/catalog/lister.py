@@ -15,7 +15,12 @@ import numpy as np
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
-from superdl.coordinator.catalog.listing_file import list_directory, probe_directory, read_small_file
+from superdl.coordinator.catalog.listing_file import (
+    list_directory,
+    probe_directory,
+    read_small_file,
+    size_in_version,
+)
 from superdl.coordinator.catalog.listing_s3 import list_bucket, probe_bucket, read_small_object
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
@@ -24,6 +29,8 @@ from superdl.super_wire.ids import Naming, checked_naming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from superdl.coordinator.catalog.members import Members
 
 __all__ = ["NAMING_FILE", "list_objects", "list_source"]
 
@@ -88,10 +95,14 @@ def list_source(
         probe_directory(place.directory)
     else:
         probe_bucket(place)
+    if rows.members is not None and place.is_file:
+        _check_ends(rows, rows.members, versions)
     prefix = place.prefix.encode()
     keys = PackedStrings.pack(prefix + key for key in rows.keys) if prefix else rows.keys
     columns = keys, versions, rows.labels, rows.classes
-    return Catalog.build(place.bucket, *columns, alias=naming.alias, prefix=place.prefix)
+    return Catalog.build(
+        place.bucket, *columns, alias=naming.alias, prefix=place.prefix, members=rows.members
+    )
 
 
 def list_objects(
@@ -182,3 +193,15 @@ def _look_up_versions(place: Source, rows: KeyList, found: list[Folder]) -> Pack
             f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
         )
     return PackedStrings.concatenate([folder.versions for folder in found]).reorder(places)
+
+
+def _check_ends(rows: KeyList, members: Members, versions: PackedStrings) -> None:
+    """See that members end where their files do, at the latest. Of objects functions find out."""
+    sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
+    for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
+        place = int(members.objects[row])
+        raise SourceError(
+            f"key_list {rows.url}, line {rows.lines[row]}: the member {members.names[row].decode()!r} of "
+            f"{rows.keys[place].decode()!r} ends at {members.ends[row]}, and that has {sizes[place]} bytes: "
+            "it was cut off or written again, list its members again"
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 import threading
 import time
@@ -24,7 +25,7 @@ from superdl.super_wire.ids import ID_BYTES, digest_version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["file_version", "list_directory", "probe_directory", "read_small_file"]
+__all__ = ["file_version", "list_directory", "probe_directory", "read_small_file", "size_in_version"]
 
 _THREADS = 8
 # On a local disk threads only fight for the interpreter: one alone takes half the time. Where so many entries
@@ -39,6 +40,7 @@ _NO_FILES = "things have an image's name, are no files and are left out:"
 _EMPTY = "folders hold no image and are no classes, for which ImageFolder fails:"
 _FORBIDDEN, _LINKED = "forbidden", "linked"
 _BLOCK_BYTES = 2**20
+_VERSION = re.compile(rb"([0-9]{1,18})-([0-9]+|b2:[0-9a-f]+)")
 # Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -46,6 +48,12 @@ _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 def file_version(status: os.stat_result) -> bytes:
     """The version of a file: ``size-mtime_ns``, so that a rewritten file is another sample."""
     return b"%d-%d" % (status.st_size, status.st_mtime_ns)
+
+
+def size_in_version(version: bytes) -> int:
+    """The size of a file that has this version; more than any has where that does not tell it."""
+    found = _VERSION.fullmatch(version)
+    return int(found[1]) if found else 2**63 - 1
 
 
 def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: bool = False) -> list[Folder]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["PackedStrings", "PackedStringsBuilder", "Strings", "compact"]
+__all__ = ["PackedStrings", "PackedStringsBuilder", "RepeatedStrings", "Strings", "compact"]
 
 _CHUNK = 8192  # strings unpacked at a time: few enough not to matter, many enough to be fast
 _WORD = 8
@@ -159,6 +159,33 @@ class PackedStrings(Strings):
             values = (words[places].astype(np.uint64) >> shift) << shift
             order = order[np.argsort(values, kind="stable")]
         return np.concatenate([by_length[:reached], order]).astype(np.int64)
+
+
+class RepeatedStrings(Strings):
+    """Strings that come again and again, each held once.
+
+    Args:
+        strings: the different ones.
+        which: of each string, its place in these.
+    """
+
+    __slots__ = ("_strings", "_which")
+
+    def __init__(self, strings: Strings, which: NDArray[Any]) -> None:
+        self._strings = compact(strings)
+        self._which = which
+
+    def __len__(self) -> int:
+        return len(self._which)
+
+    def lengths(self) -> NDArray[np.uint64]:
+        """Length of every string in bytes: uint64, shape (len,)."""
+        lengths: NDArray[np.uint64] = self._strings.lengths()[self._which]
+        return lengths
+
+    def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
+        """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
+        return self._strings.take(self._which[self._places(indices)])
 
 
 class PackedStringsBuilder:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.request import clean_text
+from superdl.super_wire.message_fields import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

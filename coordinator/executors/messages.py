@@ -77,6 +77,7 @@ def request_for(
     ``store``, if one is named, which ``pointers`` in the cache may lead to.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
+    members = catalog.members
     return PrefetchRequest(
         request_id=request_id,
         bucket=catalog.bucket,
@@ -97,6 +98,10 @@ def request_for(
         pointers=pointers and bool(store),
         golden=saved_as,
         from_cache=bool(saved_as),
+        members=tuple(map(bytes.decode, members.names.take(indices))) if members else (),
+        member_offsets=tuple(members.offsets[indices].tolist()) if members else (),
+        member_lengths=tuple(members.lengths[indices].tolist()) if members else (),
+        encodings=tuple(members.encodings_at(indices)) if members else (),
     )
 
 

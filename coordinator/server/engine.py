@@ -294,7 +294,7 @@ class Engine:
             messages={int(offset): str(message) for offset, message in result.messages.items()},
             duration_us=result.duration_us,
             gb_s=(result.billed_us or result.duration_us) / 1e6 * memory_gb,
-            source_requests=sum(size > 0 for size in result.source_bytes) if is_remote else 0,
+            source_requests=_gets_of(result) if is_remote else 0,
             cold_start=result.cold_start,
             pack=pack,
             stored=stored,
@@ -349,7 +349,7 @@ class Engine:
         catalog = self.datasets[action.samples.dataset].catalog
         tombstones = [
             Tombstone(key.decode(), action.reason, message, permanent=False)
-            for key, message in zip(catalog.keys.take(action.indices), action.messages, strict=True)
+            for key, message in zip(catalog.names_at(action.indices), action.messages, strict=True)
         ]
         first, more = tombstones[0], len(tombstones) - 1
         others = f" (and {counted(more, 'more sample')})" if more else ""
@@ -358,6 +358,11 @@ class Engine:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
+
+
+def _gets_of(result: PrefetchResult) -> int:
+    """How often the source was asked: for each sample, where the function does not say that it was less."""
+    return result.source_requests or sum(size > 0 for size in result.source_bytes)
 
 
 def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
@@ -369,6 +374,7 @@ def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
     numbers = (
         *(result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us),
         (result.duration_us, result.billed_us, result.memory_mb, result.store_requests, result.store_bytes),
+        (result.source_requests,),
         *(result.offsets, result.lengths),
     )
     if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in numbers):

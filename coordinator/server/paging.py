@@ -138,7 +138,7 @@ def page_of(
     for number, batch in enumerate(batch_ids(ids, offsets)):
         first, end = offsets[number], offsets[number + 1]
         padding = span.padding[first:end]
-        keys = catalog.keys.take(span.indices[first:end]) if with_keys else []
+        keys = catalog.names_at(span.indices[first:end]) if with_keys else []
         key_bytes = len(b"".join(keys)) + _KEY_BYTES * len(keys)
         padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
         again = None if span.repetitions is None else span.repetitions[first:end]
@@ -179,7 +179,7 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     if with_keys:
         room, end, stop = _SAMPLES_BYTES, stop, start
         while stop < end and room > 0:
-            some = catalog.keys.slice(stop, min(stop + _KEYS_AT_A_TIME, end))
+            some = catalog.names_at(np.arange(stop, min(stop + _KEYS_AT_A_TIME, end)))
             sizes = np.cumsum([len(key) + sample_bytes for key in some])
             fitting = int(np.searchsorted(sizes, room, side="right"))
             keys += some[: max(fitting, 0 if keys else 1)]

@@ -157,7 +157,7 @@ def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
     key, state = job.samples_of(0), core.state
     failed = np.flatnonzero(state.states(key, np.arange(job.plan.size)) == SampleState.FAILED)
     some = failed[:_TOLD_FAILURES]
-    for index, name in zip(some.tolist(), dataset.catalog.keys.take(some), strict=True):
+    for index, name in zip(some.tolist(), dataset.catalog.names_at(some), strict=True):
         why = state.failures.get((key, index), "it failed before; its tombstone in the cache says why")
         answer.failures.add(key=name.decode(), state="failed", message=why)
     return answer
@@ -205,7 +205,7 @@ def batch_status(
 def _details(
     core: Core, dataset: Dataset, key: SetKey, epoch: int, indices: NDArray[np.int64]
 ) -> Iterator[pb.SampleStatus]:
-    ids, names = dataset.ids(indices, epoch), dataset.catalog.keys.take(indices)
+    ids, names = dataset.ids(indices, epoch), dataset.catalog.names_at(indices)
     for number, (index, value) in enumerate(
         zip(indices.tolist(), core.state.states(key, indices), strict=True)
     ):

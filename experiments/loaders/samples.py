@@ -119,6 +119,11 @@ def list_samples(source: Source, kind: str) -> Samples:
             f"the labels in {source.key_list} are numbers, and loader.kind {kind} takes class names alone; "
             "set loader.kind=super"
         )
+    if catalog.members is not None:
+        raise ConfigError(
+            f"{source.key_list} names members of objects, and loader.kind {kind} reads whole objects alone; "
+            "set loader.kind=super"
+        )
     keys = [key.decode() for key in catalog.keys]
     labels, named = catalog.labels.tolist(), (catalog.id_bucket, catalog.prefix)
     return Samples(catalog.bucket, keys, labels, catalog.classes, catalog.fingerprint, *named)

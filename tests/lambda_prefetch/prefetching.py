@@ -97,6 +97,30 @@ def request_for(
     )
 
 
+def member_request(
+    bucket: str, rows: Sequence[dict[str, Any]], cache: str, recipe: Recipe = PLAIN, **options: Any
+) -> PrefetchRequest:
+    """A request for members: rows as a key list has them, with versions, and with their true ids."""
+    plain = request_for(bucket, {}, cache, recipe, **options)
+    columns = {
+        name: tuple(row[name] for row in rows) for name in ("key", "version", "member", "offset", "length")
+    }
+    texts = (map(str.encode, columns[name]) for name in ("key", "version"))
+    randomness = (recipe.augment_seed, plain.epoch) if recipe.random else None
+    ids = sample_ids(bucket, *texts, recipe.digest, randomness, map(str.encode, columns["member"]))
+    encodings = tuple(row.get("encoding", "") for row in rows)
+    return replace(
+        plain,
+        keys=columns["key"],
+        versions=columns["version"],
+        ids=tuple(one.hex() for one in split_ids(ids)),
+        members=columns["member"],
+        member_offsets=columns["offset"],
+        member_lengths=columns["length"],
+        encodings=encodings if any(encodings) else (),
+    )
+
+
 def file_request(
     root: Path, keys: list[str], cache: str, recipe: Recipe = PLAIN, **options: Any
 ) -> PrefetchRequest:

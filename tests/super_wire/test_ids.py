@@ -68,4 +68,5 @@ def test_golden_values():
         assert sample_id(*fields).hex() == expected
     ids = b"".join(sample_id(*fields) for fields, _ in GOLDEN.values())
     assert batch_id(ids).hex() == "fe2914f26a67d752656da3e7d2f1eb0d"
+    assert sample_id(*SAMPLE, member="1/ü.jpg").hex() == "63c789f7e25cf0eb700cae86ee4a0941"
     assert digest128().hex() == "cae66941d9efbd404e4d88758ea67670"

@@ -14,6 +14,7 @@ from superdl.super_wire.keys import outcome_stream
 from superdl.super_wire.request import (
     MAX_OUTCOME_BYTES,
     MAX_SAMPLES_PER_REQUEST,
+    MEMBER_ENCODINGS,
     REQUEST_VERSION,
     Limits,
     Outcome,
@@ -47,7 +48,18 @@ def requests(draw):
     prefix = draw(TEXT)
     named = draw(st.sampled_from([("", ""), ("pets", ""), ("pets", prefix)]))
     samples = (tuple(f"{named[1]}{key}" for key in keys), versions, ids)
-    return PrefetchRequest(name, bucket, recipe, draw(COUNT), cache, expires_at, *samples, *said, *named)
+    whole = PrefetchRequest(name, bucket, recipe, draw(COUNT), cache, expires_at, *samples, *said, *named)
+    return replace(whole, **draw(members(len(keys)))) if draw(st.booleans()) else whole
+
+
+@st.composite
+def members(draw, count):
+    """The columns of a request whose samples are members of objects."""
+    lengths = st.integers(1, 2**63 - 1)
+    kinds = {"members": TEXT, "member_offsets": COUNT, "member_lengths": lengths}
+    columns = {name: draw(st.tuples(*[kind] * count)) for name, kind in kinds.items()}
+    encodings = st.just(()) | st.tuples(*[st.sampled_from(MEMBER_ENCODINGS)] * count)
+    return columns | {"encodings": draw(encodings)}
 
 
 @st.composite
@@ -74,7 +86,7 @@ def results(draw):
     offsets, lengths = (draw(st.tuples(*[COUNT] * len(outcomes))) if pack else () for _ in range(2))
     stored = (pack, offsets, lengths, draw(TEXT), draw(COUNT), draw(COUNT))
     names = (draw(TEXT), draw(TEXT), draw(st.booleans()))
-    return PrefetchResult(*names, outcomes, *numbers, messages, *counts, *stored)
+    return PrefetchResult(*names, outcomes, *numbers, messages, *counts, *stored, draw(COUNT))
 
 
 REQUEST = PrefetchRequest(
@@ -165,6 +177,29 @@ def test_bad_places(name, value):
         PrefetchRequest.from_mapping(mapping | {name: value})
 
 
+OF_MEMBERS = replace(
+    REQUEST, members=("a", "b"), member_offsets=(0, 64), member_lengths=(9, 9), encodings=("", "deflate")
+)
+BAD_MEMBERS = {
+    "members": [[], ["a"], ["a", None], None, ["a", "\ud800"]],
+    "member_offsets": [[], [64], [64, -1], [64, 2**63], ["64", "128"], None],
+    "member_lengths": [[9], [9, 0], [9, -9], [9, True]],
+    "encodings": [["deflate"], ["", "parquet:image"], ["", None], None],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD_MEMBERS.items() for value in values]
+)
+def test_bad_members(name, value):
+    mapping = json.loads(OF_MEMBERS.to_json())
+    assert PrefetchRequest.from_mapping(mapping) == OF_MEMBERS
+    with pytest.raises(ConfigError, match=r"member|encodings|lone surrogate"):
+        PrefetchRequest.from_mapping(mapping | {name: value})
+    with pytest.raises(ConfigError, match="one of member, offset and length"):
+        PrefetchRequest.from_mapping(json.loads(REQUEST.to_json()) | {"member_offsets": [1, 2]})
+
+
 BAD_RESULTS = {
     "outcomes": [None, ["cached"], ["cached", "eaten"], ["cached", ["missing"]], ["cached", "CACHED"]],
     "fetch_us": [[1], [1, -1], [1, 1.5], [1, "2"], [1, True], [1, 2**63]],
@@ -176,6 +211,7 @@ BAD_RESULTS = {
     "offsets": [[64, 0], None, "", [-1, 0]],
     "lengths": [[64, 0], None, "", [-1, 0]],
     "store_bytes": [-1, 1.0, None],
+    "source_requests": [-1, True, None],
     "super_result": [None, 0, 1],
 }
 
@@ -190,9 +226,13 @@ def test_bad_results(name, value):
 
 @pytest.mark.parametrize("field", [field.name for field in fields(PrefetchRequest)])
 def test_requests_lack_nothing(field):
-    mapping = json.loads(REQUEST.to_json())
+    mapping = json.loads(OF_MEMBERS.to_json())
     del mapping[field]
-    with pytest.raises(ConfigError, match=f"the prefetch request lacks '{field}'"):
+    if field == "encodings":  # none at all stand for bytes as they are
+        assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, encodings=())
+        return
+    words = "one of member" if field.startswith("member") else f"the prefetch request lacks '{field}'"
+    with pytest.raises(ConfigError, match=words):
         PrefetchRequest.from_mapping(mapping)
 
 

@@ -1,0 +1,76 @@
+"""Members of objects: which of a request's are read together, and what becomes of the bytes that came.
+
+Members of one object that lie close together are read as one *range* of it: one GET, one call of the system.
+The bytes of a range stay where they were received until the last of its members was decoded.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from superdl.lambda_prefetch.sources import Span, spoiled
+
+if TYPE_CHECKING:
+    from superdl.super_wire.request import PrefetchRequest
+
+__all__ = ["MAX_RANGE_BYTES", "MemberRange", "content_of", "ranges_of"]
+
+MAX_RANGE_BYTES = 16 * 2**20
+MAX_GAP_BYTES = 64 * 1024
+"""So many bytes between two members are read in vain: they cost about what another GET costs."""
+
+_RAW_DEFLATE = -zlib.MAX_WBITS
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRange:
+    """The members at ``indices`` of a request, by offset, and what is read of their object for them."""
+
+    indices: list[int]
+    span: Span
+
+
+def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
+    """The ranges that hold all members of a request, those first whose members the request names first.
+
+    A range has at most ``most_bytes``, but for one member that is larger.
+    """
+    offsets, lengths = request.member_offsets, request.member_lengths
+    objects = list(zip(request.keys, request.versions, strict=True))
+    order = sorted(range(len(objects)), key=lambda index: (objects[index], offsets[index]))
+    ranges: list[MemberRange] = []
+    for index in order:
+        begin, end = offsets[index], offsets[index] + lengths[index]
+        last = ranges[-1] if ranges else None
+        if last is not None and objects[last.indices[0]] == objects[index]:
+            span = Span(last.span.begin, max(last.span.end, end))
+            if begin - last.span.end <= MAX_GAP_BYTES and span.size_bytes <= most_bytes:
+                last.indices.append(index)
+                ranges[-1] = MemberRange(last.indices, span)
+                continue
+        ranges.append(MemberRange([index], Span(begin, end)))
+    return sorted(ranges, key=lambda one: min(one.indices))
+
+
+def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:
+    """A sample's bytes as its decoder takes them, unpacked where they are packed.
+
+    Raises:
+        SampleFailedError: they cannot be unpacked, or are more than the request allows.
+    """
+    if not request.encodings or request.encodings[index] == "":
+        return bytes(data)
+    limit_bytes = request.limits.object_bytes
+    unpacking = zlib.decompressobj(_RAW_DEFLATE)
+    try:
+        content = unpacking.decompress(data, limit_bytes + 1)
+    except zlib.error as error:
+        raise spoiled("undecodable", f"it is no deflate stream: {error}") from error
+    if len(content) > limit_bytes:
+        raise spoiled("too_large", f"unpacked it is over the limit of {limit_bytes} bytes")
+    if not unpacking.eof or unpacking.unused_data:
+        where = "behind" if unpacking.eof else "before"
+        raise spoiled("undecodable", f"its {len(data)} bytes end {where} the end of its deflate stream")
+    return content

@@ -1,0 +1,119 @@
+"""Messages between processes as JSON: made of a dataclass's fields, and read with every field checked.
+
+An annotation says what a field may hold. Fields that are *optional* travel only where they hold something,
+so that messages which have no use for them stay as they were.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from dataclasses import asdict, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+__all__ = ["clean_text", "mapping_of", "message_in"]
+
+_Message = TypeVar("_Message")
+
+
+def clean_text(text: str) -> str:
+    """Text that UTF-8 has, whatever JSON made of it: a lone surrogate becomes a question mark.
+
+    Words of others end in tombstones, replies and logs, where what cannot be encoded would break the whole.
+    """
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
+    """A message's fields as JSON values, without the ``optional`` ones that are empty.
+
+    Not by asdict() for the whole, which copies every item of every column.
+    """
+    values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in values.items()
+        if value or name not in optional
+    }
+
+
+def message_in(
+    cls: type[_Message],
+    mapping: object,
+    kind: str,
+    reader: str,
+    *,
+    version: int,
+    optional: Collection[str] = (),
+    nested: Mapping[str, type] | None = None,
+) -> _Message:
+    """Make a message from JSON values, each checked against its field's annotation.
+
+    Args:
+        cls: its dataclass.
+        mapping: the parsed JSON.
+        kind: what ``super_{kind}`` in the mapping gives the version of.
+        reader: who reads it, for errors.
+        version: the one that is read.
+        optional: fields that may be absent.
+        nested: dataclasses of counts that are fields, by their annotations.
+
+    Raises:
+        ConfigError: names what is wrong.
+    """
+    found = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
+    if not isinstance(mapping, dict) or type(found) is not int or found != version:
+        raise ConfigError(
+            f"{reader} reads {kind}s of version {version}, not {reprlib.repr(found)}: deploy one "
+            "version of SUPER"
+        )
+    values: dict[str, Any] = {}
+    for entry in fields(cls):  # type: ignore[arg-type]  # a dataclass
+        if entry.name not in mapping:
+            if entry.name in optional:
+                continue
+            raise ConfigError(f"the prefetch {kind} lacks {entry.name!r}")
+        value, annotation = mapping[entry.name], str(entry.type)
+        inner = (nested or {}).get(annotation)
+        if not (_CHECKS[annotation](value) if inner is None else _are_counts(value, inner)):
+            raise ConfigError(
+                f"in a prefetch {kind}, {entry.name} is {annotation}, without negative numbers; not "
+                f"{reprlib.repr(value)}"
+            )
+        if inner is not None:
+            value = inner(**{bound.name: value[bound.name] for bound in fields(inner)})
+        values[entry.name] = tuple(value) if annotation.startswith("tuple") else value
+    return cls(**values)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are(items: object, good: Callable[[object], bool]) -> bool:
+    return isinstance(items, (list, tuple)) and all(map(good, items))
+
+
+def _are_counts(value: object, cls: type) -> bool:
+    return isinstance(value, dict) and all(_is_count(value.get(entry.name)) for entry in fields(cls))
+
+
+# annotation of a field -> whether a JSON value may stand for it
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "str": _is_text,
+    "int": _is_count,
+    "float": lambda value: _is_count(value) or (type(value) is float and 0 <= value < math.inf),
+    "bool": lambda value: isinstance(value, bool),
+    "tuple[str, ...]": lambda value: _are(value, _is_text),
+    "tuple[int, ...]": lambda value: _are(value, _is_count),
+    "dict[str, str]": lambda value: isinstance(value, dict) and _are([*value, *value.values()], _is_text),
+}

@@ -1,0 +1,177 @@
+"""Key lists of members: read in every format, joined with their objects, and refused by name and line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.lister import list_source
+from superdl.coordinator.catalog.strings import PackedStrings
+from superdl.super_wire.errors import SourceError
+from superdl.super_wire.ids import sample_id, split_ids
+from superdl.super_wire.recipe import Recipe
+from tests.coordinator.catalog.key_lists import WRITERS, written
+
+DIGEST = Recipe.image(resize=8, crop=8).digest
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6)
+
+
+@st.composite
+def rows_of(draw):
+    """Rows of a key list: members of a few objects, none of which overlap, in any order."""
+    rows = []
+    for key in ("b.tar", "a/b.tar", "a.tar"):
+        at = 0
+        for name in draw(st.lists(NAMES, unique=True, max_size=5)):
+            at += draw(st.integers(0, 2**33))
+            length = draw(st.integers(1, 2**20))
+            rows.append(
+                {
+                    "key": key,
+                    "member": name,
+                    "offset": at,
+                    "length": length,
+                    "encoding": draw(st.sampled_from(["", "", "deflate"])),
+                    "label": len(rows),
+                    "version": f"v-{key}",
+                }
+            )
+            at += length
+    return draw(st.permutations(rows)) if rows else rows_of
+
+
+@pytest.mark.parametrize("extension", WRITERS)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=rows_of().filter(lambda rows: isinstance(rows, list)))
+def test_every_format_gives_one_catalog_sorted_by_object_and_offset(tmp_path, extension, rows):
+    catalog = list_source(tmp_path.as_uri(), str(written(tmp_path, extension, rows)))
+    ordered = sorted(rows, key=lambda row: (row["key"].encode(), row["offset"]))
+    places, members = np.arange(len(rows)), catalog.members
+    assert [key.decode() for key in catalog.keys] == [row["key"] for row in ordered]
+    assert [name.decode() for name in members.names] == [row["member"] for row in ordered]
+    assert members.offsets.tolist() == [row["offset"] for row in ordered]
+    assert members.lengths.tolist() == [row["length"] for row in ordered]
+    assert members.encodings_at(places) in ([], [row["encoding"] for row in ordered])
+    assert (not members.encodings.size) == (not any(row["encoding"] for row in rows))
+    assert catalog.labels_at(places).tolist() == [row["label"] for row in ordered]
+    objects = sorted({row["key"].encode() for row in rows})
+    assert members.objects.tolist() == [objects.index(row["key"].encode()) for row in ordered]
+    ids = [
+        sample_id(catalog.bucket, row["key"], row["version"], DIGEST, member=row["member"]) for row in ordered
+    ]
+    assert split_ids(catalog.sample_ids(DIGEST)) == ids
+    names = [name.decode() for name in catalog.names_at(places)]
+    assert names == [f"{row['key']}::{row['member']}" for row in ordered]
+    again = list_source(tmp_path.as_uri(), str(written(tmp_path, "jsonl", ordered)))
+    assert again.fingerprint == catalog.fingerprint
+
+
+def lists(tmp_path, text, extension="csv"):
+    path = tmp_path / f"list.{extension}"
+    path.write_text(text)
+    return list_source(tmp_path.as_uri(), str(path))
+
+
+def test_versions_are_those_of_the_files_and_any_change_is_another_fingerprint(tmp_path):
+    for name, size in (("x.tar", 300), ("y.tar", 20)):
+        (tmp_path / name).write_bytes(bytes(size))
+    head = "key,member,offset,length,encoding,label\n"
+    rows = ["x.tar,a,0,100,,1", "y.tar,a,0,20,,2", "x.tar,b,100,200,deflate,3"]
+    catalog = lists(tmp_path, head + "\n".join(rows))
+    status = {name: (tmp_path / name).stat() for name in ("x.tar", "y.tar")}
+    listed = [f"{status[name].st_size}-{status[name].st_mtime_ns}" for name in ("x.tar", "x.tar", "y.tar")]
+    assert [version.decode() for version in catalog.versions] == listed
+    found = {catalog.fingerprint}
+    for changed in ("x.tar,c,0,100,,1", "x.tar,a,1,99,,1", "x.tar,a,0,99,,1", "x.tar,a,0,100,deflate,1"):
+        found.add(lists(tmp_path, "\n".join([head.strip(), changed, *rows[1:]])).fingerprint)
+    assert len(found) == 5
+
+
+def test_a_member_is_another_sample_than_its_object():
+    ids = {
+        sample_id("s3://b", "k", "v", DIGEST, randomness, member)
+        for randomness in (None, (1, 2))
+        for member in (None, "", "v", "m")
+    }
+    assert len(ids) == 8
+
+
+def test_shared_keys_and_versions_are_held_once(tmp_path):
+    count = 20_000
+    head = "key,version,member,offset,length,label\n"
+    text = "".join(
+        f"shard-{n // 1000:05d}.tar,{n // 1000:032x},{n:08d}.jpg,{n % 1000 * 10},9,{n % 7}\n"
+        for n in range(count)
+    )
+    members = lists(tmp_path, head + text).members
+    assert (members.offsets.itemsize, members.lengths.itemsize, members.objects.itemsize) == (2, 1, 1)
+    assert members.encodings.size == 0
+
+
+HEAD = "key,member,offset,length,label\n"
+BAD = {
+    "no length": ("key,member,offset,label\n", "line 1: .* there is member and offset, and no length"),
+    "no member": ("key,offset,length,label\n", "line 1: .* there is offset and length, and no member"),
+    "only members": ("key,member,label\n", "line 1: .* there is member, and no offset, length"),
+    "negative": (
+        HEAD + "x.tar,a,-1,5,0\n",
+        "line 2: the member 'a' of 'x.tar' has an offset from 0 on; not '-1'",
+    ),
+    "no number": (HEAD + "x.tar,a,0x5,5,0\n", "line 2: the member 'a' of 'x.tar' has an offset"),
+    "empty": (
+        HEAD + "x.tar,a,0,0,0\n",
+        "line 2: the member 'a' of 'x.tar' has a length from 1 to 268435456 bytes; not '0'",
+    ),
+    "huge": (HEAD + "x.tar,a,0,268435457,0\n", "line 2: the member 'a' of 'x.tar' has a length"),
+    "no name": (HEAD + "x.tar,,0,5,0\n", "line 2: a member of 'x.tar' has a name"),
+    "a strange encoding": (
+        "key,member,offset,length,encoding,label\nx.tar,a,0,5,parquet:image,0\n",
+        "line 2: the member 'a' of 'x.tar' has the encoding 'parquet:image', which this SUPER does not know",
+    ),
+    "overlap": (
+        HEAD + "x.tar,c,20,5,0\ny.tar,a,0,9,0\nx.tar,a,10,11,0\n",
+        r"the members 'c' \(line 2\) and 'a' \(line 4\) of 'x.tar', bytes 20 to 25 and 10 to 21, overlap",
+    ),
+    "name twice": (
+        HEAD + "x.tar,a,0,5,0\nx.tar,b,5,5,0\nx.tar,a,10,5,0\n",
+        r"the members 'a' \(line 2\) and 'a' \(line 4\) of 'x.tar', .* have one name",
+    ),
+    "beyond its end": (
+        HEAD + "y.tar,a,0,9,0\nx.tar,a,0,95,0\nx.tar,b,95,6,0\n",
+        "line 4: the member 'b' of 'x.tar' ends at 101, and that has 100 bytes",
+    ),
+    "two versions": (
+        "key,version,member,offset,length,label\nx.tar,v,a,0,5,0\ny.tar,v,a,0,5,0\nx.tar,w,b,5,5,0\n",
+        "the members of 'x.tar' are of two versions, 'v' and 'w'",
+    ),
+    "not there": (HEAD + "z.tar,a,0,5,0\n", "1 of its 1 keys are not in"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD.values(), ids=BAD)
+def test_what_cannot_be_is_named(tmp_path, text, reason):
+    for name in ("x.tar", "y.tar"):
+        (tmp_path / name).write_bytes(bytes(100))
+    with pytest.raises(SourceError, match=reason):
+        lists(tmp_path, text)
+
+
+def test_rows_of_json_lines_agree(tmp_path):
+    (tmp_path / "x.tar").write_bytes(bytes(100))
+    row = '{"key": "x.tar", "member": "a", "offset": 0, "length": 5, "label": 1, "encoding": null}\n'
+    assert len(lists(tmp_path, row, "jsonl")) == 1
+    for bad in ('{"key": "x.tar", "label": 1}\n', '{"key": "x.tar", "member": "b", "label": 1}\n'):
+        with pytest.raises(SourceError, match="line 2: .*member, offset and length"):
+            lists(tmp_path, row + bad, "jsonl")
+    with pytest.raises(SourceError, match=r"line 1: .*has an offset from 0 on; not 'True'"):
+        lists(tmp_path, row.replace("0,", "true,"), "jsonl")
+
+
+def test_a_catalog_refuses_other_numbers_of_members(tmp_path):
+    catalog = lists(tmp_path, "key,version,member,offset,length,label\nx,v,a,0,5,0\nx,v,b,5,5,0\n")
+    packed = PackedStrings.pack([b"x"])
+    with pytest.raises(ValueError, match="1 samples, and 2 members"):
+        Catalog("file:///x", packed, packed, np.zeros(1, dtype=np.int64), (), members=catalog.members)

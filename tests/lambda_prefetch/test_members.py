@@ -1,0 +1,332 @@
+"""Members are read where they lie: the right bytes, few GETs, each fault told of the member that it hits."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import time
+import zipfile
+import zlib
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.lambda_prefetch.fetching import Fetchers
+from superdl.lambda_prefetch.members import MAX_GAP_BYTES, content_of, ranges_of
+from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.lambda_prefetch.settings import FunctionSettings
+from superdl.lambda_prefetch.sources import FileSource, SampleFailedError
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import Limits
+from tests.fixtures.loopback_http import LoopbackServer
+from tests.lambda_prefetch.prefetching import (
+    array_of,
+    encode,
+    file_version,
+    member_request,
+    pixels,
+    run,
+    tombstone_of,
+)
+
+MIB = 2**20
+
+
+@st.composite
+def requests(draw):
+    """A request for members of a few objects, in any order, some far from the others."""
+    rows = []
+    for key in ("a", "b"):
+        at = 0
+        for number in range(draw(st.integers(0, 12))):
+            at += draw(st.sampled_from([0, 1, 512, MAX_GAP_BYTES, MAX_GAP_BYTES + 1, 5 * MIB]))
+            length = draw(st.sampled_from([1, 1600, MIB, 3 * MIB, 20 * MIB]))
+            rows.append({"key": key, "version": "v", "member": str(number), "offset": at, "length": length})
+            at += length
+    one = {"key": "a", "version": "v", "member": "", "offset": 0, "length": 1}
+    rows = draw(st.permutations(rows or [one]))
+    return member_request("file:///x", rows, "redis://h:1")
+
+
+@given(requests(), st.sampled_from([MIB, 4 * MIB, 16 * MIB]))
+def test_neighbours_share_a_range_which_is_bounded(request_, most_bytes):
+    ranges = ranges_of(request_, most_bytes)
+    assert sorted(index for one in ranges for index in one.indices) == list(range(len(request_.keys)))
+    assert [min(one.indices) for one in ranges] == sorted(min(one.indices) for one in ranges)
+    spans = []
+    for one in ranges:
+        begins = [request_.member_offsets[index] for index in one.indices]
+        ends = [request_.member_offsets[index] + request_.member_lengths[index] for index in one.indices]
+        assert (one.span.begin, one.span.end) == (begins[0], ends[-1])
+        assert all(begin - end <= MAX_GAP_BYTES for begin, end in zip(begins[1:], ends[:-1], strict=True))
+        assert len({request_.keys[index] for index in one.indices}) == 1
+        assert one.span.size_bytes <= most_bytes or len(one.indices) == 1
+        first_bytes = request_.member_lengths[one.indices[0]]
+        spans.append((request_.keys[one.indices[0]], *one.span, one.span.begin + first_bytes))
+    # Two that follow one another are apart, or would be too large with but one more member.
+    for (key, begin, end, _), (next_key, next_begin, _, first_end) in pairwise(sorted(spans)):
+        apart = key != next_key or next_begin - end > MAX_GAP_BYTES
+        assert apart or first_end - begin > most_bytes
+
+
+def drawn_objects(chance, count=3):
+    """Objects of random bytes, and rows for their members: key -> bytes, rows without versions."""
+    objects, rows = {}, []
+    for number in range(count):
+        body, key = bytearray(), f"shard-{number}.tar"
+        for name in range(chance.randrange(1, 30)):
+            body += chance.randbytes(chance.choice([0, 512, 1024, 80_000]))
+            content = chance.randbytes(chance.choice([1, 700, 5000, 70_000]))
+            if deflated := chance.random() < 0.3:
+                packer = zlib.compressobj(wbits=-15)
+                content = packer.compress(content) + packer.flush()
+            rows.append({
+                "key": key, "member": f"m/{name}", "offset": len(body), "length": len(content),
+                "encoding": "deflate" if deflated else "",
+            })  # fmt: skip
+            body += content
+        objects[key] = bytes(body + chance.randbytes(chance.choice([0, 1024])))
+    return objects, rows
+
+
+@pytest.fixture(params=["file", "lean", "boto3"])
+def kept(request, tmp_path):
+    """Puts an object where a source reads it: the source, and what puts one and tells its version."""
+    if request.param == "file":
+
+        def put(key, body):
+            (tmp_path / key).write_bytes(body)
+            return file_version(tmp_path / key)
+
+        return FileSource(str(tmp_path)), put
+    s3, url = request.getfixturevalue("s3"), request.getfixturevalue("moto_url")
+
+    def put_object(key, body):
+        return s3.put_object(Bucket="data", Key=key, Body=body)["ETag"].strip('"')
+
+    return S3Source("data", endpoint_url=url, lean=request.param == "lean"), put_object
+
+
+class _Pusher:
+    broken = ""
+
+
+def fetched(request_, source):
+    """What arrives of a request: content or failure by place; the ranges that were read."""
+    settings, found = FunctionSettings.from_environment(), {}
+    with Fetchers(request_, source, settings, _Pusher(), time.time() + 60) as fetchers:
+        while (arrived := fetchers.next()) is not None:
+            assert arrived.index not in found
+            try:
+                if arrived.failure is not None:
+                    raise arrived.failure
+                found[arrived.index] = content_of(request_, arrived.index, arrived.data)
+            except SampleFailedError as failure:
+                found[arrived.index] = failure
+            fetchers.release(arrived)
+        assert fetchers._budget._used_bytes == 0
+    return found, fetchers.ranges_read
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_requests_bring_the_bytes_of_their_members(kept, seed, monkeypatch):
+    source, put = kept
+    monkeypatch.setenv("SUPER_FETCH_BYTES", str(MIB))
+    chance = random.Random(seed)
+    objects, rows = drawn_objects(chance)
+    versions = {key: put(key, body) for key, body in objects.items()}
+    some = [row | {"version": versions[row["key"]]} for row in rows if chance.random() < 0.7] or rows[:0]
+    chance.shuffle(some)
+    if not some:
+        return
+    request_ = member_request("file:///x", some, "redis://h:1")
+    found, ranges = fetched(request_, source)
+    for place, row in enumerate(some):
+        raw = objects[row["key"]][row["offset"] : row["offset"] + row["length"]]
+        assert found[place] == (zlib.decompress(raw, -15) if row["encoding"] else raw)
+    assert ranges == len(ranges_of(request_, MIB // 4))
+
+
+def outcomes_of(found):
+    return [getattr(found[place], "outcome", "whole") for place in range(len(found))]
+
+
+def test_faults_hit_their_members_alone(kept):
+    source, put = kept
+    body = random.Random(1).randbytes(300_000)
+    versions = {key: put(key, body) for key in ("cut.tar", "changed.tar", "good.tar")}
+    if isinstance(source, FileSource):
+        versions["changed.tar"] = "1-1"
+    else:
+        put("changed.tar", body[:200_000])
+    places = [
+        *[("good.tar", 0, 100), ("good.tar", 100, 50), ("good.tar", 299_999, 1)],
+        *[("cut.tar", 200_000, 90_000), ("cut.tar", 290_000, 20_000)],  # one range: the second is cut off
+        *[("cut.tar", 400_000, 10), ("cut.tar", 300_000, 10)],  # beyond its end
+        *[("changed.tar", 0, 100), ("changed.tar", 100, 100), ("gone.tar", 0, 10)],
+    ]
+    rows = [
+        {
+            "key": key,
+            "version": versions.get(key, "0" * 32),
+            "member": f"m{n}",
+            "offset": at,
+            "length": length,
+        }
+        for n, (key, at, length) in enumerate(places)
+    ]
+    found, ranges = fetched(member_request("file:///x", rows, "redis://h:1"), source)
+    ends = [*["whole"] * 4, *["changed"] * 5, "missing"]
+    assert outcomes_of(found) == ends
+    assert [found[n] for n in range(4)] == [body[at : at + length] for _, at, length in places[:4]]
+    assert "ends at 300000" in found[4].why
+    assert ranges <= 4
+    assert len({id(found[n]) for n in (7, 8)}) == 2
+
+
+def test_a_member_over_the_limit_is_not_read_and_its_neighbours_are(kept):
+    source, put = kept
+    version = put("x.tar", bytes(9000))
+    rows = [
+        {"key": "x.tar", "version": version, "member": str(n), "offset": at, "length": length}
+        for n, (at, length) in enumerate([(0, 1000), (1000, 5000), (6000, 1000)])
+    ]
+    found, ranges = fetched(
+        member_request("file:///x", rows, "redis://h:1", limits=Limits(object_bytes=4000)), source
+    )
+    assert [getattr(found[n], "reason", "") for n in range(3)] == ["", "too_large", ""]
+    assert ranges == 2
+
+
+@pytest.fixture
+def zip_file(tmp_path):
+    """A zip archive with images stored and deflated; its rows."""
+    rows = []
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for n in range(8):
+            kind = zipfile.ZIP_DEFLATED if n % 2 else zipfile.ZIP_STORED
+            archive.writestr(zipfile.ZipInfo(f"{n}.bmp"), encode(pixels(seed=n), "BMP"), kind)
+    data = (tmp_path / "x.zip").read_bytes()
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        for entry in archive.infolist():
+            header = data[entry.header_offset : entry.header_offset + 30]
+            name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+            rows.append({
+                "key": "x.zip", "version": file_version(tmp_path / "x.zip"), "member": entry.filename,
+                "offset": entry.header_offset + 30 + name + extra, "length": entry.compress_size,
+                "encoding": "deflate" if entry.compress_type == zipfile.ZIP_DEFLATED else "",
+            })  # fmt: skip
+    return rows
+
+
+def test_the_handler_decodes_members_and_counts_what_it_asked_for(tmp_path, zip_file, valkey):
+    request_ = member_request(f"file://{tmp_path.resolve()}", zip_file, valkey.unix_url)
+    result = run(request_)
+    assert result.outcomes == ("cached",) * 8
+    for n in range(8):
+        assert np.array_equal(array_of(valkey, request_, n), pixels(seed=n))
+    assert result.source_requests == 1
+    span = ranges_of(request_, MIB)[0].span
+    assert sum(result.source_bytes) == span.size_bytes
+    assert all(us > 0 for us in result.fetch_us)
+
+
+def test_what_cannot_be_unpacked_is_a_tombstone_that_names_object_and_member(tmp_path, zip_file, valkey):
+    bomb = zlib.compressobj(wbits=-15)
+    packed = bomb.compress(bytes(10 * MIB)) + bomb.flush()
+    whole = encode(pixels(), "BMP")
+    packer = zlib.compressobj(wbits=-15)
+    good = packer.compress(whole) + packer.flush()
+    spoilt = good[:100] + bytes([good[100] ^ 255]) + good[101:]
+    pieces = {"bomb": packed, "spoilt": spoilt, "short": good[:-20], "long": good + b"x", "good": good}
+    offsets, body = {}, bytearray()
+    for name, piece in pieces.items():
+        offsets[name] = len(body)
+        body += piece
+    (tmp_path / "y.zip").write_bytes(body)
+    rows = [
+        {"key": "y.zip", "version": file_version(tmp_path / "y.zip"), "member": name, "offset": offsets[name],
+         "length": len(piece), "encoding": "deflate"}
+        for name, piece in pieces.items()
+    ]  # fmt: skip
+    limits = Limits(object_bytes=MIB)
+    request_ = member_request(f"file://{tmp_path.resolve()}", rows, valkey.unix_url, limits=limits)
+    result = run(request_)
+    assert result.outcomes == (*["tombstone"] * 4, "cached")
+    tombstones = [tombstone_of(valkey, request_, n) for n in range(4)]
+    assert [one.reason for one in tombstones] == ["too_large", *["undecodable"] * 3]
+    assert [one.key for one in tombstones] == [f"y.zip::{name}" for name in list(pieces)[:4]]
+    assert all(one.permanent for one in tombstones)
+    assert f"{tmp_path.resolve()}/y.zip::short: its " in result.messages["2"]
+    with pytest.raises(ConfigError, match=r"the request calls file:///x/x\.zip::x "):
+        run(replace(member_request("file:///x", zip_file, valkey.unix_url), members=("x",) * 8))
+
+
+@pytest.fixture(params=["lean", "boto3"])
+def server_source(request, monkeypatch):
+    """Makes the source of a server that answers as it is told."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "not looked at")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with contextlib.ExitStack() as ending:
+
+        def start(answer):
+            server = ending.enter_context(contextlib.closing(LoopbackServer(answer)))
+            url = f"http://127.0.0.1:{server.port}"
+            return S3Source("data", endpoint_url=url, lean=request.param == "lean")
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "size", "outcome"),
+    [
+        (206, "bytes 10-29/100", 20, "whole"),
+        (206, "bytes 10-19/20", 10, "changed"),  # the object ends there
+        (200, "", 100, "source_error"),  # it does not know ranges
+        (206, "", 20, "source_error"),
+        (206, "bytes 11-30/100", 20, "source_error"),
+        (206, "bytes 10-28/100", 19, "source_error"),
+        (206, "bytes 10-29/100", 19, "source_error"),
+        (206, "bytes 10-29/*", 20, "source_error"),
+        (416, "bytes */5", 0, "changed"),
+        (412, "", 0, "changed"),
+        (404, "", 0, "missing"),
+    ],
+)
+def test_what_servers_answer(server_source, status, told, size, outcome):
+    asked = []
+
+    def answer(request_):
+        asked.append(request_.headers["Range"])
+        headers = {"ETag": '"e"'} | ({"Content-Range": told} if told else {})
+        request_.answer(status, headers, bytes(range(10, 110))[:size])
+
+    rows = [{"key": "x", "version": "e", "member": "m", "offset": 10, "length": 20}]
+    found, ranges = fetched(member_request("s3://data", rows, "redis://h:1"), server_source(answer))
+    assert outcomes_of(found) == [outcome]
+    assert set(asked) == {"bytes=10-29"}
+    assert ranges == (1 if outcome == "whole" or size == 10 else 0)
+
+
+def test_a_shard_larger_than_the_budget_goes_through_it(tmp_path, valkey, monkeypatch):
+    monkeypatch.setenv("SUPER_FETCH_BYTES", str(MIB))
+    body, rows = io.BytesIO(), []
+    for n in range(60):
+        content = encode(pixels(100, 200, seed=n), "BMP")
+        rows.append({"key": "x.tar", "member": str(n), "offset": body.tell(), "length": len(content)})
+        body.write(content)
+    (tmp_path / "x.tar").write_bytes(body.getvalue())
+    version = file_version(tmp_path / "x.tar")
+    request_ = member_request(
+        f"file://{tmp_path.resolve()}", [row | {"version": version} for row in rows], valkey.unix_url
+    )
+    result = run(request_)
+    assert result.outcomes == ("cached",) * 60
+    assert np.array_equal(array_of(valkey, request_, 59), pixels(100, 200, seed=59))
+    assert result.source_requests == 15
