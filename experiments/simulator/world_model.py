@@ -46,6 +46,8 @@ class DatasetModel:
     poisonous: frozenset[int] = frozenset()
     """A function that touches these crashes."""
     source_bytes: int = 0
+    runs: NDArray[np.int64] | None = None
+    """Where in the catalog runs of neighbours begin; ``None`` where each sample is an object."""
 
     @property
     def size(self) -> int:
@@ -56,6 +58,19 @@ class DatasetModel:
     def uniform(self) -> bool:
         """Whether all records are of one length."""
         return bool((self.record_bytes == self.record_bytes[0]).all())
+
+    def gets(self, indices: NDArray[np.int64]) -> int:
+        """GETs that bring these: one for a run of which they are most, else one for each row of them."""
+        if self.runs is None:
+            return indices.size
+        ascending = np.sort(indices)
+        run_of = np.searchsorted(self.runs, ascending, side="right")
+        count = 0
+        for run in np.unique(run_of):
+            mine = ascending[run_of == run]
+            is_dense = 2 * mine.size > mine[-1] - mine[0]
+            count += 1 if is_dense else int(np.count_nonzero(np.diff(mine) > 1)) + 1
+        return count
 
 
 @dataclass(frozen=True)
