@@ -18,7 +18,7 @@ What comes along is wanted late, and must harm nothing that is wanted sooner:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,19 +48,23 @@ _SOON_DONE_S = 30.0
 
 
 def runs_of(
-    objects: NDArray[np.int64], offsets: NDArray[np.int64], run_bytes: int = RUN_BYTES
+    objects: NDArray[Any], offsets: NDArray[Any], lengths: NDArray[Any], run_bytes: int = RUN_BYTES
 ) -> NDArray[np.int64] | None:
     """The places in a catalog where runs begin, ascending, the first of them 0; ``None`` if no run has two.
 
+    A run begins in one of the equal windows that an object is cut into, and ends with less than ``run_bytes``
+    read, unless a sample has more than half of that.
+
     Args:
-        objects: int64 ``[n]``, a number for each sample's object; those of one object stand together.
-        offsets: int64 ``[n]``, where in it each sample begins, ascending in each object. Of a table, the row
-            group, with ``run_bytes`` of 1: then each group is a run.
-        run_bytes: samples that begin in the same so many bytes of an object are one run.
+        objects: integers ``[n]``, which object each sample lies in; those of one object stand together.
+        offsets: integers ``[n]``, where in it each sample begins, ascending in each object.
+        lengths: integers ``[n]``, bytes of each sample.
+        run_bytes: what one GET brings at most.
     """
     if not objects.size:
         return None
-    windows = offsets // run_bytes
+    window_bytes = max(run_bytes - int(lengths.max()), run_bytes // 2, 1)
+    windows = offsets.astype(np.int64) // window_bytes
     begins = np.ones(objects.size, dtype=np.bool_)
     begins[1:] = (objects[1:] != objects[:-1]) | (windows[1:] != windows[:-1])
     return None if begins.all() else np.flatnonzero(begins)

@@ -24,7 +24,8 @@ TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 def test_runs_cut_objects_into_windows_of_bytes(shards, run_bytes):
     objects = np.repeat(np.arange(len(shards)), [len(lengths) for lengths in shards])
     offsets = np.concatenate([np.cumsum([0, *lengths[:-1]]) for lengths in shards])
-    runs = runs_of(objects, offsets, run_bytes)
+    lengths = np.concatenate(shards)
+    runs = runs_of(objects, offsets, lengths, run_bytes)
     if runs is None:
         runs = np.arange(objects.size)
     else:
@@ -32,18 +33,21 @@ def test_runs_cut_objects_into_windows_of_bytes(shards, run_bytes):
     assert runs[0] == 0
     for start, stop in zip(runs, [*runs[1:], objects.size], strict=True):
         assert np.unique(objects[start:stop]).size == 1
-        assert offsets[stop - 1] - offsets[start] < run_bytes
-    # No more of them than there are windows in the objects.
-    assert runs.size <= sum(sum(lengths) // run_bytes + 1 for lengths in shards)
+        read_bytes = offsets[stop - 1] + lengths[stop - 1] - offsets[start]
+        assert read_bytes < run_bytes + max(0, lengths.max() - run_bytes // 2)
+    # No more of them than half as large ones would be.
+    assert runs.size <= sum(2 * sum(shard) // run_bytes + 1 for shard in shards)
 
 
 def test_an_object_of_a_hundred_megabytes_has_one_run_for_each_16():
-    offsets = np.arange(1000) * 100_000
-    runs = runs_of(np.zeros(1000, dtype=np.int64), offsets)
+    """As the catalog has it, in the smallest dtypes."""
+    offsets, lengths = (np.arange(1000) * 100_000).astype(np.uint32), np.full(1000, 100_000, dtype=np.uint32)
+    runs = runs_of(np.zeros(1000, dtype=np.uint8), offsets, lengths)
     assert runs is not None
-    assert runs.size == math.ceil(100_000_000 / RUN_BYTES)
-    assert runs_of(np.arange(1000), offsets) is None
-    assert runs_of(offsets[:0], offsets[:0]) is None
+    assert runs.size == math.ceil(100_000_000 / (RUN_BYTES - 100_000))
+    assert runs_of(np.arange(1000), offsets, lengths) is None
+    assert runs_of(np.arange(100, dtype=np.uint8), lengths[:100].astype(np.uint8), lengths[:100]) is None
+    assert runs_of(offsets[:0], offsets[:0], offsets[:0]) is None
 
 
 def ready(runs, **settings) -> Driver:
