@@ -27,6 +27,7 @@ __all__ = ["DatasetModel", "Faults", "FunctionsModel", "JobScript", "WorldModel"
 _GB = 2**30
 _CHANNELS = 3
 _READ_TIMEOUT_S = 3600.0
+_MAX_GAP_BYTES = 64 * 1024
 _HEARTBEAT_S = 2.0
 """As the sampler's pages are asked for again."""
 
@@ -60,17 +61,13 @@ class DatasetModel:
         return bool((self.record_bytes == self.record_bytes[0]).all())
 
     def gets(self, indices: NDArray[np.int64]) -> int:
-        """GETs that bring these: one for a run of which they are most, else one for each row of them."""
-        if self.runs is None:
+        """GETs that bring these: one for those of a run, but for gaps that are too large to read in vain."""
+        if self.runs is None or not indices.size:
             return indices.size
         ascending = np.sort(indices)
+        gap_bytes = (np.diff(ascending) - 1) * self.source_bytes
         run_of = np.searchsorted(self.runs, ascending, side="right")
-        count = 0
-        for run in np.unique(run_of):
-            mine = ascending[run_of == run]
-            is_dense = 2 * mine.size > mine[-1] - mine[0]
-            count += 1 if is_dense else int(np.count_nonzero(np.diff(mine) > 1)) + 1
-        return count
+        return 1 + int(np.count_nonzero((gap_bytes > _MAX_GAP_BYTES) | (np.diff(run_of) > 0)))
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,13 @@ class WorldThatCountsGets(CheckedWorld):
 @pytest.mark.parametrize("step_s", [0.05, 0.001], ids=["in time", "always late"])
 def test_a_cold_epoch_of_shards_takes_a_get_for_each_run_beside_the_first_looks_ahead(where, step_s):
     size, batch, lookahead, run = 12_000, 32, 32, 150
-    data = DatasetModel(b"a", random=False, record_bytes=np.full(size, 10_000), runs=np.arange(0, size, run))
+    data = DatasetModel(
+        b"a",
+        random=False,
+        record_bytes=np.full(size, 10_000),
+        source_bytes=30_000,
+        runs=np.arange(0, size, run),
+    )
     plan = Plan(size=size, batch_size=batch, seed=3)
     passes = [(epoch, 0, plan.batches_per_epoch) for epoch in range(2)]
     share = 1.1 if where == "cache" else 0.5
