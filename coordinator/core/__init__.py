@@ -27,8 +27,8 @@ event                   changes                                       may cause 
 ======================= ============================================= ====================================
 
 The stories can be read top to bottom: of a rank in ``ranks`` and ``lookahead``, of a request in
-``dispatching``, ``requesting`` and ``results``, of a sample in ``samples``, ``auditing`` and ``room``, of a
-dollar in ``ledger``.
+``dispatching``, ``neighbours``, ``requesting`` and ``results``, of a sample in ``samples``, ``auditing`` and
+``room``, of a dollar in ``ledger``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from superdl.coordinator.core.events import (
     CacheGrew,
     CacheReset,
     CacheResized,
-    DatasetFacts,
     Drop,
     Event,
     ExecutorResized,
@@ -70,9 +69,10 @@ from superdl.coordinator.core.filling import Filled
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import Job
 from superdl.coordinator.core.ledger import Costs, Ledger, Spending
+from superdl.coordinator.core.neighbours import runs_of
 from superdl.coordinator.core.plan import Plan
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
-from superdl.coordinator.core.settings import CoreSettings, ExecutorFacts, Prices
+from superdl.coordinator.core.settings import CoreSettings, DatasetFacts, ExecutorFacts, Prices
 
 __all__ = [
     "EVERY_EPOCH",
@@ -123,4 +123,5 @@ __all__ = [
     "footprint",
     "headroom_bytes",
     "maxmemory_for",
+    "runs_of",
 ]

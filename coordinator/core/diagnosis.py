@@ -2,6 +2,8 @@
 
 Each batch that a reader missed samples of gets one cause, once it was read: by what was known at the first
 miss (were the samples asked for, did functions have nothing to do) and what functions did until it was read.
+Searching thousands of requests would be exact and cost milliseconds for each stalled batch. Causes decide
+nothing, so a wrong one misleads people and no plan.
 
 The memory that is named where the cache thrashes has to be true: with that much the thrash ends, and with a
 tenth less it does not. Seeded mixes of jobs show it, in the simulated world.

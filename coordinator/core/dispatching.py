@@ -17,6 +17,7 @@ from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.filling import room_to_fill
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
+from superdl.coordinator.core.neighbours import with_their_neighbours
 from superdl.coordinator.core.requesting import race_stragglers, request
 from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.room import fits, next_use, next_use_s, relieve, room_for, urgent_room_for
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.fleet import ExecutorState
-    from superdl.coordinator.core.jobs import Ahead, Cursor
+    from superdl.coordinator.core.jobs import Ahead, Cursor, Job
     from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.restoring import Way
     from superdl.coordinator.core.samples import SetKey
@@ -123,22 +124,44 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if job.fill is not None:
         room = room_to_fill(state, job, ahead.samples, count)
     elif not fits(state, ahead.samples, count):
-        later_than_s = float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
-        room = room_for(state, ahead.samples, count, later_than_s=later_than_s, now=now)
+        room = room_for(state, ahead.samples, count, later_than_s=_due_in_s(job, ahead), now=now)
     if room:
-        taken, left = way.indices[:room], way.without(room)
-        if (
-            way.restore
-            and cursor.next_ahead >= cursor.watermark + _FIRST_BATCHES
-            and _slack_s(cursor, now) > 0
-        ):
-            taken, left = with_their_packs(state, ahead.samples, taken), ahead.indices
+        taken, left = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
         cursor.pending[0] = ahead._replace(indices=left)
         request(state, executor, ahead.samples, taken, job.name, now, restore=way.restore)
     if room == count:
         state.wake(cursor)
     else:
         state.room_search.waiting[cursor.key] = None
+
+
+def _with_what_comes_along(
+    state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What a request has: the first samples of a way, with the rest of their packs or runs where that harms
+    nothing that is wanted sooner; and what is left of all that a rank has found.
+    """
+    key, taken = ahead.samples, way.indices[:room]
+    if way.restore and cursor.next_ahead >= cursor.watermark + _FIRST_BATCHES and _slack_s(cursor, now) > 0:
+        return with_their_packs(state, key, taken), ahead.indices
+    if way.restore or state.datasets[key.dataset].runs is None:
+        return taken, way.without(room)
+    taken = with_their_neighbours(
+        state,
+        executor,
+        cursor,
+        key,
+        taken,
+        slack_s=_useful_slack_s(cursor, now),
+        later_than_s=_due_in_s(cursor.job, ahead),
+        now=now,
+    )
+    return taken, ahead.indices
+
+
+def _due_in_s(job: Job, ahead: Ahead) -> float:
+    """When the last batch of what a rank has found is wanted."""
+    return float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
 
 
 def _executor_for(state: State, cursor: Cursor, way: Way, now: float) -> tuple[ExecutorState | None, float]:
@@ -159,6 +182,11 @@ def _slack_s(cursor: Cursor, now: float) -> float:
     return cursor.deadline_s() - now if cursor.next_ahead > cursor.watermark else 0.0
 
 
+def _useful_slack_s(cursor: Cursor, now: float) -> float:
+    """Where readers wait again and again, functions are too few, and nothing is gained by small requests."""
+    return math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now)
+
+
 def _wake_waiting_for_room(state: State, now: float) -> None:
     """Let the ranks that wait for room look for it again, once that may help."""
     if state.room_search.waiting and state.room_search.over(state.events, now):
@@ -169,12 +197,11 @@ def _wake_waiting_for_room(state: State, now: float) -> None:
 def _request_samples(
     state: State, executor: ExecutorState, cursor: Cursor, key: SetKey, way: Way, now: float
 ) -> int:
-    """Where readers wait again and again, functions are too few, and nothing is gained by small requests."""
     return request_size(
         way.executors.latency_of(executor),
         wanted=min(way.indices.size, cursor.job.plan.batch_size),
         idle=executor.idle(now),
-        slack_s=math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now),
+        slack_s=_useful_slack_s(cursor, now),
         most=state.most_samples(key),
     )
 

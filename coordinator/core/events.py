@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.settings import DatasetFacts
 
 __all__ = [
     "CACHED",
@@ -33,7 +34,6 @@ __all__ = [
     "CacheGrew",
     "CacheReset",
     "CacheResized",
-    "DatasetFacts",
     "Drop",
     "Event",
     "ExecutorResized",
@@ -58,21 +58,6 @@ OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 """Outcomes as small numbers: their places in this tuple."""
 
 CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetFacts:
-    """A catalog under a recipe; ``random`` recipes have fresh samples each epoch.
-
-    ``content`` is its digest, ``record_bytes`` the expected length of a record; ``known_absent`` says that
-    the cache was seen empty.
-    """
-
-    content: bytes
-    size: int
-    random: bool
-    record_bytes: int
-    known_absent: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class StoreAccess:
     """How an executor fares with the store: how long restores take it, and whether reading and writing works.
 
     ``read_probe`` and ``write_probe`` are the requests that try it again, one at a time, after it has not;
-    ``saves`` of what the cache holds are in flight.
+    ``saves`` of what the cache holds are in flight. ``keeps``: the last function to decode wrote a pack.
     """
 
     latency: LatencyModel = field(default_factory=LatencyModel)
@@ -44,6 +44,7 @@ class StoreAccess:
     read_probe: int = 0
     write_probe: int = 0
     saves: int = 0
+    keeps: bool = False
 
 
 @dataclass(slots=True)

@@ -95,6 +95,7 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
     for samples in state.sets.values():
         if samples.packs is not None:
             lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
+            samples.has_lost_packs |= bool(lost.any())
             _forget(state, samples, np.flatnonzero(lost))
 
 
@@ -243,6 +244,8 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
         samples.place(request.indices[event.stored], event.pack)
     if access is None:
         return
+    if request.save and (event.outcomes == CACHED).any():
+        access.keeps = event.pack > 0
     if request.save and event.store_trouble:
         distrust(state, request, event.store_trouble, now, writing=True, refused=True)
     elif request.save and event.pack:

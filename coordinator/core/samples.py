@@ -103,7 +103,8 @@ class SampleSet:
     was blamed for it, how often. ``packs`` uint32, the number of the pack in the store where a record lies, 0
     where no place is known; ``None`` where none is known at all, as always of a random recipe. ``pointed``
     bool, the cache holds a pointer into the store; ``None`` where it never did. Before ``pointers_from_s``
-    none is wanted, since a reader could not follow one.
+    none is wanted, since a reader could not follow one. ``has_lost_packs``: packs with some of them
+    were removed.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class SampleSet:
         self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self.packs: NDArray[np.uint32] | None = None
         self.stored_count = 0
+        self.has_lost_packs = False
         self.pointed: NDArray[np.bool_] | None = None
         self.pointers_from_s = 0.0
         self._by_pack: tuple[NDArray[np.int64], NDArray[np.uint32]] | None = None

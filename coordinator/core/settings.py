@@ -1,13 +1,18 @@
-"""What the core may be told: bounds, waits and prices, frozen and checked when they are made."""
+"""What the core may be told: bounds, waits, prices and datasets, frozen and checked when they are made."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["CoreSettings", "ExecutorFacts", "Prices"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["CoreSettings", "DatasetFacts", "ExecutorFacts", "Prices"]
 
 _LEAST = 1e-9
 _RANGES: dict[str, tuple[float, float]] = {
@@ -62,6 +67,23 @@ class Prices:
             raise ConfigError(
                 f"the price coordinator_hour is a part of hour, {self.hour!r}; not {self.coordinator_hour!r}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFacts:
+    """A catalog under a recipe; ``random`` recipes have fresh samples each epoch.
+
+    ``content`` is its digest, ``record_bytes`` the expected length of a record; ``known_absent`` says that
+    the cache was seen empty. ``runs`` (int64) are the places in the catalog where runs of neighbours begin
+    (:func:`superdl.coordinator.core.runs_of`); ``None`` where each sample has an object to itself.
+    """
+
+    content: bytes
+    size: int
+    random: bool
+    record_bytes: int
+    known_absent: bool
+    runs: NDArray[np.int64] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

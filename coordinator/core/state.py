@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import Action, DatasetFacts
+    from superdl.coordinator.core.events import Action
     from superdl.coordinator.core.fleet import EligibleExecutors
     from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
     from superdl.coordinator.core.queues import CursorKey
-    from superdl.coordinator.core.settings import CoreSettings
+    from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
 
 __all__ = ["EPOCH_SETS_MAX", "AuditInFlight", "Request", "State"]
 

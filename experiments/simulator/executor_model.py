@@ -197,7 +197,8 @@ class ExecutorModel:
         world, request = self._world, taken.request
         if pushes_s is not None:
             world.after(cold_s + pushes_s, partial(self._push_some, request))
-        gb_s = self._bill(duration_s + cold_s, request.indices.size)
+        gets = world.model.datasets[request.samples.dataset].gets(request.indices)
+        gb_s = self._bill(duration_s + cold_s, gets)
         event = RequestFailed(request.request_id, kind, "simulated", gb_s=gb_s)
 
         def fail() -> None:
@@ -216,6 +217,7 @@ class ExecutorModel:
             outcomes = self._look(request) if request.from_cache else self._push(request, request.indices)
         begun = 0 if expired else count
         fetched = 0 if request.restore or request.from_cache else begun
+        gets = data.gets(request.indices) if fetched else 0
         pointed = self._pointed(request, request.indices)
         told = self._keep(request, outcomes, pointed)
         answer = RequestDone(
@@ -227,8 +229,8 @@ class ExecutorModel:
             decode_us=int(fetched * functions.decode_s * 1e6),
             push_us=int(begun * functions.push_s * 1e6),
             duration_us=int(duration_s * 1e6),
-            gb_s=self._bill(duration_s + cold_s, fetched),
-            source_requests=fetched,
+            gb_s=self._bill(duration_s + cold_s, gets),
+            source_requests=gets,
             cold_start=cold_s > 0,
             **told,
         )

@@ -133,7 +133,8 @@ class TrainerModel:
         if job is None or self.rank not in job.cursors:
             data = world.model.datasets[script.dataset]
             record_bytes, was_empty = int(data.record_bytes.mean()), world.cache_was_empty
-            facts = DatasetFacts(script.dataset, data.size, data.random, record_bytes, was_empty)
+            described = script.dataset, data.size, data.random, record_bytes, was_empty
+            facts = DatasetFacts(*described, data.runs)
             epoch, position, _ = script.passes[max(self._number, 0)]
             unfit = world.model.unfit.get(script.dataset, frozenset())
             opened = JobOpened(script.name, facts, script.plan, self.rank, epoch, position, unfit)

@@ -27,6 +27,7 @@ __all__ = ["DatasetModel", "Faults", "FunctionsModel", "JobScript", "WorldModel"
 _GB = 2**30
 _CHANNELS = 3
 _READ_TIMEOUT_S = 3600.0
+_MAX_GAP_BYTES = 64 * 1024
 _HEARTBEAT_S = 2.0
 """As the sampler's pages are asked for again."""
 
@@ -46,6 +47,8 @@ class DatasetModel:
     poisonous: frozenset[int] = frozenset()
     """A function that touches these crashes."""
     source_bytes: int = 0
+    runs: NDArray[np.int64] | None = None
+    """Where in the catalog runs of neighbours begin; ``None`` where each sample is an object."""
 
     @property
     def size(self) -> int:
@@ -56,6 +59,15 @@ class DatasetModel:
     def uniform(self) -> bool:
         """Whether all records are of one length."""
         return bool((self.record_bytes == self.record_bytes[0]).all())
+
+    def gets(self, indices: NDArray[np.int64]) -> int:
+        """GETs that bring these: one for those of a run, but for gaps that are too large to read in vain."""
+        if self.runs is None or not indices.size:
+            return indices.size
+        ascending = np.sort(indices)
+        gap_bytes = (np.diff(ascending) - 1) * self.source_bytes
+        run_of = np.searchsorted(self.runs, ascending, side="right")
+        return 1 + int(np.count_nonzero((gap_bytes > _MAX_GAP_BYTES) | (np.diff(run_of) > 0)))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from superdl.experiments.simulator.world_model import (
 )
 from tests.simulation.upsets import Upsets
 
-__all__ = ["draw_world"]
+__all__ = ["draw_world", "in_shards"]
 
 
 def draw_world(seed: int, *, small: bool = False) -> WorldModel:
@@ -61,6 +61,17 @@ def draw_world(seed: int, *, small: bool = False) -> WorldModel:
     model = _mixed(random.Random(f"mix-{seed}"), model, small=small)
     model = _with_store(random.Random(f"store-{seed}"), model)
     return _with_blind_functions(random.Random(f"blind-{seed}"), model)
+
+
+def in_shards(model: WorldModel) -> WorldModel:
+    """The same run over samples that are members of shards, which each have some runs of neighbours."""
+    rng = random.Random(f"shards-{model.seed}")
+    datasets = {
+        name: replace(data, runs=np.array([0, *(at for at in range(1, data.size) if rng.random() < share)]))
+        for name, data in model.datasets.items()
+        for share in (rng.choice((0.05, 0.2, 0.5)),)
+    }
+    return replace(model, datasets=datasets)
 
 
 def _mixed(rng: random.Random, model: WorldModel, *, small: bool) -> WorldModel:

@@ -24,7 +24,7 @@ from superdl.experiments.simulator.world_model import (
     WorldModel,
 )
 from tests.simulation.checks import CheckedWorld
-from tests.simulation.drawn_worlds import draw_world
+from tests.simulation.drawn_worlds import draw_world, in_shards
 from tests.simulation.upsets import Upsets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,10 +44,16 @@ def test_promises_hold(seed):
     CheckedWorld(draw_world(seed, small=True)).run()
 
 
+@pytest.mark.parametrize("seed", range(100), ids="seed-{}".format)
+def test_promises_hold_where_neighbours_come_along(seed):
+    CheckedWorld(in_shards(draw_world(seed, small=True))).run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 3000), ids="seed-{}".format)
 def test_promises_hold_in_many_more(seed):
     CheckedWorld(draw_world(seed, small=True)).run()
+    CheckedWorld(in_shards(draw_world(seed, small=True))).run()
 
 
 @pytest.mark.slow
@@ -73,9 +79,10 @@ def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
         for name, data in drawn.datasets.items()
     }
     plain = replace(drawn, settings=settings, datasets=datasets, functions=functions)
-    world = CheckedWorld(replace(plain, faults=Upsets(), left_over=0.0, stored=0.0)).run()
-    decoded = sum(executor.usage.samples_produced for executor in world.executors)
-    assert 0 < decoded <= sum(data.size for data in datasets.values())
+    for model in (plain, in_shards(plain)):
+        world = CheckedWorld(replace(model, faults=Upsets(), left_over=0.0, stored=0.0)).run()
+        decoded = sum(executor.usage.samples_produced for executor in world.executors)
+        assert 0 < decoded <= sum(data.size for data in datasets.values())
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
@@ -89,9 +96,10 @@ def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_th
     }
     functions = FunctionsModel(capacity=2, overhead_s=0.004, decode_s=0.001, restore_s=0.0001)
     plain = replace(drawn, settings=settings, datasets=datasets, functions=functions, faults=Upsets())
-    world = CheckedWorld(replace(plain, others=(), unfit={}, left_over=0.0, stored=0.0)).run()
-    decoded = sum(executor.usage.samples_produced for executor in world.executors)
-    assert 0 < decoded <= sum(data.size for data in datasets.values())
+    for model in (plain, in_shards(plain)):
+        world = CheckedWorld(replace(model, others=(), unfit={}, left_over=0.0, stored=0.0)).run()
+        decoded = sum(executor.usage.samples_produced for executor in world.executors)
+        assert 0 < decoded <= sum(data.size for data in datasets.values())
     again = CheckedWorld(replace(plain, others=(), unfit={}, left_over=0.0, stored=1.0)).run()
     assert not any(executor.usage.samples_produced for executor in again.executors)
 
@@ -160,3 +168,52 @@ def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
     )
     world = CheckedWorld(model).run()
     assert not world.under_way
+
+
+class WorldThatCountsGets(CheckedWorld):
+    """Knows how many GETs had been made at the end of each pass."""
+
+    def __init__(self, model):
+        self.gets = {}
+        super().__init__(model)
+
+    def post(self, *events):
+        super().post(*events)
+        passes = len(self.trainers["job"][0].passes)
+        self.gets[passes] = sum(executor.usage.source_requests for executor in self.executors)
+
+
+@pytest.mark.parametrize("where", ["cache", "bucket", "directory"])
+@pytest.mark.parametrize("step_s", [0.05, 0.001], ids=["in time", "always late"])
+def test_a_cold_epoch_of_shards_takes_a_get_for_each_run_beside_the_first_looks_ahead(where, step_s):
+    size, batch, lookahead, run = 12_000, 32, 32, 150
+    data = DatasetModel(
+        b"a",
+        random=False,
+        record_bytes=np.full(size, 10_000),
+        source_bytes=30_000,
+        runs=np.arange(0, size, run),
+    )
+    plan = Plan(size=size, batch_size=batch, seed=3)
+    passes = [(epoch, 0, plan.batches_per_epoch) for epoch in range(2)]
+    share = 1.1 if where == "cache" else 0.5
+    core = CoreSettings(
+        int(share * footprint(data.record_bytes).sum()),
+        lookahead_batches=lookahead,
+        request_samples=512,
+        hedge_share=0.0,
+        store=where != "cache",
+        whole_packs=where == "bucket",
+    )
+    job = JobScript("job", b"a", plan, 0.0, step_s, 2, 8, passes, straight=where == "directory")
+    functions = FunctionsModel(8, overhead_s=0.004, decode_s=0.001, restore_s=0.0001)
+    model = WorldModel(1, core, functions, {b"a": data}, (job,))
+    world = WorldThatCountsGets(model).run()
+    assert world.gets[2] == world.gets[1] <= size / run + 1.5 * lookahead * batch
+    first = world.trainers["job"][0].passes[0]
+    alone = replace(model, datasets={b"a": replace(data, runs=None)}, jobs=(replace(job, passes=passes[:1]),))
+    without = WorldThatCountsGets(alone).run()
+    first_without = without.trainers["job"][0].passes[0]
+    assert without.gets[1] == size
+    assert first.first_wait_s == first_without.first_wait_s
+    assert first.ended_s <= 1.05 * first_without.ended_s

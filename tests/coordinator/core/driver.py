@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.core import EVERY_EPOCH, Core, CoreSettings, Plan, SampleState, SetKey
+from superdl.coordinator.core import EVERY_EPOCH, Core, CoreSettings, DatasetFacts, Plan, SampleState, SetKey
 from superdl.coordinator.core.events import (
     OUTCOME_ORDER,
     Audit,
     Audited,
     BatchesAsked,
     BatchRead,
-    DatasetFacts,
     Drop,
     ExecutorResized,
     JobOpened,
@@ -28,6 +27,8 @@ from superdl.coordinator.core.events import (
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from superdl.coordinator.core.events import Event, FailureKind
 
 __all__ = ["Driver"]
@@ -45,6 +46,7 @@ class Driver:
         size: int = 64,
         random: bool = False,
         known_absent: bool = True,
+        runs: NDArray[np.int64] | None = None,
         capacity: int = 8,
         budget_bytes: int = 10**9,
         **settings: Any,
@@ -62,7 +64,7 @@ class Driver:
         self.warnings: list[Warn] = []
         self.read_backs: list[ReadBack] = []
         self.step(ExecutorResized(capacity))
-        self.dataset = DatasetFacts(DATASET, size, random, RECORD_BYTES, known_absent)
+        self.dataset = DatasetFacts(DATASET, size, random, RECORD_BYTES, known_absent, runs)
 
     def step(self, event: Event, *, after_s: float = 0.0) -> list[Any]:
         """Hand in an event, some time after the last one."""
