@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 
 import pytest
 from PIL import Image
 
+from superdl.experiments.models import declare_operators
 from tests.superdl.index.shards import content_of, index
 
 COUNT = 23
@@ -42,6 +44,8 @@ def test_webdataset(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_mds(kind, tmp_path):
+    if importlib.util.find_spec("streaming"):
+        declare_operators()  # it imports torchvision, which may lack its own
     streaming = pytest.importorskip("streaming")
     contents = pictures()
     columns = {"id": "str", "image": kind, "label": "int", "score": "float32"}
