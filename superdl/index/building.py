@@ -24,6 +24,7 @@ from superdl.index.shard import Choices, Member, ShardError, ShardFormatError, S
 from superdl.index.tfrecord import tfrecord_members
 from superdl.index.writing import Row, check_out, writing_to
 from superdl.super_wire.errors import SourceEmptyError
+from superdl.super_wire.request import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,16 +58,20 @@ _PACKED = re.compile(r"(\.tar\.\w+|\.t[gbx]z2?|\.tfrecords?\.\w+|-of-[0-9]{5}\.g
 _THREADS, _BUCKET_THREADS = 4, 16
 _AHEAD = 2  # shards for each thread that may wait to be written
 _NAME_BYTES = 4096
+_MEMBER_BYTES = Limits().object_bytes
 
 
 @dataclass(slots=True)
 class Built:
-    """What was written. ``passed_over`` objects have the name of no shard."""
+    """What was written. ``passed_over`` objects have the name of no shard; ``empty`` members, which have no
+    bytes, are left out.
+    """
 
     out: str
     samples: int = 0
     shards: int = 0
     passed_over: int = 0
+    empty: int = 0
     member_bytes: int = 0
     seconds: float = 0.0
     formats: dict[str, int] = field(default_factory=dict)
@@ -115,12 +120,10 @@ def build_index(
     begin_s = time.monotonic()
     place = parse_source(source)
     keys = sorted(key.decode()[len(place.prefix) :] for key in list_objects(source)[0])
-    own = os.path.realpath(out) if place.is_file else out
-    keys = [
-        key
-        for key in keys
-        if f"{place.directory if place.is_file else place.url}/{key}".replace("//", "/") != own
-    ]
+    root, place_of_out = (
+        (place.directory, os.path.realpath(out)) if place.is_file else (place.url.rstrip("/"), out)
+    )
+    keys = [key for key in keys if f"{root}/{key}" != place_of_out]  # of the list that is replaced
     stop = threading.Event()
     shards = Shards(place, stop)
     try:
@@ -128,7 +131,7 @@ def build_index(
         built = Built(out, passed_over=passed_over)
         with writing_to(out) as sink:
             labels = _OneKind()
-            for job, rows, size in _read_all(
+            for job, rows, empty in _read_all(
                 partial(_rows, shards, choices),
                 jobs,
                 threads or (_THREADS if place.is_file else _BUCKET_THREADS),
@@ -137,14 +140,14 @@ def build_index(
                 labels.check(rows)
                 sink.write(rows)
                 built.samples, built.shards = built.samples + len(rows), built.shards + 1
-                built.member_bytes += size
+                built.empty += empty
+                built.member_bytes += sum(row.length for row in rows if not _is_row(row.encoding))
                 built.formats[job.format] = built.formats.get(job.format, 0) + 1
                 tell(built.shards, len(jobs), built.samples)
             if not built.samples:
                 raise SourceEmptyError(
                     f"{place.url}: {built.shards:,} shards were read, and none holds an image: name its "
-                    "extension or "
-                    "column by --image-field"
+                    "extension or column by --image-field"
                 )
     finally:
         shards.close()
@@ -158,7 +161,7 @@ def _jobs(shards: Shards, keys: Sequence[str], only: str | None, url: str) -> tu
     for key in keys:
         if posixpath.basename(key) == INDEX_FILE:
             index = shards.open(key)
-            layouts = {**layouts_of(index), **layouts}  # of several that name a shard, the uppermost
+            layouts |= layouts_of(index)
             index.close()
     jobs = []
     chosen = [key for key in keys if only is None or fnmatch.fnmatchcase(key, only)]
@@ -213,20 +216,24 @@ def _read_all(
 
 
 def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int]:
-    """The rows of a shard, checked and sorted by where they lie, and the bytes of its members."""
+    """The rows of a shard, checked and sorted by where they lie, and how many members are empty."""
     shard = shards.open(job.key)
     try:
         members = sorted(job.reader(shard, choices), key=lambda member: (member.offset, member.length))
     finally:
         shard.close()
-    in_bytes = not (members and members[0].encoding.startswith("parquet:"))
-    end, before = 0, ""
+    end, before, empty = 0, "", 0
     for member in members:
-        if in_bytes:
+        if not _is_row(member.encoding):
             shard.check(member.offset, member.length, member.name)
+            if member.length > _MEMBER_BYTES:
+                raise shard.error(
+                    f"it has {member.length:,} bytes, a sample has at most {_MEMBER_BYTES:,}", member.name
+                )
             if member.offset < end:
                 raise shard.error(f"it overlaps the member {before!r}", member.name)
             end, before = member.offset + member.length, member.name
+            empty += not member.length
     counts = Counter(member.name for member in members)
     if len(counts) < len(members):
         raise shard.error("its name comes more than once: which is meant?", counts.most_common(1)[0][0])
@@ -241,8 +248,14 @@ def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int]:
             shard.version,
         )
         for member in members
+        if member.length or _is_row(member.encoding)
     ]
-    return rows, sum(row.length for row in rows) if in_bytes else 0
+    return rows, empty
+
+
+def _is_row(encoding: str) -> bool:
+    """Whether a member is a row of a row group, not a span of bytes."""
+    return encoding.startswith("parquet:")
 
 
 def _name(shard: Shard, member: Member) -> str:

@@ -100,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _text(built: Built) -> str:
     formats = ", ".join(f"{count:,} {name}" for name, count in sorted(built.formats.items()))
     others = f"; {counted(built.passed_over, 'other object')} passed over" if built.passed_over else ""
+    others += f"; {counted(built.empty, 'empty member')} left out" if built.empty else ""
     return (
         f"{built.out}: {counted(built.samples, 'sample')} in {counted(built.shards, 'shard')} ({formats}), "
         "in "
