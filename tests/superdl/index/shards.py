@@ -1,0 +1,129 @@
+"""Shards as their writers make them, and what ``superdl index`` finds in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import tarfile
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from superdl.index.tfrecord import masked_crc32c
+from superdl.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+def index(source: object, out: Path, *words: str) -> list[dict[str, Any]]:
+    """The rows that the command writes."""
+    assert main(["index", str(source), "-o", str(out), "--force", *words]) == 0
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def content_of(row: Mapping[str, Any], directory: Path) -> bytes:
+    """A member's bytes, by its row alone."""
+    path = directory / row["key"]
+    if row["encoding"].startswith("parquet:"):
+        from pyarrow import parquet
+
+        column, *fields = row["encoding"].removeprefix("parquet:").split(".")
+        value = parquet.ParquetFile(path).read_row_group(row["offset"])[column][row["length"]].as_py()
+        for name in fields:
+            value = value[name]
+        return value
+    content = path.read_bytes()[row["offset"] : row["offset"] + row["length"]]
+    return zlib.decompress(content, wbits=-15) if row["encoding"] == "deflate" else content
+
+
+def tar_of(path: Path, files: Mapping[str, bytes], form: int = tarfile.GNU_FORMAT) -> Path:
+    """A tar of files, in their order."""
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def _varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    content = bytearray()
+    while value >= 0x80:
+        content.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*content, value])
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _feature(value: bytes | float) -> bytes:
+    if isinstance(value, bytes):
+        return _field(1, _field(1, value))
+    if isinstance(value, float):
+        return _field(2, _field(1, struct.pack("<f", value)))
+    return _field(3, _field(1, _varint(value)))
+
+
+def tfrecord_of(path: Path, examples: Sequence[Mapping[str, bytes | float]]) -> Path:
+    """Records of Examples, each feature of one value, framed as TensorFlow frames them."""
+    with path.open("wb") as file:
+        for example in examples:
+            entries = [
+                _field(1, name.encode()) + _field(2, _feature(value)) for name, value in example.items()
+            ]
+            record = _field(1, b"".join(_field(1, entry) for entry in entries))
+            head = struct.pack("<Q", len(record))
+            file.write(head + struct.pack("<I", masked_crc32c(head)))
+            file.write(record + struct.pack("<I", masked_crc32c(record)))
+    return path
+
+
+def _chunk(samples: Sequence[bytes], config: bytes = b"") -> bytes:
+    at = 4 * (len(samples) + 2) + len(config)
+    offsets = [at]
+    for sample in samples:
+        offsets.append(offsets[-1] + len(sample))
+    return struct.pack(f"<{len(samples) + 2}I", len(samples), *offsets) + config + b"".join(samples)
+
+
+def mds_of(directory: Path, samples: Sequence[tuple[bytes, int]]) -> Path:
+    """An MDS shard of images and int64 labels with its index, byte for byte as MDSWriter lays them out."""
+    columns = {
+        "column_names": ["image", "label"],
+        "column_encodings": ["bytes", "int"],
+        "column_sizes": [None, 8],
+    }
+    config = {
+        "version": 2,
+        "format": "mds",
+        "compression": None,
+        "hashes": [],
+        "size_limit": 2**26,
+        **columns,
+    }
+    rows = [struct.pack("<I", len(image)) + image + struct.pack("<q", label) for image, label in samples]
+    content = _chunk(rows, json.dumps(config, sort_keys=True).encode())
+    (directory / "shard.00000.mds").write_bytes(content)
+    raw = {"basename": "shard.00000.mds", "bytes": len(content), "hashes": {}}
+    shard = {**config, "raw_data": raw, "zip_data": None, "samples": len(rows)}
+    (directory / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    return directory / "shard.00000.mds"
+
+
+def litdata_of(directory: Path, samples: Sequence[tuple[bytes, int]]) -> Path:
+    """A chunk of images and int64 labels with its index, byte for byte as LitData lays them out."""
+    rows = [struct.pack("<2I", len(image), 8) + image + struct.pack("<q", label) for image, label in samples]
+    content = _chunk(rows)
+    (directory / "chunk-0-0.bin").write_bytes(content)
+    leaf = {"type": None, "context": None, "children_spec": []}
+    spec = [1, {"type": "builtins.dict", "context": '["image", "label"]', "children_spec": [leaf, leaf]}]
+    config = {"compression": None, "encryption": None, "item_loader": "PyTreeLoader"}
+    config |= {"data_format": ["jpeg", "int"], "data_spec": json.dumps(spec)}
+    chunk = {"filename": "chunk-0-0.bin", "chunk_size": len(rows), "chunk_bytes": len(content), "dim": None}
+    (directory / "index.json").write_text(json.dumps({"chunks": [chunk], "config": config}))
+    return directory / "chunk-0-0.bin"

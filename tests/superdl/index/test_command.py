@@ -1,0 +1,195 @@
+"""``superdl index``: what it writes and where, in which order, what it refuses, and sources in S3."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from superdl.index import Choices, building
+from superdl.index.shard import _BucketShard
+from superdl.main import main
+from superdl.super_wire.errors import SourceError
+from tests.superdl.index.shards import content_of, index, tar_of, tfrecord_of
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Shards of two kinds; "b.tar" comes before "b/..." by its bytes."""
+    directory = tmp_path / "source"
+    (directory / "b").mkdir(parents=True)
+    tar_of(directory / "b.tar", {"x/2.jpg": b"two", "x/10.jpg": b"ten"})
+    for shard in range(20):
+        tar_of(directory / "b" / f"{shard:02d}.tar", {f"y/{shard}.jpg": bytes(shard)})
+    tfrecord_of(directory / "a.tfrecord", [{"image": b"image", "label": b"z"}])
+    (directory / "README.md").write_text("no shard")
+    return directory
+
+
+def test_rows_come_in_order_of_keys_and_offsets_by_any_number_of_threads(source, tmp_path, capsys):
+    rows = index(source, tmp_path / "list.jsonl", "--threads", "1")
+    keys = [row["key"] for row in rows]
+    assert keys == ["a.tfrecord", "b.tar", "b.tar", *(f"b/{shard:02d}.tar" for shard in range(1, 20))]
+    assert [row["member"] for row in rows[:4]] == ["0", "x/2.jpg", "x/10.jpg", "y/1.jpg"]
+    one = (tmp_path / "list.jsonl").read_bytes()
+    assert list(rows[0]) == ["key", "member", "offset", "length", "encoding", "label", "version"]
+    capsys.readouterr()
+    assert index(source, tmp_path / "list.jsonl", "--threads", "16", "--json") == rows
+    assert (tmp_path / "list.jsonl").read_bytes() == one
+    told = capsys.readouterr()
+    summary = json.loads(told.out)
+    assert summary.pop("seconds") >= 0
+    assert summary == {
+        "out": str(tmp_path / "list.jsonl"),
+        "samples": 22,
+        "shards": 22,
+        "passed_over": 1,
+        "empty": 1,
+        "member_bytes": 5 + 6 + sum(range(20)),
+        "formats": {"tfrecord": 1, "tar": 21},
+    }
+    assert "22 samples in 22 shards (21 tar, 1 tfrecord)" in told.err
+    assert "1 other object passed over; 1 empty member left out" in told.err
+    assert [row["key"] for row in index(source, tmp_path / "list.jsonl", "--only", "b/0[12]*")] == [
+        "b/01.tar",
+        "b/02.tar",
+    ]
+
+
+def test_csv_and_parquet_say_the_same(source, tmp_path):
+    from pyarrow import parquet
+
+    rows = index(source, tmp_path / "list.jsonl")
+    for out in ("list.csv", "list.parquet"):
+        assert main(["index", str(source), "-o", str(tmp_path / out)]) == 0
+    with (tmp_path / "list.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [{**row, "offset": int(row["offset"]), "length": int(row["length"])} for row in found] == rows
+    assert parquet.read_table(tmp_path / "list.parquet").to_pylist() == rows
+
+
+def test_labels_keep_their_kind(tmp_path, capsys):
+    source = tmp_path / "source"
+    source.mkdir()
+    tar_of(source / "a.tar", {"7/1.jpg": b"1", "8/1.jpg": b"1"})
+    assert [row["label"] for row in index(source, tmp_path / "list.jsonl")] == ["7", "8"]
+    assert main(["index", str(source), "-o", str(tmp_path / "list.csv")]) == 2
+    assert "CSV cannot tell the text from a number" in capsys.readouterr().err
+    assert main(["index", str(source), "-o", str(tmp_path / "list.parquet")]) == 0
+    tfrecord_of(source / "b.tfrecord", [{"image": b"1", "label": 7}])
+    assert main(["index", str(source), "-o", str(tmp_path / "other.jsonl")]) == 1
+    assert "b.tfrecord: member '0': its label is 7, that of a.tar" in capsys.readouterr().err
+    (source / "a.tar").unlink()
+    tfrecord_of(source / "c.tfrecord", [{"image": b"1", "label": 0.5}])
+    assert [row["label"] for row in index(source, tmp_path / "list.jsonl")] == [7, 0.5]
+    assert main(["index", str(source), "-o", str(tmp_path / "other.parquet")]) == 2
+    assert "write .jsonl" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "list.jsonl", "list.parquet"}
+
+
+def test_a_list_is_replaced_when_asked_and_whole_or_not_at_all(source, tmp_path, capsys):
+    out = source / "list.jsonl"  # below the source itself
+    words = ["index", str(source), "-o", str(out)]
+    assert main(words) == 0
+    before = out.read_bytes()
+    assert main(words) == 2
+    assert "is there: --force replaces it" in capsys.readouterr().err
+    with (source / "b" / "19.tar").open("r+b") as file:
+        file.truncate(700)
+    assert main([*words, "--force"]) == 1
+    assert f"superdl index: ShardError: {source}/b/19.tar: " in capsys.readouterr().err
+    assert out.read_bytes() == before
+    (source / "b" / "19.tar").unlink()
+    assert main([*words, "--force"]) == 0
+    assert len(out.read_bytes().splitlines()) == len(before.splitlines()) - 1
+    assert not list(source.glob(".list*"))
+    # A list in Parquet, which looks like a shard, is passed over by the command that replaces it.
+    for _ in range(2):
+        assert main(["index", str(source), "-o", str(source / "list.parquet"), "--force"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("-o", "list.txt"), 2, "ends in one of .csv, .jsonl, .parquet"),
+        (("-o", "no/list.csv"), 2, "there is no directory"),
+        (("-o", "list.csv", "--threads", "0"), 2, "--threads is a number from 1 to 256"),
+        (("-o", "list.csv", "--only", "c*"), 1, "holds no shard whose key is like 'c*'"),
+    ],
+)
+def test_wrong_use_is_told_before_anything_is_read(
+    words, code, message, source, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["index", str(source), *words]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_no_source_is_told(tmp_path, capsys):
+    assert main(["index", str(tmp_path / "none"), "-o", str(tmp_path / "list.csv")]) == 1
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(source, tmp_path, monkeypatch):
+    rows = building._rows
+
+    def changed(shards, choices, job):
+        opened = shards.open
+
+        def open_and_change(key):
+            shard = opened(key)
+            (source / key).write_bytes((source / key).read_bytes() + bytes(512))
+            return shard
+
+        shards.open = open_and_change
+        return rows(shards, choices, job)
+
+    monkeypatch.setattr(building, "_rows", changed)
+    with pytest.raises(SourceError, match=r"\.tar: it was changed while it was read"):
+        building.build_index(str(source), str(tmp_path / "list.csv"), Choices(), only="b.tar")
+
+
+def test_a_bucket_gives_what_a_directory_does_by_few_requests(object_store, source, tmp_path, monkeypatch):
+    bucket = object_store.directory / "data"
+    bucket.mkdir()
+    source.rename(bucket / "train")
+    tar_of(bucket / "train" / "large.tar", {f"x/{place}.jpg": bytes(3_000_000 + place) for place in range(4)})
+    fetched = []
+    fetch = _BucketShard._fetch
+
+    def counted(self, offset, length):
+        fetched.append((self.key, length))
+        return fetch(self, offset, length)
+
+    monkeypatch.setattr(_BucketShard, "_fetch", counted)
+    rows = index(bucket / "train", tmp_path / "local.jsonl")
+    found = index("s3://data/train", tmp_path / "list.jsonl")
+    versions = {row.pop("version") for row in found}
+    assert len(versions) == 22
+    assert not any('"' in version or "-" in version for version in versions)
+    for row in rows:
+        row.pop("version")
+    assert found == rows
+    assert [content_of(row, bucket / "train") for row in found[1:3]] == [b"two", b"ten"]
+    # One request for a small shard; of a large one, a block and then headers alone.
+    assert max(sum(key == one for one, _ in fetched) for key, _ in fetched if key != "large.tar") == 1
+    assert sum(length for key, length in fetched if key == "large.tar") < 9_000_000
+
+    assert main(["index", "s3://data/train", "-o", "s3://data/lists/list.csv"]) == 0
+    assert len((bucket / "lists" / "list.csv").read_text().splitlines()) == len(rows) + 1
+    assert main(["index", "s3://data/train", "-o", "s3://data/lists/list.csv"]) == 2
+    assert main(["index", "s3://nowhere/train", "-o", str(tmp_path / "other.csv")]) == 1
+    with pytest.raises(SourceError, match="changed while it was read"):
+        _change_and_read(bucket)
+
+
+def _change_and_read(bucket):
+    import threading
+
+    from superdl.coordinator.catalog import parse_source
+    from superdl.index.shard import Shards
+
+    shard = Shards(parse_source("s3://data/train"), threading.Event()).open("large.tar")
+    (bucket / "train" / "large.tar").write_bytes(bytes(shard.size))
+    shard.read(0, 10)

@@ -1,0 +1,97 @@
+"""Shards of the packages whose formats are read by hand. ``make test-loaders`` has them all."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from superdl.experiments.models import declare_operators
+from tests.superdl.index.shards import content_of, index
+
+COUNT = 23
+
+
+def pictures():
+    found = []
+    for place in range(COUNT):
+        buffer = io.BytesIO()
+        Image.new("RGB", (20 + 9 * place, 30), (place, 5, 200)).save(buffer, "JPEG")
+        found.append(buffer.getvalue())
+    return found
+
+
+def check(directory, out, contents, *words):
+    rows = index(directory, out, *words)
+    assert len(rows) == COUNT
+    assert {row["label"]: content_of(row, directory) for row in rows} == dict(enumerate(contents))
+    return rows
+
+
+def test_webdataset(tmp_path):
+    webdataset = pytest.importorskip("webdataset")
+    contents = pictures()
+    (tmp_path / "shards").mkdir()
+    with webdataset.ShardWriter(str(tmp_path / "shards" / "a-%03d.tar"), maxcount=5, verbose=0) as sink:
+        for place, content in enumerate(contents):
+            sink.write({"__key__": f"{place:05d}", "jpg": content, "cls": place, "json": {"label": "other"}})
+    rows = check(tmp_path / "shards", tmp_path / "list.jsonl", contents)
+    assert [row["member"] for row in rows] == [f"{place:05d}.jpg" for place in range(COUNT)]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
+def test_mds(kind, tmp_path):
+    if importlib.util.find_spec("streaming"):
+        declare_operators()  # it imports torchvision, which may lack its own
+    streaming = pytest.importorskip("streaming")
+    contents = pictures()
+    columns = {"id": "str", "image": kind, "label": "int", "score": "float32"}
+    out = str(tmp_path / "shards")
+    with streaming.MDSWriter(out=out, columns=columns, size_limit=6000) as sink:
+        for place, content in enumerate(contents):
+            image = content if kind == "bytes" else Image.open(io.BytesIO(content))
+            sink.write({"id": f"{place}", "image": image, "label": place, "score": 0.5})
+    rows = index(tmp_path / "shards", tmp_path / "list.jsonl")
+    assert len({row["key"] for row in rows}) > 2
+    assert [row["label"] for row in rows] == list(range(COUNT))
+    kept = streaming.StreamingDataset(local=out, batch_size=1, shuffle=False)
+    for place, row in enumerate(rows):
+        shard, sample = kept.spanner[place]
+        columns_of = kept.shards[shard]
+        assert row["key"] == columns_of.raw_data.basename
+        assert content_of(row, tmp_path / "shards") in columns_of.get_sample_data(sample)
+        with Image.open(io.BytesIO(content_of(row, tmp_path / "shards"))) as image:
+            assert image.size == (20 + 9 * place, 30)
+    if kind == "bytes":
+        check(tmp_path / "shards", tmp_path / "list.jsonl", contents)
+    texts = index(tmp_path / "shards", tmp_path / "list.jsonl", "--label-field", "id")
+    assert [row["label"] for row in texts] == [str(place) for place in range(COUNT)]
+    scores = index(tmp_path / "shards", tmp_path / "list.jsonl", "--label-field", "score")
+    assert {row["label"] for row in scores} == {0.5}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
+def test_litdata(kind, tmp_path):
+    pytest.importorskip("litdata")
+    from superdl.experiments.loaders.streaming_loaders import write_chunks
+
+    contents = pictures()
+    directory = tmp_path / "chunks"
+    directory.mkdir()
+    samples = (
+        {"image": content if kind == "bytes" else Image.open(io.BytesIO(content)), "label": place}
+        for place, content in enumerate(contents)
+    )
+    write_chunks(samples, 6000, directory)
+    config = json.loads((directory / "index.json").read_text())["config"]
+    assert config["data_format"] == [kind, "int"]
+    rows = index(directory, tmp_path / "list.jsonl")
+    assert [row["label"] for row in rows] == list(range(COUNT))
+    for place, row in enumerate(rows):
+        with Image.open(io.BytesIO(content_of(row, directory))) as image:
+            assert image.size == (20 + 9 * place, 30)
+    if kind == "bytes":
+        check(directory, tmp_path / "list.jsonl", contents)
