@@ -29,9 +29,9 @@ def labels_of(parts: Iterable[bytes], label_dtype: str) -> NDArray[Any]:
 class SampleList(Sequence[tuple[str, Any]]):
     """A sequence of ``(path, label)``, in the order of the catalog, made as they are asked for.
 
-    Paths are files, or URLs of objects (``s3://bucket/key``). A label is an int or a float where the dataset
-    gives numbers, an array or a numpy record where it gives those. A million samples take the bytes of their
-    keys and 16 more for each.
+    Paths are files, or URLs of objects (``s3://bucket/key``); members of objects show as ``path::member``. A
+    label is an int or a float where the dataset gives numbers, an array or a numpy record where it gives
+    those. A million samples take the bytes of their keys and 16 more for each.
 
     Args:
         bucket: ``s3://name`` or ``file:///directory``, which keys lie below.

@@ -165,7 +165,7 @@ def _of_members(
         if len(other := np.flatnonzero(version_of != version_of[first][which])):
             key, at = keys[int(other[0])], int(other[0])
             raise SourceError(
-                f"key_list {url}: the members of {key.decode()!r} are of two versions, "
+                f"key_list {url}: the members of {key.decode()[:200]!r} are of two versions, "
                 f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: an object has "
                 "one; list its members again"
             )

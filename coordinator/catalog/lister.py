@@ -200,8 +200,9 @@ def _check_ends(rows: KeyList, members: Members, versions: PackedStrings) -> Non
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         place = int(members.objects[row])
+        name, key = members.names[row].decode()[:200], rows.keys[place].decode()[:200]
         raise SourceError(
-            f"key_list {rows.url}, line {rows.lines[row]}: the member {members.names[row].decode()!r} of "
-            f"{rows.keys[place].decode()!r} ends at {members.ends[row]}, and that has {sizes[place]} bytes: "
-            "it was cut off or written again, list its members again"
+            f"key_list {rows.url}, line {rows.lines[row]}: the member {name!r} of {key!r} ends at "
+            f"{members.ends[row]}, and that has {sizes[place]} bytes: it was cut off or written again, list "
+            "its members again"
         )

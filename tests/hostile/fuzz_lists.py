@@ -54,13 +54,18 @@ def _rows(chance: random.Random) -> list[dict[str, Any]]:
         lambda: {"x": chance.random(), "y": [1, 2]},
         lambda: _value(chance),
     ]
-    label, versioned = chance.choice(labels), chance.random() < 0.5
+    label, versioned, of_members = chance.choice(labels), chance.random() < 0.5, chance.random() < 0.4
     rows = []
     for number in range(chance.randrange(1, 6)):
         key = f"cat/{number}.jpg" if chance.random() < 0.9 else _value(chance)
         rows.append({"key": key, "label": label()} | ({"version": "e1"} if versioned else {}))
+        if of_members:
+            encoding = chance.choice(["", "", "deflate", "parquet:image"]) if chance.random() < 0.1 else ""
+            place = {"member": f"{number}.jpg", "offset": 10 * number, "length": 10, "encoding": encoding}
+            rows[-1] |= {"key": chance.choice(["a.tar", "b.tar"]), **place}
         if chance.random() < 0.05:
-            rows[-1] |= {chance.choice(["version", "key", "label", "other"]): _value(chance)}
+            columns = ["version", "key", "label", "other", "member", "offset", "length", "encoding"]
+            rows[-1] |= {chance.choice(columns): _value(chance)}
     return rows
 
 
@@ -100,11 +105,13 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
         try:
             found = read_key_list(file.name, tally, of_files=chance.random() < 0.5)
             versions = found.keys if found.versions is None else found.versions
-            catalog = Catalog.build("file:///x", found.keys, versions, found.labels, found.classes)
+            columns = found.keys, versions, found.labels, found.classes
+            catalog = Catalog.build("file:///x", *columns, members=found.members)
         except SourceError as error:
             assert len(str(error)) <= 4000, data[:200]  # noqa: PT017  # a refusal is right, if it is short
             return
-    assert len(catalog) == len(found.labels) == len(found.keys) > 0
+    assert len(catalog) == len(found.labels) == len(found.members or found.keys) > 0
+    assert len(catalog.names_at(np.arange(len(catalog)))) == len(catalog)
     assert (
         catalog.labels_at(np.arange(len(catalog))).nbytes
         == len(catalog) * label_dtype_of(catalog.label_dtype).itemsize

@@ -94,6 +94,10 @@ _REQUEST = PrefetchRequest(
     pack_of=(0,),
     offsets=(64,),
     lengths=(128,),
+    members=("m",),
+    member_offsets=(512,),
+    member_lengths=(9,),
+    encodings=("deflate",),
 )
 _RESULT = PrefetchResult(
     *("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"}),

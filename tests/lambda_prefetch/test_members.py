@@ -22,6 +22,7 @@ from superdl.lambda_prefetch.s3_source import S3Source
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import FileSource, SampleFailedError
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.lambda_prefetch.prefetching import (
@@ -234,6 +235,23 @@ def test_the_handler_decodes_members_and_counts_what_it_asked_for(tmp_path, zip_
     span = ranges_of(request_, MIB)[0].span
     assert sum(result.source_bytes) == span.size_bytes
     assert all(us > 0 for us in result.fetch_us)
+
+
+def test_random_steps_differ_between_members_and_not_between_requests(tmp_path, valkey):
+    image = encode(pixels(), "PNG")
+    (tmp_path / "x.tar").write_bytes(image * 4)
+    rows = [
+        {"key": "x.tar", "version": file_version(tmp_path / "x.tar"), "member": str(n),
+         "offset": n * len(image), "length": len(image)}
+        for n in range(4)
+    ]  # fmt: skip
+    recipe, found = Recipe([{"op": "random_crop", "size": 16}], augment_seed=3), []
+    for some in (rows, rows[::-1]):
+        request_ = member_request(f"file://{tmp_path.resolve()}", some, valkey.unix_url, recipe, epoch=2)
+        assert run(request_).outcomes == ("cached",) * 4
+        found.append([array_of(valkey, request_, n).tobytes() for n in range(4)])
+    assert found[0] == found[1][::-1]
+    assert len(set(found[0])) == 4
 
 
 def test_what_cannot_be_unpacked_is_a_tombstone_that_names_object_and_member(tmp_path, zip_file, valkey):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from superdl.lambda_prefetch.s3_connection import Signer, object_path
 from superdl.lambda_prefetch.s3_lean_client import NotLeanError, lean_endpoint
+from superdl.lambda_prefetch.sources import Span
 
 
 @pytest.fixture
@@ -122,11 +123,12 @@ def headers_of(request: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines)
 
 
-def botocores(credentials, region, host, path, etag, second):
+def botocores(credentials, region, host, path, etag, second, span=None):
     """The headers that botocore puts on the same GET in the same second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.auth, "get_current_datetime", lambda: datetime.fromtimestamp(second, UTC))
-        request = AWSRequest("GET", f"http://{host}{path}", headers={"If-Match": f'"{etag}"'})
+        headers = {"If-Match": f'"{etag}"'} | ({"Range": f"bytes={span[0]}-{span[1] - 1}"} if span else {})
+        request = AWSRequest("GET", f"http://{host}{path}", headers=headers)
         S3SigV4Auth(credentials, "s3", region).add_auth(request)
     return request.headers
 
@@ -138,19 +140,28 @@ def botocores(credentials, region, host, path, etag, second):
     token=st.none() | VISIBLE,
     region=st.sampled_from(["us-east-1", "eu-central-1", "ap-southeast-2"]),
     second=SECONDS,
+    span=st.none()
+    | st.tuples(st.integers(0, 2**40), st.integers(1, 2**24)).map(lambda n: Span(n[0], sum(n))),
 )
-@example(key="a//b/../c/./d", etag="0" * 32, secret="s", token=None, region="us-east-1", second=10**9)
+@example(key="a//b/../c/./d", etag="0" * 32, secret="s", token=None, region="us-east-1", second=9, span=None)
 @example(
-    key="ö ne+two=3&%41?#~*'().jpg", etag="0-12", secret="s/+", token="t+/=", region="eu-west-1", second=0
+    key="ö ne+two=3&%41?#~*'().jpg",
+    etag="0-12",
+    secret="s/+",
+    token="t+/=",
+    region="eu-west-1",
+    second=0,
+    span=Span(0, 1),
 )
-@example(key="/leading", etag="e", secret="s", token="", region="us-east-1", second=1_900_000_000)
-def test_it_signs_as_botocore_does(key, etag, secret, token, region, second):
+@example(key="/leading", etag="e", secret="s", token="", region="us-east-1", second=1_900_000_000, span=None)
+def test_it_signs_as_botocore_does(key, etag, secret, token, region, second, span):
     credentials = Credentials("AKID", secret, token)
     host, path = "bucket.example:9000", object_path("/data", key)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: second + 0.9)
-        request = Signer(credentials, region=region, host=host).get(path, etag)
-    mine, theirs = headers_of(request), botocores(credentials, region, host, path, etag, second)
+        request = Signer(credentials, region=region, host=host).get(path, etag, span)
+    mine, theirs = headers_of(request), botocores(credentials, region, host, path, etag, second, span)
+    assert mine.get("range") == theirs["Range"]
     assert request.startswith(f"GET {path} HTTP/1.1\r\nhost:{host}\r\n".encode())
     assert mine["authorization"] == theirs["Authorization"]
     assert mine["x-amz-date"] == theirs["X-Amz-Date"]
