@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_RANGE_BYTES", "MemberRange", "content_of", "ranges_of"]
 
 MAX_RANGE_BYTES = 16 * 2**20
-MAX_GAP_BYTES = 64 * 1024
-"""So many bytes between two members are read in vain: they cost about what another GET costs."""
+MAX_GAP_BYTES = 256 * 1024
+"""So many bytes between two members are read in vain: one or two photos that are in the cache already."""
 
 _RAW_DEFLATE = -zlib.MAX_WBITS
 

@@ -22,6 +22,7 @@ from superdl.coordinator.core import (
     JobOpened,
     Plan,
     exceeding_text,
+    runs_of,
 )
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.server.statistics import (
@@ -192,12 +193,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
         self._datasets.open(dataset)
+        members = dataset.catalog.members
         described = DatasetFacts(
             dataset.content,
             plan.size,
             dataset.recipe.random,
             dataset.record_bytes,
             known_absent=self._cache_was_empty,
+            runs=runs_of(members.objects, members.offsets, members.lengths) if members else None,
         )
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
         opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible)

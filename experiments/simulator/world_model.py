@@ -27,7 +27,7 @@ __all__ = ["DatasetModel", "Faults", "FunctionsModel", "JobScript", "WorldModel"
 _GB = 2**30
 _CHANNELS = 3
 _READ_TIMEOUT_S = 3600.0
-_MAX_GAP_BYTES = 64 * 1024
+_MAX_GAP_BYTES = 256 * 1024
 _HEARTBEAT_S = 2.0
 """As the sampler's pages are asked for again."""
 
