@@ -20,6 +20,7 @@ import numpy as np
 
 from superdl.coordinator.catalog.lister import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
+from superdl.coordinator.core import DatasetFacts, runs_of
 from superdl.super_wire.errors import CoordinatorError, SourceError, SuperError
 from superdl.super_wire.ids import ID_BYTES, Naming, digest128
 from superdl.super_wire.record import HEADER_BYTES
@@ -145,6 +146,18 @@ class Dataset:
         """Length of a record, as far as the recipe tells it."""
         shape = self.recipe.output_shape
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
+
+    def facts(self, *, known_absent: bool) -> DatasetFacts:
+        """What the core is told of it; ``known_absent``: the cache was seen empty."""
+        members = self.catalog.members
+        return DatasetFacts(
+            self.content,
+            len(self.catalog),
+            self.recipe.random,
+            self.record_bytes,
+            known_absent=known_absent,
+            runs=runs_of(members.objects, members.offsets, members.lengths) if members else None,
+        )
 
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
         """The sample ids of ``indices`` in ``epoch``, concatenated; the dataset has to be ready."""

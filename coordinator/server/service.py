@@ -16,13 +16,11 @@ import grpc
 
 from superdl.coordinator.core import (
     BatchesAsked,
-    DatasetFacts,
     FillUp,
     JobClosed,
     JobOpened,
     Plan,
     exceeding_text,
-    runs_of,
 )
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.server.statistics import (
@@ -193,15 +191,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
         self._datasets.open(dataset)
-        members = dataset.catalog.members
-        described = DatasetFacts(
-            dataset.content,
-            plan.size,
-            dataset.recipe.random,
-            dataset.record_bytes,
-            known_absent=self._cache_was_empty,
-            runs=runs_of(members.objects, members.offsets, members.lengths) if members else None,
-        )
+        described = dataset.facts(known_absent=self._cache_was_empty)
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
         opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible)
         keeper = self._engine.keeper
