@@ -48,10 +48,12 @@ def drawn_from(
 
 def _chosen(of_subset: Any, places: Any) -> list[int]:
     try:
-        if min(places) < 0:
-            raise ConfigError(f"indices are places of the dataset, from 0; not {min(places)}")
-        return [int(of_subset[place]) for place in places]
+        chosen = [int(of_subset[place]) for place in places]
+        least = min(places)
     except (IndexError, TypeError, ValueError) as error:
         raise ConfigError(
             f"indices are places of the Subset, which has {len(of_subset):,} samples: {error}"
         ) from error
+    if least < 0:
+        raise ConfigError(f"indices are places of the Subset, from 0; not {int(least)}")
+    return chosen

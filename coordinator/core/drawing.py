@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.draws import Draws
 
-__all__ = ["Drawing"]
+__all__ = ["PLACES_MAX", "Drawing"]
+
+PLACES_MAX: Final = 64
+"""So many places of a sample in an epoch are told at most: more take long, and it is wanted soon anyway."""
 
 _EPOCHS_KEPT: Final = 3  # this one, the next one, and one of a rank that is behind
 _RANDOM_BITS: Final = 53
@@ -101,6 +104,7 @@ class Drawing:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return where the samples stand in the order: the inverse of :meth:`at`.
 
+        Of a sample that is drawn very often, `PLACES_MAX` draws are looked at, evenly chosen among all.
         For each of their draws: the place of its sample in ``indices``, its first and last order position.
         """
         kinds = checked_elements(indices, "indices", self._size)
@@ -112,9 +116,10 @@ class Drawing:
         if firsts is not None:
             counts *= firsts[kinds + 1] - firsts[kinds]
             kinds = firsts[kinds]
-        owners = np.repeat(np.arange(kinds.size, dtype=np.int64), counts)
-        before = np.cumsum(counts) - counts
-        draws = kinds[owners] + np.arange(owners.size, dtype=np.int64) - before[owners]
+        told = np.minimum(counts, PLACES_MAX)
+        owners = np.repeat(np.arange(kinds.size, dtype=np.int64), told)
+        numbers = np.arange(owners.size, dtype=np.int64) - (np.cumsum(told) - told)[owners]
+        draws = kinds[owners] + numbers * counts[owners] // told[owners]
         steps = draws
         if self._shuffle:
             steps = order_of(self._count, self._seed, epoch).inverse(draws)

@@ -194,8 +194,8 @@ class Plan:
 
         Both are int64 ``[n]``. 0 means the batch at ``position``, which may be the end of the epoch. What
         neither the rest of this epoch nor the next one uses (``drop_last`` left it out) gets `NEVER_SOON`.
-        Use as padding counts. Constant time per sample, or per draw, by the inverse of the order; nothing is
-        stored.
+        Use as padding counts. Constant time per sample, by the inverse of the order; nothing is stored. Of
+        draws this is true of each, and a sample of very many may be used sooner than is told.
 
         Raises:
             PlanError: If an index, the epoch or the position is out of range.

@@ -112,6 +112,8 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack: Stack, images: Path)
     assert Counter(delivered(dataset, weights=by_weight, shuffle=True)) == Counter(expected[:10] * 4)
     with pytest.raises(ConfigError, match="indices are places of the Subset, which has 30 samples"):
         SuperSampler(parts[1], batch_size=4, indices=[30])
+    with pytest.raises(ConfigError, match="indices are places of the Subset, from 0; not -1"):
+        SuperSampler(parts[1], batch_size=4, indices=[3, -1])
     with pytest.raises(PlanError, match=r"indices must be in range\(150\)"):
         SuperSampler(dataset, batch_size=4, indices=[150])
     with pytest.raises(ConfigError, match="without replacement"):
