@@ -8,7 +8,7 @@ from superdl import Recipe, SuperDataset, SuperSampler
         rows = [(os.path.basename(file_names[i]), label_to_id[all_labels[i]]) for i in split]\
         np.savetxt(f"{name}.csv", rows, "%s", ",", header="key,label", comments="")
 /^    train_dataset = PetsDataset/,/^    )/c\
-    train_dataset = SuperDataset(args.data_dir, Recipe([]), key_list="train.csv", transform=train_tfm)
+    train_dataset = SuperDataset(args.data_dir, key_list="train.csv", transform=train_tfm)
 /^    eval_dataset = /c\
     eval_dataset = SuperDataset(args.data_dir, Recipe([{"op": "resize", "size": image_size}]), key_list="eval.csv", transform=ToTensor())
 /^    train_dataloader = /c\

@@ -3,7 +3,7 @@
 /^import torchvision.datasets/i\
 from superdl import Recipe, SuperDataset, SuperSampler
 s/train_dataset = datasets.ImageFolder($/train_dataset = SuperDataset(/
-s/^ *traindir,$/            traindir, Recipe([]), transform=/
+s/^ *traindir,$/            traindir, transform=/
 s/val_dataset = datasets.ImageFolder($/val_dataset = SuperDataset(/
 s/^ *valdir,$/            valdir, Recipe.image(resize=256, crop=224), transform=/
 /transforms.Resize(256)/d

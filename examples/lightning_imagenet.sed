@@ -3,7 +3,7 @@
 /^import torchvision.datasets/c\
 from superdl import Recipe, SuperDataset, SuperSampler
 s/self.train_dataset = datasets.ImageFolder($/self.train_dataset = SuperDataset(/
-s/^                train_dir,$/                train_dir, Recipe([]), transform=/
+s/^                train_dir,$/                train_dir, transform=/
 s/self.eval_dataset = datasets.ImageFolder($/self.eval_dataset = SuperDataset(/
 s/^            val_dir,$/            val_dir, Recipe.image(resize=256, crop=224), transform=/
 s/transforms.Resize(256), transforms.CenterCrop(224), //

@@ -3,7 +3,7 @@
 /^from torch import nn/i\
 from superdl import Recipe, SuperDataset, SuperSampler, split_transform
 s/ dataset = torchvision.datasets.ImageFolder($/ dataset = SuperDataset(/
-s/^            traindir,$/            traindir, Recipe([]), transform=/
+s/^            traindir,$/            traindir, transform=/
 /dataset_test = torchvision.datasets.ImageFolder($/,/^        )/c\
         parts = split_transform(weights.transforms() if args.weights and args.test_only else preprocessing.transforms)\
         dataset_test = SuperDataset(valdir, parts.recipe, transform=parts.rest)

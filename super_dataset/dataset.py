@@ -74,7 +74,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
-        recipe: what functions do to every sample.
+        recipe: what functions do to every sample. Without one they decode it, and images keep their sizes.
         key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns; without it class
             folders give labels.
         alias: a name that stands for the source's place in sample ids, so that a moved or copied source is
@@ -106,7 +106,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
     def __init__(
         self,
         source: str | os.PathLike[str],
-        recipe: Recipe,
+        recipe: Recipe | None = None,
         *,
         key_list: str | os.PathLike[str] | None = None,
         alias: str | None = None,
@@ -120,6 +120,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         coordinator: str | None = None,
     ) -> None:
         super().__init__(coordinator)
+        recipe = Recipe([]) if recipe is None else recipe
         if not isinstance(recipe, Recipe):
             msg = f"recipe is a Recipe, such as Recipe.image(resize=256, crop=224); not {recipe!r}"
             raise ConfigError(msg)

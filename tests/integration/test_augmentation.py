@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from superdl.sampler import SuperSampler
-from superdl.super_dataset import Augment, Recipe, SuperDataset, SuperLoader
+from superdl.super_dataset import Augment, PerSample, Recipe, SuperDataset, SuperLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,9 +72,10 @@ def cropped(image: Any) -> Any:
 
 
 def test_a_transform_for_one_image_gives_the_same_by_any_workers(shared_stack: Stack, images: Path) -> None:
-    dataset = SuperDataset(images, RECIPE, transform=cropped, return_info=True)
+    seeded = SuperDataset(images, RECIPE, transform=PerSample(cropped, seed=3), return_info=True)
+    plain = SuperDataset(images, transform=cropped, return_info=True)  # and no recipe: images as they are
 
-    def crops(workers: int, **plan: Any) -> list[dict[str, bytes]]:
+    def crops(workers: int, dataset: SuperDataset = seeded, **plan: Any) -> list[dict[str, bytes]]:
         with SuperSampler(dataset, coordinator=shared_stack.address, **plan) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
             return [
@@ -90,6 +91,10 @@ def test_a_transform_for_one_image_gives_the_same_by_any_workers(shared_stack: S
     assert len(first) == 150
     assert all(first[key] != second[key] for key in first)
     assert crops(2, batch_size=7, seed=9) == [first, second]
+    by_sampler = crops(0, plain, batch_size=16, seed=9)
+    assert crops(2, plain, batch_size=7, seed=9) == by_sampler
+    other = crops(0, plain, batch_size=16, seed=8)
+    assert all(by_sampler[0][key] != other[0][key] for key in first)
 
 
 def test_in_the_training_loop_it_is_what_it_is_in_the_worker(shared_stack: Stack, images: Path) -> None:
