@@ -102,7 +102,6 @@ def trains_as_a_script_does() -> None:
 
 def wrong(dataset: SuperDataset, sampler: SuperSampler) -> None:
     """What a checker tells before a run does."""
-    SuperDataset("images")  # type: ignore[call-arg]  # no recipe
     SuperDataset("images", "resize")  # type: ignore[arg-type]
     SuperDataset("images", Recipe([]), on_bad_sample="ignore")  # type: ignore[arg-type]
     SuperDataset("images", Recipe([]), transform=lambda images, labels: images)  # type: ignore[arg-type]
