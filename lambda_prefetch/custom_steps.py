@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SHIPPED", "CustomStep", "custom_step"]
 
-SHIPPED = frozenset({"superdl.lambda_prefetch.text_steps"})
+SHIPPED = frozenset({"superdl.lambda_prefetch.audio_steps", "superdl.lambda_prefetch.text_steps"})
 """Modules of steps that come with SUPER; each needs an extra of the package."""
 
 _MARK = "__step_version__"

@@ -126,8 +126,47 @@ class Recipe:
             digest = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()
         except OSError as error:
             raise RecipeError(f"the tokenizer cannot be read: {error}") from error
-        params = {"file": str(tokenizer), "sha256": digest}
-        return _shipped("text_steps:tokenize", **params, length=length or 0, packed=packed, pad_id=pad_id)
+        params: dict[str, object] = {"file": str(tokenizer), "sha256": digest}
+        params |= {"length": length or 0, "packed": packed, "pad_id": pad_id}
+        return cls([{**_shipped_step("text_steps:tokenize", **params), "input": "bytes"}])
+
+    @classmethod
+    def audio(
+        cls,
+        rate: int,
+        *,
+        mono: bool = True,
+        samples: int | None = None,
+        mel: int | None = None,
+        window: int = 400,
+        hop: int = 160,
+        max_seconds: float = 600.0,
+    ) -> Recipe:
+        """Audio files as float32 samples or log-mel spectrograms; functions need ``superdl[audio]``.
+
+        Args:
+            rate: samples a second that files are resampled to.
+            mono: the mean of the channels, (samples,); else (channels, samples).
+            samples: so many from the beginning, with zeros behind; ``None`` gives as many as there are.
+            mel: bands of a spectrogram in place of samples: (mel, frames).
+            window: its window in samples.
+            hop: samples from frame to frame.
+            max_seconds: a longer file is a failure.
+
+        Raises:
+            RecipeError: a number is not more than 0.
+        """
+        numbers = {"rate": rate, "window": window, "hop": hop, "max_seconds": max_seconds}
+        numbers |= {} if samples is None else {"samples": samples}
+        numbers |= {} if mel is None else {"mel": mel}
+        for name, number in numbers.items():
+            if not number > 0:
+                raise RecipeError(f"{name} is a number more than 0; not {number!r}")
+        read = {"rate": rate, "max_seconds": max_seconds, "mono": mono, "samples": samples or 0}
+        steps = [{**_shipped_step("audio_steps:waveform", **read), "input": "bytes"}]
+        if mel is not None:
+            steps.append(_shipped_step("audio_steps:mel", rate=rate, bands=mel, window=window, hop=hop))
+        return cls(steps)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
@@ -176,10 +215,9 @@ class Recipe:
         return Recipe.from_json, (self.json,)
 
 
-def _shipped(step: str, **params: object) -> Recipe:
-    """A recipe of one step that comes with SUPER and takes the object's bytes."""
-    name = f"superdl.lambda_prefetch.{step}@1"
-    return Recipe([{"op": "custom", "name": name, "params": params, "input": "bytes"}])
+def _shipped_step(step: str, **params: object) -> dict[str, Any]:
+    """A step that comes with SUPER."""
+    return {"op": "custom", "name": f"superdl.lambda_prefetch.{step}@1", "params": params}
 
 
 def _dump(value: object) -> str:

@@ -52,6 +52,9 @@ ROOMS = {
         may=frozenset({"super_wire", "numpy", "PIL", "redis", "aws_lambda_powertools"}) | AWS
     ),
     # Steps that come with SUPER: each needs an extra, and is imported where a recipe names it.
+    "lambda_prefetch/audio_steps.py": Room(
+        may=frozenset({"lambda_prefetch", "super_wire", "numpy", "soundfile", "soxr"})
+    ),
     "lambda_prefetch/text_steps.py": Room(
         may=frozenset({"lambda_prefetch", "super_wire", "numpy", "tokenizers"})
     ),

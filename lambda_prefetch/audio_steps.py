@@ -1,0 +1,130 @@
+"""The shipped steps on audio: samples at a rate, by libsndfile and soxr, and log-mel spectrograms of them.
+
+They are custom steps whose module need not be listed in ``SUPER_STEP_MODULES``;
+:meth:`superdl.super_wire.recipe.Recipe.audio` names them. A module of its own, because of what it imports.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from superdl.lambda_prefetch.custom_steps import custom_step
+from superdl.lambda_prefetch.sources import spoiled
+
+try:
+    import soundfile
+    import soxr
+except ImportError as error:
+    raise ImportError("audio needs soundfile and soxr: pip install superdl[audio]") from error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["MAX_CHANNELS", "mel", "waveform"]
+
+MAX_CHANNELS = 32
+_BLOCK_FRAMES = 2**16
+_RIFF_HEAD = 8  # bytes of a RIFF file that its length does not count
+_UNKNOWN_LENGTHS = (0, 2**32 - 1)  # written by a recorder that could not go back
+_LEAST_POWER = 1e-10
+# The mel scale of Slaney's Auditory Toolbox: 200/3 Hz a mel up to 1 kHz, then 27 mels to a factor of 6.4.
+_LINEAR_HZ, _KNEE_HZ, _LOG_STEP = 200 / 3, 1000.0, float(np.log(6.4) / 27)
+
+
+@custom_step("1")
+def waveform(
+    array: NDArray[Any], *, rate: int, max_seconds: float, mono: bool = True, samples: int = 0
+) -> NDArray[Any]:
+    """The samples of an audio file, float32 from -1 to 1: (channels, samples), or (samples,) where mono.
+
+    Args:
+        array: the file's bytes: what libsndfile reads, such as WAV, FLAC, OGG and MP3.
+        rate: samples a second, which soxr makes of the file's at its quality HQ.
+        max_seconds: a longer file is refused, by its header and again while it is read.
+        mono: the mean of the channels.
+        samples: 0 gives as many as there are; else so many from the beginning, with zeros behind.
+    """
+    data = array.tobytes()
+    if not data:
+        raise spoiled("empty", "the object has 0 bytes")
+    found, had_rate = _read(data, max_seconds)
+    if mono:
+        found = found.mean(axis=1, keepdims=True)
+    if had_rate != rate:
+        found = soxr.resample(found, had_rate, rate, quality="HQ")
+    if samples:
+        found = np.pad(found[:samples], ((0, max(0, samples - len(found))), (0, 0)))
+    made = np.ascontiguousarray(found.T, dtype=np.float32)
+    return made[0] if mono else made
+
+
+def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
+    """All samples, (samples, channels), and their rate; no more are held than ``max_seconds`` of them."""
+    whole = int.from_bytes(data[4:8], "little")
+    if data.startswith(b"RIFF") and whole not in _UNKNOWN_LENGTHS and len(data) < whole + _RIFF_HEAD:
+        raise spoiled(
+            "undecodable", f"{len(data)} bytes of a WAV file of {whole + _RIFF_HEAD}: it is cut off"
+        )
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            limit, promised = int(max_seconds * file.samplerate), file.frames
+            if file.channels > MAX_CHANNELS:
+                raise spoiled("too_large", f"{file.channels} channels are over the limit of {MAX_CHANNELS}")
+            _check_length(promised, limit, max_seconds)
+            blocks, count = [], 0
+            while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+                blocks.append(block)
+                count += len(block)
+                _check_length(count, limit, max_seconds)
+            rate = int(file.samplerate)
+    except (soundfile.SoundFileError, RuntimeError) as error:
+        raise spoiled("undecodable", f"libsndfile cannot read it: {error}") from error
+    if not blocks:
+        raise spoiled("empty", "it has no samples")
+    if count < promised:
+        raise spoiled("undecodable", f"{count} samples of {promised} can be read: it is cut off or broken")
+    return np.concatenate(blocks), rate
+
+
+def _check_length(count: int, limit: int, max_seconds: float) -> None:
+    if count > limit:
+        raise spoiled("too_large", f"{count} samples or more are over the limit of {max_seconds:g} s")
+
+
+@custom_step("1")
+def mel(
+    array: NDArray[Any], *, rate: int, bands: int = 80, window: int = 400, hop: int = 160
+) -> NDArray[Any]:
+    """The natural logarithm of mel power: float32 of shape (bands, frames), or (channels, bands, frames).
+
+    Frames are centred, their edges reflected, under a periodic Hann window; bands are Slaney's, from 0 to
+    half the rate, of equal area. That is librosa's and transformers' default, of power not below 1e-10.
+    """
+    if array.shape[-1] <= window // 2:
+        raise spoiled("too_small", f"{array.shape[-1]} samples are fewer than half a window of {window}")
+    edges = [(0, 0)] * (array.ndim - 1) + [(window // 2, window // 2)]
+    padded = np.pad(array, edges, mode="reflect")
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, window, axis=-1)[..., ::hop, :]
+    power = np.abs(np.fft.rfft(frames * hann, axis=-1)) ** 2
+    banded = np.swapaxes(power @ _filters(rate, bands, window), -1, -2)
+    return np.log(np.maximum(banded, _LEAST_POWER)).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=8)
+def _filters(rate: int, bands: int, window: int) -> NDArray[np.float64]:
+    """Triangles over the frequencies of a window, (frequencies, bands)."""
+    knee = _KNEE_HZ / _LINEAR_HZ
+    top = rate / 2
+    top_mel = knee + np.log(top / _KNEE_HZ) / _LOG_STEP if top > _KNEE_HZ else top / _LINEAR_HZ
+    mels = np.linspace(0, top_mel, bands + 2)
+    corners = np.where(mels < knee, mels * _LINEAR_HZ, _KNEE_HZ * np.exp(_LOG_STEP * (mels - knee)))
+    widths = np.diff(corners)
+    slopes = corners - np.linspace(0, top, window // 2 + 1)[:, None]
+    rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
+    made: NDArray[np.float64] = np.maximum(0, np.minimum(rising, falling)) * 2 / (corners[2:] - corners[:-2])
+    return made
