@@ -18,6 +18,7 @@ from superdl.sampler.registration import describe
 from superdl.sampler.sampler import SuperSampler
 from superdl.super_wire.batch_ref import MixedRef
 from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.ids import digest128
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +45,7 @@ class MixSampler(SuperSampler):
         *,
         batch_size: int,
         shuffle: bool = True,
+        seed: int = 0,
         drop_last: bool = False,
         coordinator: str | None = None,
         in_order: bool = True,
@@ -69,7 +71,13 @@ class MixSampler(SuperSampler):
         with ExitStack() as made:
             self.samplers = tuple(
                 made.enter_context(
-                    SuperSampler(member, **how, **_drawn(size, count, shuffle=shuffle), _mix=(counts, number))
+                    SuperSampler(
+                        member,
+                        seed=_seed_of(seed, number),
+                        **how,
+                        **_drawn(size, count, shuffle=shuffle),
+                        _mix=(counts, number),
+                    )
                 )
                 for number, (member, size, count) in enumerate(zip(members, sizes, counts, strict=True))
             )
@@ -224,6 +232,13 @@ def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
     if shuffle:
         return {"weights": torch.ones(size, dtype=torch.float64), "draws": count}
     return {"indices": torch.arange(count) % size}
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """The seed of one dataset: others of the same size, of like samples, are not to have the same order."""
+    if not number:
+        return seed
+    return int.from_bytes(digest128(str(seed).encode(), str(number).encode())[:8], "little", signed=True)
 
 
 def _together(states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class SuperMix(ConcatDataset[Any]):
         return True
 
     def __repr__(self) -> str:
-        parts = self.proportions or (1,) * len(self._members)
+        parts = self.proportions or (Fraction(1),) * len(self._members)
         named = ", ".join(
             f"{float(part):g} of {member!r}" for part, member in zip(parts, self._members, strict=True)
         )

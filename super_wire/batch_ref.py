@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_dtype_of
 
@@ -143,6 +143,13 @@ class MixedRef:
     def __len__(self) -> int:
         """Number of samples."""
         return sum(len(ref) for _, ref in self.parts)
+
+    def __lt__(self, other: object) -> bool:
+        """Refuse: a ConcatDataset compares what it takes for the number of a sample."""
+        raise UsageError(
+            "this is a batch of a mix, and a ConcatDataset reads single samples: give the DataLoader "
+            "SuperMix(...) of it, which reads whole batches, or use SuperLoader"
+        )
 
 
 @dataclass(frozen=True, slots=True)

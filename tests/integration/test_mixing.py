@@ -154,6 +154,23 @@ def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos: Ph
     assert [a.total() + b.total() for a, b in batches] == [8] * 19
     assert sum((b for _, b in batches), Counter()) == Counter(photos.of_b[at] for at in (7, 90))
     assert len(both) == len(SuperMix(both)) == SIZE + 2
+    with SuperSampler(both, batch_size=8) as sampler, pytest.raises(UsageError, match="which reads whole"):
+        next(iter(DataLoader(sampler.dataset, sampler=sampler, batch_size=None)))
+
+
+def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_mix(
+    restarted_stack: Stack, images: Path
+) -> None:
+    photos = Photos(restarted_stack, images)
+    mix = SuperMix({photos.a: 0.9, photos.b: 0.1})
+    with SuperSampler(mix, batch_size=1) as sampler, SuperLoader(mix, sampler) as loader:
+        whole = collect(loader)
+        sampler.set_epoch(0)
+        iterator = iter(loader)
+        before = collect(islice(iterator, 2))
+        restarted_stack.kill_coordinator()
+        restarted_stack.start_coordinator()
+        assert before + collect(iterator) == whole
 
 
 def test_parts_of_other_forms_are_listed(shared_stack: Stack, images: Path) -> None:
