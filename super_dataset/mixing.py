@@ -53,7 +53,8 @@ class SuperMix(ConcatDataset[Any]):
         stopping_strategy: when an epoch of proportions ends. ``"first_exhausted"``: once a dataset has given
             each of its samples; of the others it has some, and each epoch draws others. ``"all_exhausted"``:
             once all have; samples of smaller ones come repeatedly, each as often as the others to within
-            once. Without ``shuffle`` they come in the catalog's order, from its first one on.
+            once. Without ``shuffle`` they come in the catalog's order, from its first one on. A dataset that
+            gives not each sample once has at most 2**24 of them.
 
     Raises:
         ConfigError: an argument is wrong, or a proportion leaves a dataset without a sample in an epoch.
