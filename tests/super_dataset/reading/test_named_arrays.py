@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from superdl.super_dataset import PerSample, SuperDataset, SuperLoader
+from superdl.super_dataset import Augment, PerSample, SuperDataset, SuperLoader
 from superdl.super_dataset.memory.batch_memory import FreshMemory
 from superdl.super_dataset.memory.handover import shared_bytes
 from superdl.super_dataset.reading.buffer import BatchBuffer
@@ -185,3 +185,9 @@ def test_a_transform_gets_all_fields_of_a_sample(valkey):
 
     batch, _ = bound_dataset(transform=PerSample(by_keyword))[ref]
     assert np.array_equal(batch["mask"].numpy(), np.stack([one["mask"][::-1] for one in expected]))
+
+
+def test_augment_does_not_move_an_image_away_from_its_mask(valkey):
+    ref = stored(valkey, [pack_arrays(one, NO_ID) for one in samples(2)])
+    with pytest.raises(UsageError, match=r"several arrays \(boxes, image, mask\): give SuperDataset"):
+        bound_dataset(transform=Augment(4))[ref]
