@@ -190,7 +190,8 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         offset = _data_offset(shard, info)
         if offset + info.compress_size > directory:
             raise shard.error("it reaches into the zip's directory: one of both is broken", name)
-        yield Member(name, offset, info.compress_size, None, _ENCODINGS[info.compress_type])
+        length = info.compress_size if info.file_size else 0  # deflate makes two bytes of nothing
+        yield Member(name, offset, length, None, _ENCODINGS[info.compress_type])
 
 
 def _data_offset(shard: Shard, info: zipfile.ZipInfo) -> int:

@@ -13,7 +13,7 @@ import threading
 import zipfile
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import parse_source
@@ -91,6 +91,7 @@ WRITERS = [write_tar, write_zip, write_tfrecord, write_parquet, write_mds, write
 
 @pytest.mark.parametrize("write", WRITERS)
 @given(sizes=SIZES)
+@example(sizes=[0, 0])  # one of each way of packing
 def test_bytes_and_labels_are_what_the_writer_was_given(write, sizes, tmp_path_factory):
     directory = tmp_path_factory.mktemp("shards")
     contents = images([*sizes, 1])
