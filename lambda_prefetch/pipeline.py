@@ -11,6 +11,7 @@ The memory used beside the interpreter's own, custom steps' and sockets' is at m
         + decoders x (largest object + 16 bytes x pixels)
 
 where ``pixels`` are those of the largest image, of which a decoder may hold four copies at 4 bytes a pixel.
+Rows of Parquet files come in row groups, which take their bytes packed and unpacked in place of an object.
 A pack for a store in S3 takes 32 MiB more, one that the cache gets pointers into at most ``push_bytes``.
 """
 

