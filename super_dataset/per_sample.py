@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.memory import empty_batch, in_one_block, memory_here
+from superdl.super_dataset.pictures import in_fewer_steps, to_pil
 from superdl.super_dataset.splitting import known_class
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
@@ -25,8 +26,6 @@ from superdl.super_wire.ids import ID_BYTES, digest128
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
-
-    from PIL.Image import Image
 
     from superdl.super_dataset.reading import BatchInfo
 
@@ -119,13 +118,16 @@ class PerSample:
         Raises:
             UsageError: in a thread it would need the global generators; or a sample is no image.
         """
+        # Looked at for each batch, for a Compose may get other transforms while it is used.
+        call = in_fewer_steps(self._transform) if self._takes == "pil" else self._transform
         with self._generators_kept():
             if not isinstance(images, dict):
-                made = (self._made(image, info, at) for at, image in enumerate(images))
+                made = (self._made(call, image, info, at) for at, image in enumerate(images))
                 return _batched(made, len(images)), labels
             rows = zip(*images.values(), strict=True)
             results = [
-                self._made(dict(zip(images, row, strict=True)), info, at) for at, row in enumerate(rows)
+                self._made(self._transform, dict(zip(images, row, strict=True)), info, at)
+                for at, row in enumerate(rows)
             ]
             return _batched_fields(results), labels
 
@@ -142,7 +144,13 @@ class PerSample:
             )
         return _global_generators_kept()
 
-    def _made(self, sample: torch.Tensor | dict[str, torch.Tensor], info: BatchInfo, at: int) -> Any:
+    def _made(
+        self,
+        call: Callable[..., Any],
+        sample: torch.Tensor | dict[str, torch.Tensor],
+        info: BatchInfo,
+        at: int,
+    ) -> Any:
         """What the transform makes of the sample at this place of the batch."""
         form = _FORMS[self._takes]
         given: Any
@@ -154,11 +162,11 @@ class PerSample:
         generators = self._seeded(info.draw_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info)
         try:
             if self._by_keyword and isinstance(given, dict):
-                result = self._transform(**given, **generators)
+                result = call(**given, **generators)
             elif self._by_keyword:
-                result = self._transform(image=given, **generators)["image"]
+                result = call(image=given, **generators)["image"]
             else:
-                result = self._transform(given, **generators)
+                result = call(given, **generators)
         except Exception as error:
             name = (info.keys and info.keys[at]) or f"sample {sample_id.hex()}"
             error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
@@ -308,16 +316,13 @@ def _array(sample: torch.Tensor) -> Any:
     return (sample.movedim(0, -1) if _is_image(sample) else sample).numpy()
 
 
-def _pil(sample: torch.Tensor) -> Image:
-    from PIL import Image  # only where a transform takes it
-
+def _pil(sample: torch.Tensor) -> object:
     if not _is_picture(sample):
         raise UsageError(
             "a PIL image is made of uint8 (channels, height, width) with 1, 3 or 4 channels; this sample is "
             f"{sample.dtype} of shape {tuple(sample.shape)}: PerSample(t, takes='tensor') gives it as it is"
         )
-    pixels = _array(sample)
-    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 and pixels.ndim == _NDIM else pixels)
+    return to_pil(_array(sample))
 
 
 _FORMS: Mapping[Takes, Callable[[torch.Tensor], Any]] = {

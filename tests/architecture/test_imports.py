@@ -53,7 +53,7 @@ ROOMS = {
     ),
     "super_dataset": Room(may=frozenset({"super_wire", "torch", "numpy", "redis"})),
     # Transforms for one image want a PIL image.
-    "super_dataset/per_sample.py": Room(
+    "super_dataset/pictures.py": Room(
         may=frozenset({"super_wire", "super_dataset", "torch", "numpy", "PIL"}),
         only_inside_functions=frozenset({"PIL"}),
     ),
