@@ -1,7 +1,8 @@
 """Custom steps: functions of the user's, named ``module:function@version`` and deployed with the function.
 
 A request can only name them. Their module is imported if the function's own setting ``SUPER_STEP_MODULES``
-lists it. A step is a function that this module defines and marks with its version::
+lists it, or if it came with SUPER (:data:`SHIPPED`). A step is a function that this module defines and marks
+with its version::
 
     from superdl.lambda_prefetch import custom_step
 
@@ -39,10 +40,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CustomStep", "Made", "custom_step"]
+__all__ = ["SHIPPED", "CustomStep", "Made", "custom_step"]
 
 Made: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
 """What becomes of a sample: one array, or several named ones."""
+
+SHIPPED = frozenset({"superdl.lambda_prefetch.text_steps"})
+"""Modules of steps that come with SUPER; each needs an extra of the package."""
 
 _MARK = "__step_version__"
 
@@ -92,6 +96,8 @@ class CustomStep:
         drawn = {"seed": seed} if self._random else {}
         try:
             made = self._function(array, **self._params, **drawn)
+        except SampleFailedError:
+            raise  # a shipped step says what is wrong with the bytes
         except Exception as error:  # the user's code may raise anything; other samples go on
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
@@ -121,7 +127,7 @@ class CustomStep:
 def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     named, function_name, version = split_custom_name(name)
     module_name = _MOVED_MODULES.get(named, named)
-    if not allowed & {named, module_name}:
+    if not (allowed | SHIPPED) & {named, module_name}:
         raise ConfigError(
             f"the custom step {name} is refused: this function's SUPER_STEP_MODULES does not list "
             f"{named}; it allows {', '.join(sorted(allowed)) or 'none'}"

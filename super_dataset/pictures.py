@@ -40,7 +40,7 @@ _SCALES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image:
-    """A PIL image of uint8 of shape (height, width, channels), with 1, 3 or 4 channels, or (height, width)."""
+    """A PIL image of uint8 of shape (height, width), or (height, width, channels) with 1, 3 or 4 of them."""
     from PIL import Image  # only where a transform takes it
 
     if pixels.shape[2:] == (_RGB,) and pixels.flags.c_contiguous:

@@ -6,7 +6,9 @@ form so that equal meaning gives an equal digest, and carried as JSON: it holds 
 
 from __future__ import annotations
 
+import hashlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import RecipeError
@@ -101,6 +103,33 @@ class Recipe:
         return cls(steps)
 
     @classmethod
+    def text(
+        cls, tokenizer: str | Path, *, length: int | None = None, packed: bool = False, pad_id: int = 0
+    ) -> Recipe:
+        """Texts in UTF-8 as int32 token ids; functions need ``superdl[text]``.
+
+        Args:
+            tokenizer: the ``tokenizer.json`` of a model. Functions read it under the same path, and refuse
+                another one, by its SHA-256.
+            length: ``None`` gives (tokens,), as many as there are; else (length,), cut off or padded.
+            packed: (rows, length): nothing is cut off, and only a text's last row is padded.
+            pad_id: what pads.
+
+        Raises:
+            RecipeError: the file cannot be read, or ``packed`` has no ``length``.
+        """
+        if length is not None and length < 1:
+            raise RecipeError(f"length is a whole number of tokens, at least 1; not {length}")
+        if packed and length is None:
+            raise RecipeError("packed rows have a length: give length too")
+        try:
+            digest = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()
+        except OSError as error:
+            raise RecipeError(f"the tokenizer cannot be read: {error}") from error
+        params = {"file": str(tokenizer), "sha256": digest}
+        return _shipped("text_steps:tokenize", **params, length=length or 0, packed=packed, pad_id=pad_id)
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
         """Read what :attr:`json` gave; a recipe of another pipeline version is refused."""
         try:
@@ -145,6 +174,12 @@ class Recipe:
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return Recipe.from_json, (self.json,)
+
+
+def _shipped(step: str, **params: object) -> Recipe:
+    """A recipe of one step that comes with SUPER and takes the object's bytes."""
+    name = f"superdl.lambda_prefetch.{step}@1"
+    return Recipe([{"op": "custom", "name": name, "params": params, "input": "bytes"}])
 
 
 def _dump(value: object) -> str:

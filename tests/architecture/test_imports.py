@@ -51,6 +51,10 @@ ROOMS = {
     "lambda_prefetch": Room(
         may=frozenset({"super_wire", "numpy", "PIL", "redis", "aws_lambda_powertools"}) | AWS
     ),
+    # Steps that come with SUPER: each needs an extra, and is imported where a recipe names it.
+    "lambda_prefetch/text_steps.py": Room(
+        may=frozenset({"lambda_prefetch", "super_wire", "numpy", "tokenizers"})
+    ),
     "super_dataset": Room(may=frozenset({"super_wire", "torch", "numpy", "redis"})),
     # Transforms for one image want a PIL image.
     "super_dataset/pictures.py": Room(

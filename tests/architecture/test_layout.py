@@ -20,7 +20,7 @@ PACKAGES = [
     "superdl",
     "experiments",
 ]
-FOLDERS = [*PACKAGES, "benchmarks", "docs", "infra", "tests", "tools"]
+FOLDERS = [*PACKAGES, "benchmarks", "docs", "examples", "infra", "tests", "tools"]
 
 FILES = {
     path.relative_to(ROOT).as_posix(): path

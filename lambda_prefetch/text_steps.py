@@ -1,0 +1,76 @@
+"""The shipped step on texts: token ids, by the tokenizers that Hugging Face's models come with.
+
+It is a custom step whose module need not be listed in ``SUPER_STEP_MODULES``;
+:meth:`superdl.super_wire.recipe.Recipe.text` names it. A module of its own, because of what it imports.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from superdl.lambda_prefetch.custom_steps import custom_step
+from superdl.lambda_prefetch.sources import spoiled
+
+try:
+    from tokenizers import Tokenizer
+except ImportError as error:
+    raise ImportError("texts need the package tokenizers: pip install superdl[text]") from error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["MAX_TEXT_BYTES", "tokenize"]
+
+MAX_TEXT_BYTES = 16 * 2**20
+"""A text at most: its tokens take some hundred times its bytes while they are made."""
+
+_MAX_FILE_BYTES = 128 * 2**20
+_FILES = 4  # tokenizers that a function keeps
+
+
+@custom_step("1")
+def tokenize(
+    array: NDArray[Any], *, file: str, sha256: str, length: int = 0, packed: bool = False, pad_id: int = 0
+) -> NDArray[Any]:
+    """The token ids of a text in UTF-8, int32, with the tokenizer's own special tokens.
+
+    Args:
+        array: the text's bytes.
+        file: where the function finds the tokenizer's JSON.
+        sha256: of that file, in hex: another tokenizer would give other samples under the same ids.
+        length: 0 gives all tokens, (tokens,); else the first ``length`` of them, padded to (length,).
+        packed: nothing is cut off: (rows, length), of which the last row is padded.
+        pad_id: what pads.
+    """
+    if array.size > MAX_TEXT_BYTES:
+        raise spoiled("too_large", f"a text of {array.size} bytes is over the limit of {MAX_TEXT_BYTES}")
+    try:
+        text = array.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise spoiled("undecodable", f"it is no text in UTF-8: {error}") from error
+    ids = np.array(_tokenizer(file, sha256).encode(text).ids, dtype=np.int32)
+    if not length:
+        return ids
+    rows = max(1, -(-ids.size // length)) if packed else 1
+    padded = np.full(rows * length, pad_id, dtype=np.int32)
+    padded[: ids.size] = ids[: padded.size]
+    return padded.reshape(rows, length) if packed else padded
+
+
+@functools.lru_cache(maxsize=_FILES)
+def _tokenizer(file: str, sha256: str) -> Tokenizer:
+    """The tokenizer in a file; its own truncation and padding are off, for ``length`` says them."""
+    with Path(file).open("rb") as opened:
+        data = opened.read(_MAX_FILE_BYTES)
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise ValueError(f"the tokenizer {file} is another than the recipe's: SHA-256 {found}, not {sha256}")
+    made: Tokenizer = Tokenizer.from_str(data.decode())
+    made.no_truncation()
+    made.no_padding()
+    return made

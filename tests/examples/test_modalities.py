@@ -1,0 +1,35 @@
+"""The examples of other modalities train: embedded default, real files, real libraries, a small model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# example -> the packages that it needs
+EXAMPLES = {"text": ("tokenizers",)}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_loss_goes_down(name, tmp_path):
+    for package in EXAMPLES[name]:
+        pytest.importorskip(package)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SUPER_")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        capture_output=True,
+        text=True,
+        env=environment | {"SUPER_STORE": "none"},
+        cwd=tmp_path,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("loss ")]
+    assert len(losses) >= 10
+    assert sum(losses[-3:]) < 0.6 * sum(losses[:3]), losses
