@@ -15,13 +15,16 @@ What the module imports is no step: ``from pickle import loads`` would run code 
 A step is called as ``function(array, **params)``, a random one also with ``seed=``, an integer that depends
 on sample and epoch. It gets the image as uint8 of shape (height, width, 3), or what the custom step before it
 gave, or, as the first step with ``"input": "bytes"``, the object as it is: uint8 of shape (bytes,). It must
-not write to it, returns an array that a record can hold, and may be called in several threads at once.
+not write to it, returns an array that a record can hold, and may be called in several threads at once. It
+may also return a dict of named arrays, such as an image and its mask; then only custom steps may follow.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, TypeVar
+import reprlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -29,14 +32,18 @@ from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.recipe_steps import split_custom_name
 from superdl.super_wire.record import DTYPE_CODES, MAX_NDIM
+from superdl.super_wire.record_kinds import MAX_ARRAYS, MAX_NAME_BYTES
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-__all__ = ["SHIPPED", "CustomStep", "custom_step"]
+__all__ = ["SHIPPED", "CustomStep", "Made", "custom_step"]
+
+Made: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
+"""What becomes of a sample: one array, or several named ones."""
 
 SHIPPED = frozenset({"superdl.lambda_prefetch.audio_steps", "superdl.lambda_prefetch.text_steps"})
 """Modules of steps that come with SUPER; each needs an extra of the package."""
@@ -80,11 +87,11 @@ class CustomStep:
         self._random = random
         self._function = _find(name, allowed)
 
-    def run(self, array: NDArray[Any], seed: int) -> NDArray[Any]:
-        """What the step makes of an array; a random one gets ``seed`` too.
+    def run(self, array: Made, seed: int) -> Made:
+        """What the step makes of an array, or of named ones; a random step gets ``seed`` too.
 
         Raises:
-            SampleFailedError: it raised, or gave no array that a record can hold (outcome ``step_error``).
+            SampleFailedError: it raised, or gave nothing that a record can hold (outcome ``step_error``).
         """
         drawn = {"seed": seed} if self._random else {}
         try:
@@ -95,6 +102,14 @@ class CustomStep:
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
             ) from error
+        if not isinstance(made, Mapping):
+            return self._checked(made)
+        named = all(isinstance(name, str) and 0 < len(name.encode()) <= MAX_NAME_BYTES for name in made)
+        if not (named and 1 <= len(made) <= MAX_ARRAYS):
+            raise self._wrong_result(f"a dict with the keys {reprlib.repr(list(made))}")
+        return {name: self._checked(array) for name, array in made.items()}
+
+    def _checked(self, made: object) -> NDArray[Any]:
         if not isinstance(made, np.ndarray):
             raise self._wrong_result(type(made).__name__)
         if made.dtype.name not in DTYPE_CODES or made.ndim > MAX_NDIM:
@@ -105,7 +120,7 @@ class CustomStep:
         return SampleFailedError(
             Outcome.STEP_ERROR,
             f"the custom step {self._name} gave {found}; a record holds a numpy array of up to {MAX_NDIM} "
-            f"dimensions of {', '.join(DTYPE_CODES)}",
+            f"dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays by names",
         )
 
 

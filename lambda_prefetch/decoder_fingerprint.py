@@ -12,6 +12,7 @@ import hashlib
 from base64 import b64decode
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from superdl.lambda_prefetch.transforms import Program
@@ -45,11 +46,12 @@ def decoder_fingerprint() -> str:
             step_modules=frozenset(),
         )
         for name, encoded in REFERENCE_IMAGES.items():
-            array = program.make(b64decode(encoded), name)
+            array = np.asarray(program.make(b64decode(encoded), name))
             fields += [str(array.shape).encode(), array.tobytes()]
         for width, height in _NOISE_SIZES:
             noise = hashlib.shake_256(b"golden noise").digest(width * height * 3)
-            array = program.run(Image.frombytes("RGB", (width, height), noise), f"noise {width}x{height}")
+            noisy = Image.frombytes("RGB", (width, height), noise)
+            array = np.asarray(program.run(noisy, f"noise {width}x{height}"))
             fields += [str(array.shape).encode(), array.tobytes()]
     return digest128(*fields).hex()
 

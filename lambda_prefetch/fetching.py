@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
+from superdl.lambda_prefetch.row_groups import read_rows
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.request import Outcome
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from superdl.lambda_prefetch.members import MemberRange
     from superdl.lambda_prefetch.push import Pusher
+    from superdl.lambda_prefetch.row_groups import Rows
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.lambda_prefetch.sources import ObjectSource, Pending, Span
     from superdl.super_wire.request import PrefetchRequest
@@ -56,7 +58,8 @@ class _Room:
 class Arrived:
     """One sample, fetched or failed; or on its way here a range of members, its ``index`` their first.
 
-    A member's ``data`` is a piece of its range; ``beside_bytes`` were read in vain before it.
+    A member's ``data`` is a piece of its range; ``beside_bytes`` were read in vain before it, or are what a
+    row's share of its row group has beyond the row, less than 0 where that was packed.
     """
 
     index: int
@@ -67,6 +70,7 @@ class Arrived:
     begun_ns: int = 0
     beside_bytes: int = 0
     range: MemberRange | None = None
+    rows: Rows | None = None
     room: _Room | None = None
 
     @property
@@ -77,6 +81,17 @@ class Arrived:
     def fail(self, outcome: Outcome, why: str) -> None:
         """Note a failure that is not the fault of the object's bytes."""
         self.failure = SampleFailedError(outcome, why)
+
+
+def _share(rows: Rows, members: list[Arrived]) -> None:
+    """Give rows what their row group held for them."""
+    for member, share in zip(members, rows.shares(len(members)), strict=True):
+        content = rows.contents[member.index]
+        if isinstance(content, SampleFailedError):
+            member.failure = content
+        else:
+            member.data = content
+        member.beside_bytes = share - len(member.data)
 
 
 class Fetchers:
@@ -110,7 +125,7 @@ class Fetchers:
             self._enough_arrived = sys.maxsize  # one range is more; the budget is what holds them back
         self._pieces: Iterator[tuple[int, MemberRange | None]] = iter(pieces)
         self.ranges_read = 0
-        """How many ranges of members came."""
+        """How many ranges of members came; footers of Parquet files count too."""
         self._lock = threading.Lock()
         self._stopping = False
         self._error: Exception | None = None
@@ -231,6 +246,8 @@ class Fetchers:
             arrived.fail(Outcome.CACHE_ERROR, why)
             return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
+        if arrived.range is not None and arrived.span is None:
+            return None  # only the footer of its file says where the row group lies
         try:
             return self._source.begin(key, version, arrived.span)
         except Exception:  # noqa: BLE001  # reading it meets the same, and tells it
@@ -256,27 +273,37 @@ class Fetchers:
 
     def _part(self, arrived: Arrived, of_members: MemberRange) -> None:
         """Hand the members of a range to the decoders, each a piece of what came, or with its failure."""
-        if arrived.failure is None:
-            with self._lock:
-                self.ranges_read += 1
-        count, span, view = len(of_members.indices), of_members.span, memoryview(arrived.data)
-        reserved_bytes, failure, seen = arrived.reserved_bytes, arrived.failure, span.begin
-        room = None if reserved_bytes is None else _Room(reserved_bytes, count)
-        for index in of_members.indices:
-            begin = self._request.member_offsets[index]
-            end = begin + self._request.member_lengths[index]
-            member = Arrived(index, view[begin - span.begin : end - span.begin], begun_ns=arrived.begun_ns)
-            member.fetch_us, member.room = arrived.fetch_us // count, room
-            member.beside_bytes, seen = max(begin - seen, 0), max(seen, end)
-            if failure is not None:  # one for each: several threads raise them
+        count, failure = len(of_members.indices), arrived.failure
+        room = None if arrived.reserved_bytes is None else _Room(arrived.reserved_bytes, count)
+        members = [Arrived(index, begun_ns=arrived.begun_ns, room=room) for index in of_members.indices]
+        if failure is not None:
+            for member in members:  # one for each: several threads raise them
                 member.failure = SampleFailedError(failure.outcome, failure.why, reason=failure.reason)
-            elif len(member.data) < end - begin:
+        elif arrived.rows is not None:
+            _share(arrived.rows, members)
+        elif of_members.span is not None:
+            self._cut(arrived.data, of_members.span, members)
+        if failure is None:
+            with self._lock:
+                self.ranges_read += 1 if arrived.rows is None else arrived.rows.requests
+        for member in members:
+            member.fetch_us = arrived.fetch_us // count
+            self._arrived.put(member)
+
+    def _cut(self, data: bytes | bytearray | memoryview, span: Span, members: list[Arrived]) -> None:
+        """Give members their pieces of a range."""
+        view, seen = memoryview(data), span.begin
+        for member in members:
+            begin = self._request.member_offsets[member.index]
+            end = begin + self._request.member_lengths[member.index]
+            member.data = view[begin - span.begin : end - span.begin]
+            member.beside_bytes, seen = max(begin - seen, 0), max(seen, end)
+            if len(member.data) < end - begin:
                 member.fail(
                     Outcome.CHANGED,
                     f"it lies at {begin} to {end} of its object, which ends at {span.begin + len(view)}: the "
                     "object was cut off, or the key list is of another; list its members again",
                 )
-            self._arrived.put(member)
 
     def _read(self, arrived: Arrived, pending: Pending | None) -> None:
         waited_ns = 0
@@ -288,6 +315,10 @@ class Fetchers:
             arrived.reserved_bytes = size_bytes
             waited_ns += time.perf_counter_ns() - asked_ns
 
+        if arrived.range is not None and arrived.span is None:
+            arrived.rows = read_rows(self._request, arrived.range.indices, self._source, reserve)
+            arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000
+            return
         arrived.data = self._source.read(
             self._request.keys[arrived.index],
             self._request.versions[arrived.index],

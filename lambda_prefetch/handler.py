@@ -19,6 +19,7 @@ from superdl.lambda_prefetch.decode import lift_pillows_bound
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.restoring import restore
+from superdl.lambda_prefetch.row_groups import need_pyarrow
 from superdl.lambda_prefetch.saving import save
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import FileSource
@@ -39,6 +40,7 @@ from superdl.super_wire.request import (
     PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
+    is_row,
     pack_outcome,
 )
 from superdl.super_wire.store import PackMeta, collection_of
@@ -230,6 +232,8 @@ def _prefetch(
             limit_pixels=request.limits.image_pixels,
             step_modules=settings.step_modules,
         )
+        if any(map(is_row, set(request.encodings))):
+            need_pyarrow()
         source = open_source(request.bucket, settings)
         meta = _pack_meta(request, recipe, settings)
         columns = produce(request, program, source, settings, expires_at=expires_at, meta=meta)

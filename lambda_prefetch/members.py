@@ -1,6 +1,7 @@
 """Members of objects: which of a request's are read together, and what becomes of the bytes that came.
 
 Members of one object that lie close together are read as one *range* of it: one GET, one call of the system.
+Rows of a row group of a Parquet file are read together by :mod:`superdl.lambda_prefetch.row_groups`.
 The bytes of a range stay where they were received until the last of its members was decoded.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.sources import Span, spoiled
+from superdl.super_wire.request import is_row
 
 if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
@@ -26,10 +28,13 @@ _RAW_DEFLATE = -zlib.MAX_WBITS
 
 @dataclass(frozen=True, slots=True)
 class MemberRange:
-    """The members at ``indices`` of a request, by offset, and what is read of their object for them."""
+    """The members at ``indices`` of a request, by offset, and what is read of their object for them.
+
+    Without a ``span`` they are rows of one row group, and of one column.
+    """
 
     indices: list[int]
-    span: Span
+    span: Span | None
 
 
 def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
@@ -41,17 +46,22 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
     objects = list(zip(request.keys, request.versions, strict=True))
     order = sorted(range(len(objects)), key=lambda index: (objects[index], offsets[index]))
     ranges: list[MemberRange] = []
+    groups: dict[tuple[object, ...], MemberRange] = {}
     for index in order:
+        if request.encodings and is_row(request.encodings[index]):
+            place = objects[index], offsets[index], request.encodings[index]
+            groups.setdefault(place, MemberRange([], None)).indices.append(index)
+            continue
         begin, end = offsets[index], offsets[index] + lengths[index]
         last = ranges[-1] if ranges else None
-        if last is not None and objects[last.indices[0]] == objects[index]:
+        if last is not None and last.span is not None and objects[last.indices[0]] == objects[index]:
             span = Span(last.span.begin, max(last.span.end, end))
             if begin - last.span.end <= MAX_GAP_BYTES and span.size_bytes <= most_bytes:
                 last.indices.append(index)
                 ranges[-1] = MemberRange(last.indices, span)
                 continue
         ranges.append(MemberRange([index], Span(begin, end)))
-    return sorted(ranges, key=lambda one: min(one.indices))
+    return sorted([*ranges, *groups.values()], key=lambda one: min(one.indices))
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:
@@ -60,7 +70,7 @@ def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | m
     Raises:
         SampleFailedError: they cannot be unpacked, or are more than the request allows.
     """
-    if not request.encodings or request.encodings[index] == "":
+    if not request.encodings or request.encodings[index] != "deflate":
         return bytes(data)
     limit_bytes = request.limits.object_bytes
     unpacking = zlib.decompressobj(_RAW_DEFLATE)

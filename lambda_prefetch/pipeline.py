@@ -11,6 +11,7 @@ The memory used beside the interpreter's own, custom steps' and sockets' is at m
         + decoders x (largest object + 16 bytes x pixels)
 
 where ``pixels`` are those of the largest image, of which a decoder may hold four copies at 4 bytes a pixel.
+Rows of Parquet files come in row groups, which take their bytes packed and unpacked in place of an object.
 A pack for a store in S3 takes 32 MiB more, one that the cache gets pointers into at most ``push_bytes``.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.members import content_of
@@ -29,12 +30,12 @@ from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 from superdl.lambda_prefetch.store import PackSaver
 from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.keys import cache_key
-from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack, pack_tombstone
+from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack_tombstone
+from superdl.super_wire.record_kinds import pack_sample
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from superdl.lambda_prefetch.custom_steps import Made
     from superdl.lambda_prefetch.fetching import Arrived
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.lambda_prefetch.sources import ObjectSource
@@ -187,11 +188,9 @@ class _Decoders:
         with self._claiming:
             self._making[threading.current_thread()] = (time.monotonic(), index)
         try:
-            array = self._make(arrived)
+            made = self._make(arrived)
             decode_us = (time.perf_counter_ns() - begun_ns) // 1000
-            header, payload = pack(
-                array, self._sample_id(index), fetch_us=arrived.fetch_us, decode_us=decode_us
-            )
+            header, payload = self._packed(made, arrived, decode_us)
         except SampleFailedError as failure:
             self._fail(index, failure)
         except MemoryError:
@@ -207,6 +206,15 @@ class _Decoders:
                 self._columns.outcomes[index] = Outcome.CACHED  # unless the cache says no
                 if not self._saver.take(index, header, payload):
                     self._put(index, header, payload)
+
+    def _packed(self, made: Made, arrived: Arrived, decode_us: int) -> tuple[bytes, memoryview]:
+        """Header and payload of the sample's record, or the failure that no cache takes it."""
+        sample_id = self._sample_id(arrived.index)
+        header, payload = pack_sample(made, sample_id, fetch_us=arrived.fetch_us, decode_us=decode_us)
+        if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
+            why = f"its record of {payload.nbytes} bytes is over the {MAX_BULK_BYTES} that a cache takes"
+            raise spoiled("too_large", why)
+        return header, payload
 
     def _fail(self, index: int, failure: SampleFailedError) -> None:
         if not self._claim():
@@ -228,17 +236,11 @@ class _Decoders:
     def _sample_id(self, index: int) -> bytes:
         return bytes.fromhex(self._request.ids[index])
 
-    def _make(self, arrived: Arrived) -> NDArray[Any]:
-        """The sample's array, or the failure that came before it or here."""
+    def _make(self, arrived: Arrived) -> Made:
+        """The sample's array or arrays, or the failure that came before it or here."""
         if arrived.failure is not None:
             raise arrived.failure
         data = arrived.data
         if isinstance(data, memoryview):
             data = content_of(self._request, arrived.index, data)
-        array = self._program.make(data, self._request.seeding_name(arrived.index))
-        if array.nbytes + HEADER_BYTES > MAX_BULK_BYTES:
-            raise spoiled(
-                "too_large",
-                f"its record of {array.nbytes} bytes is over the {MAX_BULK_BYTES} that a cache takes",
-            )
-        return array
+        return self._program.make(data, self._request.seeding_name(arrived.index))

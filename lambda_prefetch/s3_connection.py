@@ -223,14 +223,14 @@ def _parse(received: bytes, end: int, ordinary: bytes) -> Head:
 
 def range_of(span: Span) -> str:
     """The value of the header that asks for a span."""
-    return f"bytes={span.begin}-{span.end - 1}"
+    return f"bytes={span.begin}" if span.begin < 0 else f"bytes={span.begin}-{span.end - 1}"
 
 
 def check_range(told: str, size_bytes: int, span: Span) -> None:
     """Refuse bytes that are not those of a span, cut off at most where the object ends."""
     found = _CONTENT_RANGE.fullmatch(told)
     first, last, total = map(int, found.groups()) if found else (-1, -1, -1)
-    if first != span.begin or last + 1 != min(span.end, total) or size_bytes != last + 1 - first:
+    if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise SampleFailedError(
             Outcome.SOURCE_ERROR,
             f"asked for {range_of(span)}, the server gave {size_bytes} bytes and called them "

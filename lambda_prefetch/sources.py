@@ -63,7 +63,7 @@ def spoiled(reason: str, why: str) -> SampleFailedError:
 
 
 class Span(NamedTuple):
-    """The bytes of an object from ``begin`` up to ``end``."""
+    """The bytes of an object from ``begin`` up to ``end``; from -n to 0, its last n."""
 
     begin: int
     end: int
@@ -72,6 +72,12 @@ class Span(NamedTuple):
     def size_bytes(self) -> int:
         """How many these are."""
         return self.end - self.begin
+
+    def within(self, size_bytes: int) -> Span:
+        """What an object of so many bytes has of it; nothing, if it ends before the span begins."""
+        if self.begin < 0:
+            return Span(max(size_bytes + self.begin, 0), size_bytes)
+        return Span(self.begin, max(min(self.end, size_bytes), self.begin))
 
 
 class Pending(Protocol):
@@ -189,11 +195,11 @@ class FileSource:
             if not stat.S_ISREG(before.st_mode):
                 raise SampleFailedError(Outcome.CHANGED, "it is no regular file (any more)")
             _check_status(before, version)
-            begin, end = (0, before.st_size) if span is None else (span.begin, min(span.end, before.st_size))
-            size_bytes = max(end - begin, 0)
+            found = Span(0, before.st_size) if span is None else span.within(before.st_size)
+            size_bytes = found.size_bytes
             check_size(size_bytes, limit_bytes)
             reserve(size_bytes)
-            data = _read_exactly(descriptor, size_bytes, begin)
+            data = _read_exactly(descriptor, size_bytes, found.begin)
             # A writer that was at work meanwhile leaves bytes of two versions.
             _check_status(os.fstat(descriptor), version)
         except OSError as error:

@@ -25,13 +25,12 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
-
+    from superdl.lambda_prefetch.custom_steps import Made
     from superdl.super_wire.recipe import Recipe
 
 __all__ = ["Program", "SampleRandom", "center_crop_box", "random_crop_box", "resized_size"]
 
-Picture: TypeAlias = "Image.Image | NDArray[Any]"
+Picture: TypeAlias = "Image.Image | Made"
 
 _CROP_TRIES = 10
 _CHANNELS = 3
@@ -110,7 +109,7 @@ class Program:
         sides = [step["size"] for step in recipe.steps[:1] if step["op"] == "reduced_decode"]
         self._enough_side: int = sides[0] if sides else 0
 
-    def make(self, data: bytes | bytearray, key: str) -> NDArray[Any]:
+    def make(self, data: bytes | bytearray, key: str) -> Made:
         """Decode an object's bytes, unless the first step wants them as they are, and :meth:`run` the steps.
 
         Raises also what :func:`superdl.lambda_prefetch.decode.decode` does.
@@ -119,9 +118,9 @@ class Program:
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key)
         return self.run(decode(data, limit_pixels=self._limit_pixels, enough_side=self._enough_side), key)
 
-    def run(self, image: Picture, key: str) -> NDArray[Any]:
+    def run(self, image: Picture, key: str) -> Made:
         """The sample's array: uint8 of shape (height, width, 3), or 1 where it is grey, unless a custom step
-        gave another.
+        gave another, or several named ones.
 
         ``image`` is the decoded image or, for a recipe that begins with the object's bytes, these: uint8 of
         shape (bytes,).
@@ -287,7 +286,7 @@ def random_crop_box(
     return left, top, left + w, top + h
 
 
-def _as_array(picture: Picture) -> NDArray[Any]:
+def _as_array(picture: Picture) -> Made:
     """An image as uint8 of shape (height, width, channels), by two thirds of what np.asarray() takes."""
     if isinstance(picture, Image.Image):
         return np.frombuffer(picture.tobytes(), dtype=np.uint8).reshape(picture.height, picture.width, -1)
@@ -297,10 +296,16 @@ def _as_array(picture: Picture) -> NDArray[Any]:
 def _as_image(picture: Picture, number: int, op: str) -> Image.Image:
     if isinstance(picture, Image.Image):
         return picture
+    if isinstance(picture, dict):
+        raise _no_image(number, op, f"arrays named {', '.join(picture)}")
     if picture.dtype != np.uint8 or picture.ndim != _CHANNELS or picture.shape[2] != _CHANNELS:
-        raise SampleFailedError(
-            Outcome.STEP_ERROR,
-            f"step {number} ({op}) needs uint8 of shape (height, width, 3), and the custom step before it "
-            f"gave {picture.dtype} of shape {picture.shape}",
-        )
+        raise _no_image(number, op, f"{picture.dtype} of shape {picture.shape}")
     return Image.fromarray(np.ascontiguousarray(picture))
+
+
+def _no_image(number: int, op: str, found: str) -> SampleFailedError:
+    return SampleFailedError(
+        Outcome.STEP_ERROR,
+        f"step {number} ({op}) needs uint8 of shape (height, width, 3), and the custom step before it gave "
+        f"{found}",
+    )

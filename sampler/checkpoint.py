@@ -57,6 +57,8 @@ class Checkpoint:
         }
         if spec.draws is not None:
             self._facts["draws"] = spec.draws.digest.hex()
+        if spec.mix:
+            self._facts["mix"] = [*spec.mix, spec.member]
 
     def state_of(self, place: PlanPosition) -> dict[str, Any]:
         """``place`` written down."""
@@ -99,6 +101,8 @@ class Checkpoint:
             differ.append(
                 "indices, weights, draws or repeats of the sampler are others in the state than here"
             )
+        if state.get("mix") != here.get("mix"):
+            differ.append("the mix has other datasets, sizes or proportions in the state than here")
         then, now = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
         if then != now:
             differ.append(

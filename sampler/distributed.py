@@ -155,6 +155,8 @@ def job_id(
     drop_last: bool,
     rank: int = 0,
     draws: Draws | None = None,
+    mix: tuple[int, ...] = (),
+    member: int = 0,
 ) -> str:
     """The id of a new sampler's job: 32 hex digits, equal on every rank of the run.
 
@@ -164,5 +166,6 @@ def job_id(
     numbers = f"{batch_size},{num_replicas},{seed},{int(shuffle)},{int(drop_last)}"
     fields = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
     fields += [draws.digest] if draws is not None else []
+    fields += [f"{mix},{member}".encode()] if mix else []
     before = next(_samplers[os.getpid(), digest128(*fields), rank])
     return digest128(*fields, *([str(before).encode()] if before else [])).hex()

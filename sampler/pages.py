@@ -232,7 +232,8 @@ class Pager:
         try:
             for message in page.batches:
                 batch = planned_batch(
-                    message, page.packs, session.binding, session.job, rank, epoch, session.seed
+                    *(message, page.packs, session.binding, session.job, rank, epoch, session.seed),
+                    may_be_empty=session.may_be_empty,
                 )
                 buffer.add(batch, ready=is_ready(message))
             reason = "" if page.batches else "it is empty"

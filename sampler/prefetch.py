@@ -172,16 +172,24 @@ class PrefetchBuffer:
 
 
 def planned_batch(
-    batch: Any, packs: Sequence[str], binding: DatasetBinding, job: str, rank: int, epoch: int, seed: int = 0
+    batch: Any,
+    packs: Sequence[str],
+    binding: DatasetBinding,
+    job: str,
+    rank: int,
+    epoch: int,
+    seed: int = 0,
+    *,
+    may_be_empty: bool = False,
 ) -> BatchRef:
     """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's.
 
-    ``packs`` are those that its page names.
+    ``packs`` are those that its page names. What is part of a mix's batch may be empty.
     """
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
     label_bytes = label_dtype_of(binding.label_dtype).itemsize
     for what, length, right in (
-        ("bytes of sample ids", len(batch.sample_ids), size > 0 and not rest),
+        ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
         ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
         ("bytes of labels", len(batch.labels), len(batch.labels) == size * label_bytes),
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),

@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.distributed import run_id
+from superdl.sampler.distributed import is_own, run_id
 from superdl.sampler.embedded.embedded import embedded_for, question_answered
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client
 from superdl.sampler.rpc.connection import checked_address
@@ -62,15 +62,17 @@ def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBindin
     )
 
 
-def describe(dataset: Bindable) -> DatasetBinding:
+def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
     """What the dataset's coordinator knows of it, once it has listed the source. Opens no job.
+
+    ``renew``: a sampler will be made, and sees files that were added, as it says.
 
     Raises:
         SourceError: the source is missing, empty, forbidden, or its listing stands still.
         CoordinatorError, EmbeddedError: there is no coordinator to speak to, or it refuses.
     """
     with _asking(dataset) as (client, run):
-        facts, _ = client.register(dataset, run, listed=tells_progress(dataset))
+        facts, _ = client.register(dataset, run, renew=renew and is_own(run), listed=tells_progress(dataset))
     return binding_of(facts)
 
 

@@ -6,8 +6,9 @@ import logging
 import operator
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
+from torch.utils.data import ConcatDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from superdl.sampler.at_exit import OPEN_JOBS, in_background
@@ -65,7 +66,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
     >>> sampler.close()
 
     Args:
-        dataset: a ``SuperDataset``, or a ``Subset`` of one; it is told what the coordinator knows.
+        dataset: a ``SuperDataset``, or a ``Subset`` of one; it is told what the coordinator knows. Of a
+            ``SuperMix``, or a ``ConcatDataset`` of SuperDatasets, batches are mixed, and there is a job for
+            each dataset.
         batch_size: samples per batch on this rank.
         shuffle: whether each epoch has its own order, else the catalog's.
         seed: of the shuffle; 64 bits with sign.
@@ -101,9 +104,17 @@ class SuperSampler(DistributedSampler[BatchRef]):
         CacheError: the cache does not answer or refuses.
     """
 
+    _of_several: ClassVar[type[Any]]
+    """What is made of several datasets; :mod:`superdl.sampler.mixing` says it, which knows this module."""
+
+    def __new__(cls, dataset: Any, **_how: Any) -> Self:
+        """A sampler of mixed batches where several datasets are given."""
+        several = cls is SuperSampler and isinstance(dataset, ConcatDataset)
+        return super().__new__(cls._of_several if several else cls)
+
     def __init__(  # noqa: PLR0913 # what an epoch is made of has many sides
         self,
-        dataset: Bindable | Subset[Any],
+        dataset: Bindable | Subset[Any] | ConcatDataset[Any],
         *,
         batch_size: int,
         shuffle: bool = True,
@@ -118,6 +129,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         weights: Any = None,
         draws: int | None = None,
         repeats: int = 1,
+        _mix: tuple[tuple[int, ...], int] = ((), 0),
     ) -> None:
         for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("in_order", in_order)):
             if not isinstance(flag, bool):
@@ -145,6 +157,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
             rank=place[0],
             num_replicas=place[1],
             draws=drawn,
+            mix=_mix[0],
+            member=_mix[1],
         )
         run = run_id()
         where = whole.coordinator if coordinator is None else coordinator

@@ -51,9 +51,13 @@ class JobSpec:
     rank: int
     num_replicas: int
     draws: Draws | None = None
+    mix: tuple[int, ...] = ()
+    member: int = 0
 
     def length(self, size: int) -> int:
-        """Samples of an epoch, over all ranks and without padding, of a dataset of ``size``."""
+        """Samples of an epoch, over all ranks and without padding, of a dataset of ``size`` or its mix."""
+        if self.mix:
+            return sum(self.mix)
         return size if self.draws is None else self.draws.length(size)
 
 
@@ -79,6 +83,8 @@ class Session:
         self._dataset = dataset
         self._spec = spec
         self.seed = spec.seed
+        self.may_be_empty = bool(spec.mix)
+        """Whether a batch may have no sample: it is a part of a mix's."""
         self._run = run
         self._listing_silence_s = listing_silence_s
         self._reopening_s = reopening_s
@@ -133,6 +139,8 @@ class Session:
         if spec.draws is not None:
             request.indices, request.weights = spec.draws.packed()
             request.draws, request.repeats = spec.draws.count, spec.draws.repeats
+        request.mix.extend(spec.mix)
+        request.member = spec.member
         opened = self._client.call("OpenJob", request, patience, stopped=stopped)
         if opened.job != self.job:
             raise ConfigError(f"the coordinator opened job {opened.job!r} instead of {self.job!r}")

@@ -10,6 +10,7 @@ from superdl.super_dataset.augment import Augment
 from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.listed_source import coordinate_by
 from superdl.super_dataset.loader import SuperLoader
+from superdl.super_dataset.mixing import SuperMix
 from superdl.super_dataset.per_sample import PerSample
 from superdl.super_dataset.reading import BatchInfo
 from superdl.super_dataset.splitting import SplitTransform, split_transform
@@ -24,6 +25,7 @@ __all__ = [
     "SplitTransform",
     "SuperDataset",
     "SuperLoader",
+    "SuperMix",
     "SuperTrainerMixin",
     "coordinate_by",
     "split_transform",

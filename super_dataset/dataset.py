@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,7 +55,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
     channels_last; samples that are no images are stacked as they are, samples of different dtype or shape
     come as a list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key
     list's dtype; where that gives arrays, of shape (batch, ...); where it gives named fields, a dict of
-    tensors. With ``return_info`` a :class:`BatchInfo` comes third.
+    tensors. Where a recipe's custom step gives several named arrays, a dict of tensors, and of lists of
+    tensors, is in the images' place. With ``return_info`` a :class:`BatchInfo` comes third.
 
     Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler was made.
     Asked for before, they start what the sampler would start, and wait until the source is listed.
@@ -87,6 +89,10 @@ class SuperDataset(ListedSource, Dataset[Any]):
             that and more explicitly. Tensors of shape (...) that it makes come stacked, (batch, ...). With
             three, of which the last ones may have defaults, it is called as ``transform(images, labels,
             info)`` on every batch, and what it returns is the item. It must pickle if workers are spawned.
+            A sample of several arrays is a dict to the former, and what it makes may be one.
+        columns: makes of each batch a dict of these names, as ``{"pixel_values": "images", "labels":
+            "labels"}`` or ``["image", "mask"]``: ``"images"`` or the names of arrays, ``"labels"``, and
+            ``"labels.NAME"`` where labels have names. With ``return_info`` an item is (dict, info).
         on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
             batch) or ``"replace"`` (by the next good sample of the same batch).
         return_info: whether items have a :class:`BatchInfo`.
@@ -103,7 +109,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
             does, and ``UsageError`` in a copy in another process that knows them not, nor whom to ask.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # each says something else of how a batch is read
         self,
         source: str | os.PathLike[str],
         recipe: Recipe | None = None,
@@ -112,6 +118,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         alias: str | None = None,
         versions: Versions | None = None,
         transform: Callable[[Any], Any] | Callable[[Any, Any, BatchInfo], Any] | None = None,
+        columns: Mapping[str, str] | Sequence[str] | None = None,
         on_bad_sample: OnBadSample = "raise",
         return_info: bool = False,
         read_timeout: float = 120.0,
@@ -135,6 +142,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
         way of the cache. Change it before a sampler is made.
         """
         self._transform = for_batches(transform)
+        self._columns = None if columns is None else _checked_columns(columns)
+        if columns is not None and not isinstance(self._transform, PerSample | None):
+            raise ConfigError("columns: a transform of whole batches makes the item itself; let it do so")
         self._on_bad_sample: OnBadSample = on_bad_sample
         self._return_info = bool(return_info)
         shape = recipe.output_shape
@@ -185,14 +195,17 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._reader.state().bad_samples.add(ref, read.bad, self._on_bad_sample)
         images = sample_tensors(read.buffer, order)
         labels = map_tensors(label_tensor(ref.label_array(), order), send_by_value)
-        if self._transform is None and not self._return_info:
-            return images, labels
-        info = batch_info(read, order)
-        if isinstance(self._transform, PerSample):
+        info = None if self._transform is None and not self._return_info else batch_info(read, order)
+        if info is not None and isinstance(self._transform, PerSample):
             images, labels = self._transform(images, labels, info)
-        elif self._transform is not None:
+        elif info is not None and self._transform is not None:
             return self._transform(images, labels, info)
-        return (images, labels, info) if self._return_info else (images, labels)
+        item: tuple[Any, ...] = (images, labels)
+        if self._columns is not None:
+            item = (_in_columns(self._columns, images, labels),)
+        if self._return_info:
+            return (*item, info)
+        return item if self._columns is None else item[0]
 
     def __getitems__(self, refs: Any) -> NoReturn:
         """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
@@ -223,6 +236,42 @@ def _how_to_use(index: object) -> str:
         "Accelerate's prepare() is not to be given the loader, and Lightning's Trainer no overfit_batches "
         "(docs/frameworks.md)"
     )
+
+
+def _checked_columns(columns: object) -> dict[str, str]:
+    """By each wanted name, what it names; from such a mapping, or a list of names that stay as they are.
+
+    Raises:
+        ConfigError: it is neither, or empty.
+    """
+    if isinstance(columns, Sequence) and not isinstance(columns, str):
+        pairs = [(name, name) for name in columns]
+    else:
+        pairs = [*columns.items()] if isinstance(columns, Mapping) else []
+    if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise ConfigError(
+            'columns names parts of a batch, as ["image", "mask"], or renames them, as {"pixel_values": '
+            f'"images", "labels": "labels"}}; not {columns!r}'
+        )
+    return dict(pairs)
+
+
+def _in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str, Any]:
+    """A batch as a dict of these columns.
+
+    Raises:
+        UsageError: it has no part of such a name.
+    """
+    parts = dict(images) if isinstance(images, dict) else {"images": images}
+    parts["labels"] = labels
+    if isinstance(labels, dict):
+        parts |= {f"labels.{name}": values for name, values in labels.items()}
+    if unknown := [part for part in columns.values() if part not in parts]:
+        raise UsageError(
+            f"columns names {', '.join(map(repr, unknown))}, and a batch of this dataset has "
+            f"{', '.join(map(repr, parts))}"
+        )
+    return {name: parts[part] for name, part in columns.items()}
 
 
 def _check_reading(read_timeout: Any, verify: object, in_flight_bytes: object) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset
 
 from superdl.super_dataset.listed_source import coordination
 from superdl.super_dataset.memory import mover_to
+from superdl.super_dataset.mixing import SuperMix, whole_of
 from superdl.super_dataset.reading_threads import ReadingThreads
 from superdl.super_wire.errors import ConfigError, UsageError
 
@@ -90,8 +91,8 @@ class SuperLoader(Generic[_Ref]):
     >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4), device="cpu", prefetch=2)
 
     Args:
-        dataset: indexed by what the sampler yields; a ``SuperDataset``, or a ``Subset`` of one, where there
-            is no sampler.
+        dataset: indexed by what the sampler yields; a ``SuperDataset``, a ``Subset`` of one, a ``SuperMix``
+            or a ``ConcatDataset``, where there is no sampler.
         sampler: yields ``BatchRef`` s; ``None``: a ``SuperSampler`` is made of what follows.
         device: where tensors are wanted, as ``torch.device`` takes it; default: where they are received, on
             CPU. Tensors are found in tuples, lists and mappings; whatever else an item holds stays as it is.
@@ -146,9 +147,10 @@ class SuperLoader(Generic[_Ref]):
             raise ConfigError(f"collate_fn is called on every item; {collate_fn!r} cannot be")
         if threads is None:
             threads = min(max(1, num_workers), self.prefetch + 1, _MAX_THREADS)
+        whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
         self._mover = mover_to(device)
         self._threads = ReadingThreads(
-            _whole("threads", threads, 1, _MAX_THREADS), _whole_of(dataset), collate_fn, self._mover
+            _whole("threads", threads, 1, _MAX_THREADS), whole, collate_fn, self._mover
         )
         self._made: Any = None
         """The sampler that is closed with the loader."""
@@ -324,13 +326,6 @@ def _give_up(ahead: deque[Future[Any]]) -> None:
     for future in ahead:
         future.cancel()
     ahead.clear()
-
-
-def _whole_of(dataset: Any) -> Any:
-    """What a ``Subset`` is of: samplers name batches of the whole dataset."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
 
 
 def _whole(name: str, value: object, least: int, most: int) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.memory import empty_batch, in_one_block, memory_here
+from superdl.super_dataset.pictures import in_fewer_steps, to_pil
 from superdl.super_dataset.splitting import known_class
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
@@ -25,8 +26,6 @@ from superdl.super_wire.ids import ID_BYTES, digest128
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
-
-    from PIL.Image import Image
 
     from superdl.super_dataset.reading import BatchInfo
 
@@ -62,7 +61,9 @@ class PerSample:
     ``set_random_state``, as albumentations, is given its own besides. Generators that a transform keeps
     otherwise are not seeded.
 
-    Tensors and arrays of one shape and dtype are stacked; other results come as a list.
+    Tensors and arrays of one shape and dtype are stacked; other results come as a list. A sample of several
+    arrays is a dict, its images and masks, uint8 of shape (height, width), in the form that is said, other
+    arrays as tensors. Results that are dicts then become a dict of batches.
 
     >>> def noisy(image, rng):
     ...     return image + rng.normal(size=image.shape)
@@ -117,9 +118,18 @@ class PerSample:
         Raises:
             UsageError: in a thread it would need the global generators; or a sample is no image.
         """
+        # Looked at for each batch, for a Compose may get other transforms while it is used.
+        call = in_fewer_steps(self._transform) if self._takes == "pil" else self._transform
         with self._generators_kept():
-            made = (self._made(image, info, at) for at, image in enumerate(images))
-            return _batched(made, len(images)), labels
+            if not isinstance(images, dict):
+                made = (self._made(call, image, info, at) for at, image in enumerate(images))
+                return _batched(made, len(images)), labels
+            rows = zip(*images.values(), strict=True)
+            results = [
+                self._made(self._transform, dict(zip(images, row, strict=True)), info, at)
+                for at, row in enumerate(rows)
+            ]
+            return _batched_fields(results), labels
 
     def _generators_kept(self) -> AbstractContextManager[None]:
         if self._seed is None or self._generators:
@@ -134,22 +144,36 @@ class PerSample:
             )
         return _global_generators_kept()
 
-    def _made(self, image: torch.Tensor, info: BatchInfo, at: int) -> Any:
+    def _made(
+        self,
+        call: Callable[..., Any],
+        sample: torch.Tensor | dict[str, torch.Tensor],
+        info: BatchInfo,
+        at: int,
+    ) -> Any:
         """What the transform makes of the sample at this place of the batch."""
-        given = _FORMS[self._takes](image)
+        form = _FORMS[self._takes]
+        given: Any
+        if isinstance(sample, dict):
+            given = {name: form(one) if _is_picture(one) else one for name, one in sample.items()}
+        else:
+            given = form(sample)
         sample_id = info.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES]
         generators = self._seeded(info.draw_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info)
         try:
-            if self._by_keyword:
-                result = self._transform(image=given, **generators)["image"]
+            if self._by_keyword and isinstance(given, dict):
+                result = call(**given, **generators)
+            elif self._by_keyword:
+                result = call(image=given, **generators)["image"]
             else:
-                result = self._transform(given, **generators)
+                result = call(given, **generators)
         except Exception as error:
             name = (info.keys and info.keys[at]) or f"sample {sample_id.hex()}"
             error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
             raise
-        # A copy only of what torch cannot take as it is, such as a flipped or a read-only array.
-        return torch.from_numpy(np.require(result, requirements=["C", "W"])) if _is_array(result) else result
+        if isinstance(sample, dict) and isinstance(result, dict):
+            return {name: _as_tensor(one) for name, one in result.items()}
+        return _as_tensor(result)
 
     def _seeded(self, sample_id: bytes, info: BatchInfo) -> dict[str, Any]:
         """Set what the transform draws from; the generators to be given to it, if it takes any, by name."""
@@ -282,21 +306,23 @@ def _is_image(sample: torch.Tensor) -> bool:
     return sample.dtype == torch.uint8 and sample.ndim == _NDIM and sample.shape[0] in _CHANNELS
 
 
+def _is_picture(sample: torch.Tensor) -> bool:
+    """An image, or a mask."""
+    return _is_image(sample) or (sample.dtype == torch.uint8 and sample.ndim == _NDIM - 1)
+
+
 def _array(sample: torch.Tensor) -> Any:
     """An image as uint8 of shape (height, width, channels), anything else as it is; no copy."""
     return (sample.movedim(0, -1) if _is_image(sample) else sample).numpy()
 
 
-def _pil(sample: torch.Tensor) -> Image:
-    from PIL import Image  # only where a transform takes it
-
-    if not _is_image(sample):
+def _pil(sample: torch.Tensor) -> object:
+    if not _is_picture(sample):
         raise UsageError(
             "a PIL image is made of uint8 (channels, height, width) with 1, 3 or 4 channels; this sample is "
             f"{sample.dtype} of shape {tuple(sample.shape)}: PerSample(t, takes='tensor') gives it as it is"
         )
-    pixels = _array(sample)
-    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    return to_pil(_array(sample))
 
 
 _FORMS: Mapping[Takes, Callable[[torch.Tensor], Any]] = {
@@ -306,8 +332,19 @@ _FORMS: Mapping[Takes, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def _is_array(result: object) -> bool:
-    return isinstance(result, np.ndarray)
+def _as_tensor(result: Any) -> Any:
+    """An array as a tensor; a copy only of what torch cannot take as it is, such as a flipped one."""
+    if not isinstance(result, np.ndarray):
+        return result
+    return torch.from_numpy(np.require(result, requirements=["C", "W"]))
+
+
+def _batched_fields(results: list[Any]) -> Any:
+    """Of results that are dicts of the same names, a dict of batches."""
+    first = results[0]
+    if not all(isinstance(one, dict) and one.keys() == first.keys() for one in results):
+        return _batched(iter(results), len(results))
+    return {name: _batched((one[name] for one in results), len(results)) for name in first}
 
 
 def _batched(results: Iterator[Any], count: int) -> Any:

@@ -12,7 +12,6 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.memory import receiving_into
 from superdl.super_wire.errors import UsageError
 
@@ -43,7 +42,7 @@ class ReadingThreads:
         self._collate_fn = collate_fn
         self._mover = mover
         self._lock = threading.Lock()
-        self._announce = dataset.announce if isinstance(dataset, SuperDataset) else None
+        self._announce = getattr(dataset, "announce", None)
         self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
         self._waiting: deque[Any] = deque()  # the refs of the tasks
         self._threads: list[threading.Thread] = []

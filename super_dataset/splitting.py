@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 
-__all__ = ["SplitTransform", "known_class", "split_transform"]
+__all__ = ["SplitTransform", "known_class", "parts_of", "split_transform"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -86,7 +86,7 @@ def split_transform(transform: Transform) -> SplitTransform:
             "split_transform takes a pipeline for one image, such as a Compose; not a "
             f"{type(transform).__name__}"
         )
-    left = _parts(transform)
+    left = parts_of(transform)
     recipe, moved, why = Recipe([]), [], "Nothing is left."
     while left:
         first = left.pop(0)
@@ -112,11 +112,11 @@ def split_transform(transform: Transform) -> SplitTransform:
     return SplitTransform(recipe, rest, tuple(moved), why)
 
 
-def _parts(transform: Any) -> list[Any]:
+def parts_of(transform: Any) -> list[Any]:
     """The transforms that a pipeline applies in turn; one in another is taken apart too."""
     if known_class(transform) != "Compose":
         return [transform]
-    return [part for one in transform.transforms for part in _parts(one)]
+    return [part for one in transform.transforms for part in parts_of(one)]
 
 
 def known_class(transform: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["SuperTrainerMixin"]
 
+Loader: TypeAlias = "SuperLoader[Any] | DataLoader[Any]"
+OneLoader = TypeVar("OneLoader", bound="Loader")
+
 _NO_LABEL = -100  # what transformers' losses leave out
 
 
 class SuperTrainerMixin:
     """Stands before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
 
-    ``train_dataset`` and ``eval_dataset`` are then ``SuperLoader`` s whose ``collate_fn`` makes dicts. They
-    are made after ``TrainingArguments``, which makes the process group. A checkpoint is resumed at the batch
+    ``train_dataset`` and ``eval_dataset`` are then ``SuperLoader`` s whose ``collate_fn`` makes dicts, or
+    ``DataLoader`` s over a ``SuperSampler``, with ``batch_size=None`` and such a ``collate_fn``. They are
+    made after ``TrainingArguments``, which makes the process group. A checkpoint is resumed at the batch
     after the last one trained on, in constant time, also with ``ignore_data_skip``.
 
     The loss of an evaluation is the mean over its samples; those with the label -100, such as padding, do
@@ -54,7 +58,7 @@ class SuperTrainerMixin:
         loader: SuperLoader[Any] = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
         return loader
 
-    def get_test_dataloader(self, test_dataset: SuperLoader[Any]) -> SuperLoader[Any]:
+    def get_test_dataloader(self, test_dataset: OneLoader) -> OneLoader:
         """The loader for prediction, as it is."""
         return test_dataset
 
@@ -87,7 +91,7 @@ class SuperTrainerMixin:
 class _Batches(IterableDataset[Any]):
     """The batches of a loader for one training, which begins where the trainer's state says."""
 
-    def __init__(self, loader: SuperLoader[Any], trainer: Any) -> None:
+    def __init__(self, loader: Loader, trainer: Any) -> None:
         self.loader = loader
         self._trainer: Any = trainer
 
@@ -104,9 +108,11 @@ class _Batches(IterableDataset[Any]):
         """Let the loader begin after what ``state`` was trained on; how many items Trainer will leave out."""
         of_a_step = args.gradient_accumulation_steps
         epoch, steps = divmod(state.global_step, math.ceil(len(self) / of_a_step))
-        here = self.loader.state_dict()
+        # A DataLoader keeps no state: its sampler does.
+        keeper: Any = self.loader if hasattr(self.loader, "load_state_dict") else self.loader.sampler
+        here = keeper.state_dict()
         if steps and not here["in_order"]:
             raise UsageError("with in_order=False no Trainer resumes in mid-epoch: its state is a count")
         place = {"epoch": epoch, "position": steps * of_a_step, "given_ahead": []}
-        self.loader.load_state_dict(here | place)
+        keeper.load_state_dict(here | place)
         return 0 if args.ignore_data_skip else steps * of_a_step

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_dtype_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.ids import Naming
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["BatchRef", "Bindable", "DatasetBinding", "Places"]
+__all__ = ["BatchRef", "Bindable", "DatasetBinding", "MixedRef", "Places"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,37 @@ class BatchRef:
             return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
         return f"sample {hex_id} (its key: superdl stats --batch {self.batch_id.hex()})"
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRef:
+    """One batch of one rank of a mix: what of it is whose.
+
+    ``parts`` has, for each dataset that has samples in it, its place in the mix and a batch of its own.
+    """
+
+    parts: tuple[tuple[int, BatchRef], ...]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the mix."""
+        return self.parts[0][1].epoch
+
+    @property
+    def position(self) -> int:
+        """Which batch of this rank's epoch, from 0."""
+        return self.parts[0][1].position
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return sum(len(ref) for _, ref in self.parts)
+
+    def __lt__(self, other: object) -> bool:
+        """Refuse: a ConcatDataset compares what it takes for the number of a sample."""
+        raise UsageError(
+            "this is a batch of a mix, and a ConcatDataset reads single samples: give the DataLoader "
+            "SuperMix(...) of it, which reads whole batches, or use SuperLoader"
+        )
 
 
 @dataclass(frozen=True, slots=True)

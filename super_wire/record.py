@@ -33,6 +33,7 @@ __all__ = [
     "HEADER_BYTES",
     "HEADER_DTYPE",
     "MAGIC",
+    "MAX_ARRAY_BYTES",
     "MAX_NDIM",
     "RECORD_VERSION",
     "SPENDING_CAP",
@@ -69,7 +70,7 @@ _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
 _MAX_U32 = 2**32 - 1
 _NO_SIDES = (0,) * MAX_NDIM
-_MAX_ARRAY_BYTES = 2**63  # as numpy counts: an empty array's sides that are not zero count too
+MAX_ARRAY_BYTES = 2**63  # as numpy counts: an empty array's sides that are not zero count too
 
 HEADER_DTYPE = np.dtype(
     [
@@ -270,7 +271,7 @@ def _checked_shape(ndim: int, sides: tuple[int, ...], code: int, payload_bytes: 
     if any(beyond):  # else a flipped bit in ndim would make (28, 28) of (28, 28, 1)
         raise RecordError(f"a header of {ndim} dimensions has sides {beyond} beyond them")
     item_bytes = np.dtype(DTYPE_NAMES[code]).itemsize
-    if math.prod(side or 1 for side in shape) * item_bytes >= _MAX_ARRAY_BYTES:  # empty, and still too large
+    if math.prod(side or 1 for side in shape) * item_bytes >= MAX_ARRAY_BYTES:  # empty, and still too large
         raise RecordError(f"no array has shape {shape}")
     if math.prod(shape) * item_bytes != payload_bytes:
         raise RecordError(f"shape {shape} of {DTYPE_NAMES[code]} is not {payload_bytes} payload bytes")

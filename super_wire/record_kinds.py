@@ -16,7 +16,7 @@ import math
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,12 @@ from superdl.super_wire.errors import RecordError
 from superdl.super_wire.record import (
     DTYPE_NAMES,
     HEADER_BYTES,
+    MAX_ARRAY_BYTES,
     MAX_NDIM,
     RecordKind,
     check_shape,
     checked_payload,
+    pack,
     pack_header,
     stored_dtype,
 )
@@ -39,14 +41,26 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.record import Bytes
 
-__all__ = ["MAX_ARRAYS", "Pointer", "pack_arrays", "pack_pointer", "read_arrays", "read_pointer"]
+__all__ = [
+    "MAX_ARRAYS",
+    "MAX_NAME_BYTES",
+    "ArrayPlace",
+    "Pointer",
+    "array_places",
+    "pack_arrays",
+    "pack_pointer",
+    "pack_sample",
+    "read_arrays",
+    "read_pointer",
+]
 
 MAX_ARRAYS = 64
 """How many arrays one record may hold."""
+MAX_NAME_BYTES = 255
+"""How long an array's name may be, in UTF-8."""
 
 _ALIGNMENT = 64
 _MAX_U64 = 2**64 - 1
-_MAX_NAME_BYTES = 255
 _PLACE = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<BBBx6I")
@@ -112,8 +126,8 @@ def pack_arrays(
         raise RecordError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
-        if not 1 <= len(name) <= _MAX_NAME_BYTES:
-            raise RecordError(f"an array's name has 1 to {_MAX_NAME_BYTES} bytes; not {name[:40]!r}")
+        if not 1 <= len(name) <= MAX_NAME_BYTES:
+            raise RecordError(f"an array's name has 1 to {MAX_NAME_BYTES} bytes; not {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
@@ -124,6 +138,33 @@ def pack_arrays(
     return pack_header(RecordKind.ARRAYS, payload, sample_id, times=(fetch_us, decode_us)) + payload
 
 
+def pack_sample(
+    made: NDArray[Any] | Mapping[str, NDArray[Any]],
+    sample_id: bytes,
+    *,
+    fetch_us: int = 0,
+    decode_us: int = 0,
+) -> tuple[bytes, memoryview]:
+    """Header and payload of what a recipe made of a sample: one array, or several named ones.
+
+    Raises what :func:`~superdl.super_wire.record.pack` and :func:`pack_arrays` do.
+    """
+    if isinstance(made, np.ndarray):
+        return pack(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
+    record = pack_arrays(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
+    return record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:]
+
+
+class ArrayPlace(NamedTuple):
+    """Which bytes of a payload are a named array: those from ``start`` to before ``stop``."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
 def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, NDArray[Any]]:
     """The named arrays of a record, views of ``record``.
 
@@ -131,14 +172,26 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
         RecordError: any of its kinds, also when the table contradicts itself or the payload's length.
     """
     _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
+    return {
+        name: np.frombuffer(payload[start:stop], dtype=dtype).reshape(shape)
+        for name, dtype, shape, start, stop in array_places(payload)
+    }
+
+
+def array_places(payload: memoryview) -> list[ArrayPlace]:
+    """Where in a payload the named arrays are, in the order of their names.
+
+    Raises:
+        RecordError: the table contradicts itself, or the payload's length.
+    """
     try:
         table, at = _read_table(payload)
-        found = {}
-        for name, dtype, shape in table:
-            start, at = _aligned(at), _aligned(at) + math.prod(shape) * dtype.itemsize
-            found[name] = np.frombuffer(payload[start:at], dtype=dtype).reshape(shape)
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise RecordError(f"a table of named arrays that its payload does not hold: {error}") from error
+    found = []
+    for name, dtype, shape in table:
+        start, at = _aligned(at), _aligned(at) + math.prod(shape) * dtype.itemsize
+        found.append(ArrayPlace(name, dtype, shape, start, at))
     if at != len(payload):
         raise RecordError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
     return found
@@ -159,7 +212,10 @@ def _read_table(payload: memoryview) -> tuple[list[tuple[str, np.dtype[Any], tup
             raise ValueError(
                 f"the entry of array {name!r} has dtype code {code}, {ndim} dimensions and sides {sides}"
             )
-        table.append((name, np.dtype(DTYPE_NAMES[code]).newbyteorder("<"), tuple(sides[:ndim])))
+        dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
+        if math.prod(side or 1 for side in sides) * dtype.itemsize >= MAX_ARRAY_BYTES:
+            raise ValueError(f"no array has shape {sides[:ndim]}")
+        table.append((name, dtype, tuple(sides[:ndim])))
     names = [name.encode() for name, _, _ in table]
     if any(first >= second for first, second in itertools.pairwise(names)):
         raise ValueError("names are not in order, or one comes twice")

@@ -30,12 +30,14 @@ __all__ = [
     "OUTCOME_FIELD",
     "OUTCOME_STREAM_MAXLEN",
     "REQUEST_VERSION",
+    "ROW_ENCODING",
     "Answer",
     "Limits",
     "Outcome",
     "PrefetchFailure",
     "PrefetchRequest",
     "PrefetchResult",
+    "is_row",
     "pack_outcome",
     "read_outcome",
 ]
@@ -45,6 +47,11 @@ MAX_SAMPLES_PER_REQUEST = 4096
 
 MEMBER_ENCODINGS = ("", "deflate")
 """How a member's bytes lie in its object: as they are, or as a raw deflate stream, as in zip archives."""
+
+ROW_ENCODING = "parquet:"
+"""With the path of a column behind it, the encoding of a row of a Parquet file. The member's offset is then
+the number of its row group, and its length the number of its row in that, both from 0 on.
+"""
 
 OUTCOME_FIELD = b"r"
 
@@ -56,6 +63,11 @@ MAX_OUTCOME_BYTES = 16 * 2**20
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _WHERE_USED = frozenset({"members", "member_offsets", "member_lengths", "encodings", "source_requests"})
+
+
+def is_row(encoding: str) -> bool:
+    """Whether a member of this encoding is a row of a Parquet file, not a span of bytes."""
+    return encoding.startswith(ROW_ENCODING) and encoding != ROW_ENCODING
 
 
 class Outcome(enum.StrEnum):
@@ -121,7 +133,8 @@ class PrefetchRequest:
 
     Where samples are *members* of objects, ``members`` are their names, and ``member_lengths[i]`` bytes from
     ``member_offsets[i]`` of the object are what sample ``i`` is made of. ``encodings`` are of
-    :data:`MEMBER_ENCODINGS`, and empty where all bytes are as they are. Other requests lack these columns.
+    :data:`MEMBER_ENCODINGS` or those of rows (:data:`ROW_ENCODING`), and empty where all bytes are as they
+    are. Other requests lack these columns.
     """
 
     request_id: str
@@ -341,11 +354,20 @@ def _check_members(request: PrefetchRequest) -> None:
         raise ConfigError("a request for members has one of member, offset and length for each key")
     if request.encodings and len(request.encodings) != count:
         raise ConfigError("a request for members has an encoding for each, or none")
-    if unknown := set(request.encodings) - set(MEMBER_ENCODINGS):
+    used = set(request.encodings)
+    rows = {encoding for encoding in used if is_row(encoding)}
+    if unknown := used - rows - set(MEMBER_ENCODINGS):
         raise ConfigError(
             f"unknown encodings of members: {reprlib.repr(sorted(unknown))}; deploy one version of SUPER"
         )
-    if request.member_lengths and min(request.member_lengths) < 1:
+    lengths = request.member_lengths
+    if rows:
+        lengths = tuple(
+            length
+            for length, encoding in zip(lengths, request.encodings, strict=True)
+            if encoding not in rows
+        )
+    if lengths and min(lengths) < 1:
         raise ConfigError("a member has a length of 1 or more")
 
 

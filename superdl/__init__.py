@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         PerSample,
         SuperDataset,
         SuperLoader,
+        SuperMix,
         SuperTrainerMixin,
         split_transform,
     )
@@ -29,6 +30,7 @@ __all__ = [
     "Recipe",
     "SuperDataset",
     "SuperLoader",
+    "SuperMix",
     "SuperSampler",
     "SuperTrainerMixin",
     "split_transform",
@@ -37,7 +39,7 @@ __all__ = [
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}
 """The homes of names; all others are the dataset's."""
 
-_ASKING = frozenset({"SuperDataset", "SuperLoader"})
+_ASKING = frozenset({"SuperDataset", "SuperLoader", "SuperMix"})
 """They ask a coordinator before there is a sampler, or make one. Who can is brought here, since the dataset's
 home knows neither.
 """

@@ -221,7 +221,7 @@ class Cache:
             lengths[at : at + len(some)] = [reply or 0 for reply in replies[1::2]]
         whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
         whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
-        known = np.isin(headers["kind"], (RecordKind.DATA, RecordKind.TOMBSTONE, RecordKind.POINTER))
+        known = np.isin(headers["kind"], list(RecordKind))
         known &= headers["id_prefix"] == id_prefixes(ids)
         ours = (headers["magic"] == MAGIC) & (headers["version"] == RECORD_VERSION) & known & whole
         signed = np.where(ours, lengths, 0).astype(np.int64)

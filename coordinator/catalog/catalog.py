@@ -207,6 +207,8 @@ def _fingerprint(catalog: Catalog) -> bytes:
         add(catalog.members.offsets.astype("<i8").tobytes())
         add(catalog.members.lengths.astype("<i8").tobytes())
         add(catalog.members.encodings.tobytes())
+        for encoding in catalog.members.row_encodings:
+            add(encoding.encode())
     add(catalog.label_dtype.encode())
     add(catalog.labels.astype(catalog.labels.dtype.newbyteorder("<"), copy=False).tobytes())
     for name in catalog.classes:

@@ -156,7 +156,9 @@ class Dataset:
             self.recipe.random,
             self.record_bytes,
             known_absent=known_absent,
-            runs=runs_of(members.objects, members.offsets, members.lengths) if members else None,
+            runs=runs_of(members.objects, members.offsets, members.lengths, whole=members.are_rows)
+            if members
+            else None,
         )
 
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:

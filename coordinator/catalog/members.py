@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder, Strings, compact
-from superdl.super_wire.request import MEMBER_ENCODINGS, Limits
+from superdl.super_wire.request import MEMBER_ENCODINGS, ROW_ENCODING, Limits, is_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +23,8 @@ __all__ = ["MemberColumns", "MemberRow", "Members", "distinct", "narrowed"]
 _MAX_NAME_BYTES = 4096
 _MAX_LENGTH = Limits().object_bytes
 _END = 2**63
+_MAX_ROW = 2**31 - 1  # of a row group, and row groups of a file
+_MAX_ENCODINGS = 256
 _NARROW = (np.uint8, np.uint16, np.uint32)
 _SHOWN = 200  # characters of a name in a message
 
@@ -53,8 +55,9 @@ class Members:
 
     ``objects`` tell the place of each one's object among all, ``names`` are UTF-8, ``offsets`` and
     ``lengths`` are bytes of the object, in the smallest unsigned dtype that takes them. ``encodings`` are
-    places in :data:`~superdl.super_wire.request.MEMBER_ENCODINGS`; empty where all are the first.
-    In a catalog samples are sorted by object, then by offset.
+    places in :data:`~superdl.super_wire.request.MEMBER_ENCODINGS` and behind these in ``row_encodings``,
+    which are of rows of Parquet files; empty where all are the first. Of a row the offset is the row group,
+    and the length the row in it. In a catalog samples are sorted by object, then by offset, then by row.
     """
 
     objects: NDArray[Any]
@@ -62,6 +65,7 @@ class Members:
     offsets: NDArray[Any]
     lengths: NDArray[Any]
     encodings: NDArray[np.uint8]
+    row_encodings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -69,16 +73,27 @@ class Members:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Where in its object each one ends."""
-        return self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
+        """Where in its object each one ends; 0 for rows, of which only the file's footer knows."""
+        ends = self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
+        ends[self.are_rows] = 0
+        return ends
+
+    @property
+    def are_rows(self) -> NDArray[np.bool_]:
+        """Which are rows of Parquet files, not spans of bytes."""
+        if not self.row_encodings:
+            return np.zeros(len(self), dtype=np.bool_)
+        return self.encodings >= len(MEMBER_ENCODINGS)
 
     def encodings_at(self, places: NDArray[np.int64]) -> list[str]:
         """The encodings at places of the catalog; none where all bytes are as they are."""
-        return [MEMBER_ENCODINGS[code] for code in self.encodings[places]] if self.encodings.size else []
+        known = (*MEMBER_ENCODINGS, *self.row_encodings)
+        return [known[code] for code in self.encodings[places]] if self.encodings.size else []
 
     def sort_order(self) -> NDArray[np.int64]:
-        """The order by object and offset."""
-        return np.lexsort((self.offsets, self.objects))
+        """The order by object and offset, and of rows that share a row group by their numbers."""
+        within = (self.lengths,) if self.row_encodings else ()
+        return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
         """The members at ``order``, each column in its smallest form, from names that are packed."""
@@ -90,6 +105,7 @@ class Members:
             narrowed(self.offsets[order]),
             narrowed(self.lengths[order]),
             self.encodings[order] if self.encodings.any() else self.encodings[:0],
+            self.row_encodings,
         )
 
 
@@ -109,6 +125,7 @@ class MemberColumns:
         self._names = PackedStringsBuilder()
         self._objects, self._offsets, self._lengths = array("Q"), array("q"), array("q")
         self._encodings = array("B")
+        self._codes = {encoding: code for code, encoding in enumerate(MEMBER_ENCODINGS)}
         self.lines = array("Q")
 
     def __len__(self) -> int:
@@ -123,20 +140,34 @@ class MemberColumns:
                 f"{str(name)[:60]!r}"
             )
         who = f"the member {name[:_SHOWN]!r} of {_shown(key)}"
-        offset = _whole(row.offset, f"{who} has an offset from 0 on", least=0, most=_END - _MAX_LENGTH)
-        what = f"{who} has a length from 1 to {_MAX_LENGTH} bytes"
-        length = _whole(row.length, what, least=1, most=_MAX_LENGTH)
-        if row.encoding not in MEMBER_ENCODINGS:
-            raise ValueError(
-                f"{who} has the encoding {str(row.encoding)[:60]!r}, which this SUPER does not know: leave "
-                "it empty for bytes as they are, or write 'deflate' for those of a compressed zip archive"
-            )
+        code = self._code_of(row.encoding, who)
+        if code >= len(MEMBER_ENCODINGS):
+            offset = _whole(row.offset, f"{who} has a row group from 0 on", least=0, most=_MAX_ROW)
+            length = _whole(row.length, f"{who} has a row from 0 on", least=0, most=_MAX_ROW)
+        else:
+            offset = _whole(row.offset, f"{who} has an offset from 0 on", least=0, most=_END - _MAX_LENGTH)
+            what = f"{who} has a length from 1 to {_MAX_LENGTH} bytes"
+            length = _whole(row.length, what, least=1, most=_MAX_LENGTH)
         self._names.append(name.encode())
         self._objects.append(place)
         self._offsets.append(offset)
         self._lengths.append(length)
-        self._encodings.append(MEMBER_ENCODINGS.index(row.encoding))
+        self._encodings.append(code)
         self.lines.append(line)
+
+    def _code_of(self, encoding: object, who: str) -> int:
+        """The number of an encoding, a new one for a column that no row has named before."""
+        if encoding in self._codes:
+            return self._codes[str(encoding)]
+        if not isinstance(encoding, str) or not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
+            raise ValueError(
+                f"{who} has the encoding {str(encoding)[:60]!r}, which this SUPER does not know: leave it "
+                "empty for bytes as they are, write 'deflate' for those of a compressed zip archive, or "
+                f"'{ROW_ENCODING}' and a column for a row of a Parquet file"
+            )
+        if len(self._codes) == _MAX_ENCODINGS:
+            raise ValueError(f"{who} has one encoding more than the {_MAX_ENCODINGS} of a key list")
+        return self._codes.setdefault(encoding, len(self._codes))
 
     def finish(self, keys: PackedStrings, which: NDArray[np.int64]) -> Members:
         """The members in the order of their rows; the object that was the ``i``-th is ``keys[which[i]]``.
@@ -146,7 +177,12 @@ class MemberColumns:
         """
         names = self._names.build()
         offsets, lengths = np.array(self._offsets), np.array(self._lengths)
-        found = Members(which[np.array(self._objects)], names, offsets, lengths, np.array(self._encodings))
+        # In the order of their names, whatever row came first: equal lists have equal fingerprints.
+        row_encodings = sorted(list(self._codes)[len(MEMBER_ENCODINGS) :])
+        codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
+        encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[self._encodings]
+        objects = which[np.array(self._objects)]
+        found = Members(objects, names, offsets, lengths, encodings, tuple(row_encodings))
         order = found.sort_order()
         overlap = found.ends[order][:-1] > offsets[order][1:]
         self._refuse(found, keys, order, overlap, "overlap")

@@ -141,13 +141,23 @@ class Cursor:
         self.read_ahead.add(position)
         if max(self.read_ahead) - self.watermark > _GAP_BATCHES:  # a report was lost: do not wait for it
             self.watermark = min(self.read_ahead)
-        while self.watermark in self.read_ahead:
+        while self.watermark in self.read_ahead or self._has_nothing():
             self.read_ahead.discard(self.watermark)
             self.watermark += 1
         if self.watermark > before:
             self.pace.read(self.watermark - before, now, stalled=stalled)
             self.last_read_s = now
             self.lookahead = max(self.lookahead, self.watermark)
+
+    def pass_empty(self) -> None:
+        """Move the watermark past batches that were given out and are empty, of which no report tells."""
+        while self._has_nothing():
+            self.watermark += 1
+        self.lookahead = max(self.lookahead, self.watermark)
+
+    def _has_nothing(self) -> bool:
+        _, position = self.job.epoch_and_position(self.watermark)
+        return self.watermark < self.asked and self.job.plan.is_empty(position, self.rank)
 
     def skip_to(self, position: int) -> None:
         """All before ``position`` is done with, whether or not it was reported as read."""

@@ -48,23 +48,30 @@ _SOON_DONE_S = 30.0
 
 
 def runs_of(
-    objects: NDArray[Any], offsets: NDArray[Any], lengths: NDArray[Any], run_bytes: int = RUN_BYTES
+    objects: NDArray[Any],
+    offsets: NDArray[Any],
+    lengths: NDArray[Any],
+    run_bytes: int = RUN_BYTES,
+    *,
+    whole: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int64] | None:
     """The places in a catalog where runs begin, ascending, the first of them 0; ``None`` if no run has two.
 
     A run begins in one of the equal windows that an object is cut into, and ends with less than ``run_bytes``
-    read, unless a sample has more than half of that.
+    read, unless a sample has more than half of that. What is read whole, a row group, is a run.
 
     Args:
         objects: integers ``[n]``, which object each sample lies in; those of one object stand together.
         offsets: integers ``[n]``, where in it each sample begins, ascending in each object.
         lengths: integers ``[n]``, bytes of each sample.
         run_bytes: what one GET brings at most.
+        whole: bools ``[n]``, which samples are rows: their offsets are the numbers of row groups.
     """
     if not objects.size:
         return None
-    window_bytes = max(run_bytes - int(lengths.max()), run_bytes // 2, 1)
-    windows = offsets.astype(np.int64) // window_bytes
+    spans = np.ones(objects.size, dtype=np.bool_) if whole is None else ~whole
+    window_bytes = max(run_bytes - int(lengths.max(where=spans, initial=0)), run_bytes // 2, 1)
+    windows = offsets.astype(np.int64) // np.where(spans, window_bytes, 1)
     begins = np.ones(objects.size, dtype=np.bool_)
     begins[1:] = (objects[1:] != objects[:-1]) | (windows[1:] != windows[:-1])
     return None if begins.all() else np.flatnonzero(begins)

@@ -14,6 +14,10 @@ Where an epoch is not each sample once, its order is one of *draws* (:mod:`super
 and all else holds for them. Where draws are repeated, each repetition has an order position of its own, and
 rank ``r`` takes every ``replicas``-th position of the global batch from its ``r``-th on, so that repetitions
 go to different ranks.
+
+Where the job is one of a *mix* (:mod:`superdl.coordinator.core.mixing`), a global batch is ``G`` slots
+that all its datasets share, and a rank takes its slice of them: the plan has what of that is its dataset's.
+Such parts differ in length, and may be empty.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from superdl.coordinator.core.drawing import Drawing
+from superdl.coordinator.core.mixing import Mixing
 from superdl.coordinator.core.permutation import SIZE_MAX, checked_elements, order_of
 from superdl.super_wire.errors import PlanError
 
@@ -78,6 +83,8 @@ class Plan:
         shuffle: Whether each epoch has an order of its own.
         drop_last: Whether the short last global batch is left out.
         draws: What an epoch draws, if not each sample once.
+        mix: Samples that an epoch has of each dataset of a mix, whose batches these are parts of.
+        member: Which of them is this plan's.
 
     Raises:
         PlanError: If an argument is out of its range, or if ``drop_last`` leaves no batch.
@@ -90,7 +97,10 @@ class Plan:
     shuffle: bool = True
     drop_last: bool = False
     draws: Draws | None = None
+    mix: tuple[int, ...] = ()
+    member: int = 0
     _drawing: Drawing | None = field(init=False, repr=False, compare=False, default=None)
+    _mixing: Mixing | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         bounds = {
@@ -104,12 +114,37 @@ class Plan:
         if self.draws is not None:
             drawing = Drawing(self.draws, self.size, self.seed, shuffle=self.shuffle)
             object.__setattr__(self, "_drawing", drawing)
-        if self.drop_last and self.global_batch_size > self.length:
+        if self.mix:
+            object.__setattr__(self, "_mixing", self._checked_mixing())
+        if self.drop_last and self.global_batch_size > self._slots:
             raise PlanError(
                 f"drop_last leaves no batch: batch_size {self.batch_size} x {self.replicas} replicas = "
-                f"{self.global_batch_size} is larger than the dataset of {self.length} samples; "
+                f"{self.global_batch_size} is larger than the dataset of {self._slots} samples; "
                 f"use a smaller batch_size or drop_last=False"
             )
+
+    def _checked_mixing(self) -> Mixing:
+        mixing = Mixing(self.mix, self.member)
+        if mixing.count != self.length or (self.draws is not None and self.draws.repeats > 1):
+            raise PlanError(
+                f"an epoch has {self.length:,} samples of dataset {self.member} of the mix, each once, and "
+                f"not {mixing.count:,}: the source has changed meanwhile, so make the sampler again"
+            )
+        return mixing
+
+    @property
+    def _slots(self) -> int:
+        """Order positions in an epoch of the whole mix; without one, of this plan."""
+        return self.length if self._mixing is None else self._mixing.slots
+
+    def _before(self, slots: int) -> int:
+        """Return how many order positions of this plan lie in so many slots of an epoch."""
+        return slots if self._mixing is None else int(self._mixing.before(np.array(slots)))
+
+    def _batches_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the global batches in which order positions lie."""
+        slots = places if self._mixing is None else self._mixing.slots_of(places)
+        return slots // self.global_batch_size
 
     @property
     def length(self) -> int:
@@ -118,24 +153,28 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples that all ranks read at once (the short last global batch apart)."""
+        """Samples that all ranks read at once (the short last global batch apart), of all of a mix."""
         return self.batch_size * self.replicas
 
     @property
     def batches_per_epoch(self) -> int:
         """Global batches per epoch, which is also every rank's batches."""
-        full, rest = divmod(self.length, self.global_batch_size)
+        full, rest = divmod(self._slots, self.global_batch_size)
         return full if self.drop_last or not rest else full + 1
 
     @property
     def samples_per_epoch(self) -> int:
         """Samples that all ranks together deliver per epoch, without padding."""
-        return min(self.length, self.batches_per_epoch * self.global_batch_size)
+        return self._before(self._slots_per_epoch)
+
+    @property
+    def _slots_per_epoch(self) -> int:
+        return min(self._slots, self.batches_per_epoch * self.global_batch_size)
 
     @property
     def padding_per_epoch(self) -> int:
         """Samples that all ranks together deliver a second time, as padding; fewer than the replicas."""
-        return -self.samples_per_epoch % self.replicas
+        return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
         """Return what ``rank`` reads at one position.
@@ -157,13 +196,18 @@ class Plan:
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         start, stop = self._checked_range(start, stop)
         rank = _bounded("rank", rank, 0, self.replicas - 1)
-        lengths = np.full(stop - start, self.batch_size, dtype=np.int64)
-        full = self.length // self.global_batch_size
-        places = self._full_places(start, min(stop, full), rank)
-        if start < stop and stop > full:  # the short last global batch is in the span
-            tail = full * self.global_batch_size
-            lengths[-1] = length = -(-(self.length - tail) // self.replicas)
-            places = np.concatenate((places, tail + self._part(rank, length)))
+        slots, lengths = self._slices(start, stop, rank)
+        if self._mixing is not None:
+            first = self._mixing.before(slots)
+            lengths = self._mixing.before(slots + lengths) - first
+            places = np.repeat(first - np.cumsum(lengths) + lengths, lengths)
+            places += np.arange(places.size, dtype=np.int64)
+        else:
+            full = self.length // self.global_batch_size
+            places = self._full_places(start, min(stop, full), rank)
+            if start < stop and stop > full:
+                part = self._part(rank, int(lengths[-1]))
+                places = np.concatenate((places, full * self.global_batch_size + part))
         padding = places >= self.length
         if padding.any():
             places %= self.length
@@ -174,18 +218,27 @@ class Plan:
             return Span(indices, padding, offsets, repetitions)
         return Span(self._indices(epoch, places), padding, offsets)
 
+    def is_empty(self, position: int, rank: int) -> bool:
+        """Return whether a rank reads nothing at a position: its part of the batch is of others of a mix."""
+        if self._mixing is None:
+            return False
+        slots, lengths = self._slices(position, position + 1, rank)
+        return bool(self._mixing.before(slots) == self._mixing.before(slots + lengths))
+
     def global_span(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return what all ranks read at the positions from ``start`` up to, not including, ``stop``.
 
         The indices (int64) come in the order of the epoch, without padding: global batch ``j``
-        begins at ``(j - start) * global_batch_size``.
+        begins at ``(j - start) * global_batch_size``, unless the plan is a part of a mix.
 
         Raises:
             PlanError: If epoch is out of range, or not ``0 <= start <= stop <= batches_per_epoch``.
         """
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         start, stop = self._checked_range(start, stop)
-        first, end = (min(position * self.global_batch_size, self.length) for position in (start, stop))
+        first, end = (
+            self._before(min(position * self.global_batch_size, self._slots)) for position in (start, stop)
+        )
         places = np.arange(first, end, dtype=np.int64)
         return self._indices(epoch, places) if self._drawing is None else self._drawing.at(epoch, places)[0]
 
@@ -210,14 +263,14 @@ class Plan:
             distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
             return distance
         places = self._places(epoch, indices)
-        used = places // self.global_batch_size
+        used = self._batches_of(places)
         # The samples that open the epoch come again in its last batch if that is padded with them.
         reopened = (places < self.padding_per_epoch) & (used < position)
         used[reopened] = batches - 1
         distance = used - position
         later = (used < position) | (used >= batches)
         if later.any():
-            used = self._places(epoch + 1, np.asarray(indices)[later]) // self.global_batch_size
+            used = self._batches_of(self._places(epoch + 1, np.asarray(indices)[later]))
             distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
         return distance
 
@@ -228,8 +281,8 @@ class Plan:
         batches = self.batches_per_epoch
         owners, first, last = drawing.places(epoch, indices)
         # The repetitions of a draw lie in global batches that follow one another.
-        used = np.maximum(first // self.global_batch_size, position)
-        used[(last // self.global_batch_size < position) | (used >= batches)] = NEVER_SOON
+        used = np.maximum(self._batches_of(first), position)
+        used[(self._batches_of(last) < position) | (used >= batches)] = NEVER_SOON
         if position < batches:
             reopened = first < self.padding_per_epoch
             used[reopened] = np.minimum(used[reopened], batches - 1)
@@ -240,6 +293,14 @@ class Plan:
     def _checked_range(self, start: int, stop: int) -> tuple[int, int]:
         stop = _bounded("stop", stop, 0, self.batches_per_epoch)
         return _bounded("start", start, 0, stop), stop
+
+    def _slices(self, start: int, stop: int, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where a rank's contiguous slices of global batches begin, in slots, and their lengths."""
+        begin = np.arange(start, stop, dtype=np.int64) * self.global_batch_size
+        lengths = np.full(stop - start, self.batch_size, dtype=np.int64)
+        full, rest = divmod(self._slots, self.global_batch_size)
+        lengths[begin == full * self.global_batch_size] = -(-rest // self.replicas)
+        return begin + rank * lengths, lengths
 
     def _full_places(self, start: int, stop: int, rank: int) -> NDArray[np.int64]:
         """Return the order positions of one rank in full global batches, end to end."""

@@ -115,6 +115,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     if stop > cursor.asked:
         cursor.notes.append(BatchNote(now, NoteKind.PLANNED, max(start, cursor.asked), stop))
     cursor.asked = max(cursor.asked, stop)
+    cursor.pass_empty()
     cursor.reach = max(cursor.reach, stop)
     cursor.yielded = max(cursor.yielded, yielded)
     if event.yielded > 0:  # an epoch that goes on has ended the one before it

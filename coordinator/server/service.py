@@ -375,6 +375,8 @@ def _plan_of(request: pb.OpenJobRequest, size: int) -> Plan:
         shuffle=request.shuffle,
         drop_last=request.drop_last,
         draws=Draws.unpacked(request.indices, request.weights, request.draws, request.repeats),
+        mix=tuple(request.mix),
+        member=request.member,
     )
 
 

@@ -184,6 +184,8 @@ class ImageMaker:
             pixels = self._program_of(epoch).make(bytes(content), key)
         except SampleFailedError as failure:
             raise BadSampleError(f"{self._bucket}/{key}: {failure.why}") from failure
+        if isinstance(pixels, dict):
+            raise ConfigError("recipe.steps give several arrays; a model here is fed one image")
         if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:
             raise ConfigError(
                 f"recipe.steps give {pixels.dtype} of shape {pixels.shape}; a model here is fed uint8 of "

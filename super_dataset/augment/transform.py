@@ -222,6 +222,12 @@ class Augment:
 
     def _checked(self, images: Images, info: BatchInfo) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
         """Number of channels, heights and widths of images that can be augmented."""
+        given: object = images
+        if isinstance(given, dict):
+            raise UsageError(
+                f"Augment moves images alone, and these samples are several arrays ({', '.join(given)}): "
+                "give SuperDataset a transform of one sample, which gets all of them"
+            )
         if isinstance(images, torch.Tensor):  # one look at a batch, not one at each sample
             shapes, dtypes = [tuple(images.shape[1:])] * len(images), {images.dtype}
         else:

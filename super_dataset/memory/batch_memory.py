@@ -30,6 +30,7 @@ __all__ = [
     "Memory",
     "PinnedMemory",
     "RecycledMemory",
+    "cut_up",
     "empty_batch",
     "in_one_block",
     "memory_here",
@@ -144,13 +145,16 @@ def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.
     """Tensors of any sizes; in shared memory as one piece, or each would cost a file descriptor."""
     if not memory.shared:
         return list(tensors)
-    rounded = (-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)
-    starts = list(accumulate(rounded, initial=0))
-    block = memory.take(starts.pop())
-    parts = [
-        block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for start, tensor in zip(starts, tensors, strict=True)
-    ]
+    flats = cut_up(memory, [tensor.nbytes for tensor in tensors])
+    parts = [flat.view(tensor.dtype).view(tensor.shape) for flat, tensor in zip(flats, tensors, strict=True)]
     for part, tensor in zip(parts, tensors, strict=True):
         part.copy_(tensor)
     return parts
+
+
+def cut_up(memory: Memory, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """One block, cut into tensors of so many bytes, each where any dtype may begin."""
+    rounded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+    starts = list(accumulate(rounded, initial=0))
+    block = memory.take(starts.pop())
+    return [block[start : start + size] for start, size in zip(starts, sizes, strict=True)]

@@ -30,6 +30,7 @@ __all__ = ["BatchBuffer", "Incoming", "ReplyKind"]
 
 _MAX_BLIND_BYTES = 64 * 2**20
 _KIND_AT = 5  # offset of the kind in a record's header
+_IN_BLOCKS = (RecordKind.DATA, RecordKind.ARRAYS)
 _PAYLOAD_BYTES = slice(8, 16)  # where the header tells the payload's length
 
 
@@ -190,7 +191,7 @@ class BatchBuffer:
         known = self._expected_bytes == payload_bytes
         if not known and (self._expected_bytes is not None or self.size * payload_bytes > _MAX_BLIND_BYTES):
             return
-        if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] != RecordKind.DATA or says != payload_bytes:
+        if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] not in _IN_BLOCKS or says != payload_bytes:
             return
         self._block = self.memory.take(self.size * payload_bytes)
         self._bytes = self._block.numpy().data

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from superdl.super_wire.errors import RecordError, RecordIdError, RecordVersionError
+from superdl.super_wire.errors import RecordError, RecordIdError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.record import (
     HEADER_BYTES,
@@ -23,7 +23,7 @@ from superdl.super_wire.record import (
     read_tombstone,
     verify_payload,
 )
-from superdl.super_wire.record_kinds import read_pointer
+from superdl.super_wire.record_kinds import array_places, read_pointer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +130,7 @@ def check_records(
     places = np.array(offsets, dtype=np.intp)
     prefixes = id_prefixes(sample_ids)
     first = _check_one(buffer, sample_ids, offsets[0], checked)
-    if first is None:
+    if first is None or first.kind is RecordKind.ARRAYS:  # whose layout is in the payload
         strangers = offsets[1:]
     else:
         layout = layout_columns(buffer.raw_headers[places])
@@ -185,9 +185,8 @@ def _check_one(buffer: BatchBuffer, sample_ids: bytes, offset: int, checked: Che
             whole = raw_header + bytes(buffer.payload(offset))
             checked.pointers[offset] = read_pointer(whole, sample_id=sample_id)
             return None
-        if header.kind is not RecordKind.DATA:
-            msg = f"this version of SUPER reads no records of kind {header.kind.name.lower()}"
-            raise RecordVersionError(msg)
+        if header.kind is RecordKind.ARRAYS:
+            array_places(buffer.payload(offset))
     except RecordError as error:
         checked.corrupt[offset] = error
         return None

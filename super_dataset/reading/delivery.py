@@ -2,7 +2,8 @@
 
 Tensors are views of the received buffer where possible. Records that agree in dtype and shape are stacked;
 others come as a list of tensors. Images, that is uint8 records of shape (height, width, channels) with 1, 3
-or 4 channels, are viewed as (channels, height, width): a batch of them is channels_last.
+or 4 channels, are viewed as (channels, height, width): a batch of them is channels_last. Samples of several
+named arrays come as a dict of such tensors and lists.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import torch
 
-from superdl.super_dataset.memory import in_one_block
+from superdl.super_dataset.memory import cut_up, in_one_block
 from superdl.super_dataset.reading.checks import layout_columns
 from superdl.super_dataset.reading.progress import bad_sample_error, batch_name
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_dtype_of
-from superdl.super_wire.record import parse_header
+from superdl.super_wire.record import RecordKind, parse_header
+from superdl.super_wire.record_kinds import array_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +34,13 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_dataset.reading.progress import BatchProgress
     from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.record_kinds import ArrayPlace
 
 __all__ = [
     "BadSampleLog",
     "BatchInfo",
     "OnBadSample",
+    "SampleTensors",
     "batch_info",
     "check_label_dtype",
     "check_policy",
@@ -46,6 +50,8 @@ __all__ = [
 ]
 
 OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
+_Tensors: TypeAlias = "torch.Tensor | list[torch.Tensor]"
+SampleTensors: TypeAlias = "_Tensors | dict[str, _Tensors]"
 
 _LOG = logging.getLogger("superdl.super_dataset")
 _LOG_EVERY_S = 60.0
@@ -128,13 +134,19 @@ def label_tensor(labels: NDArray[Any], order: Sequence[int] | None) -> torch.Ten
     return {name: torch.from_numpy(chosen[name].copy()) for name in chosen.dtype.names}
 
 
-def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> torch.Tensor | list[torch.Tensor]:
+def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:
     """The batch's samples, all of them good; those at ``order`` if it is given.
 
     Without ``order`` a batch of one layout is the buffer's own block, with it a copy (in memory of the
-    same kind).
+    same kind). Named arrays are always a copy, each field of one layout stacked.
+
+    Raises:
+        UsageError: samples have different names of arrays.
     """
     chosen = range(buffer.size) if order is None else order
+    kinds = buffer.headers["kind"][list(chosen)]
+    if (kinds == RecordKind.ARRAYS).any():
+        return _field_tensors(buffer, chosen)
     layouts = layout_columns(buffer.raw_headers[list(chosen)])
     if not (layouts == layouts[0]).all():
         payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
@@ -157,11 +169,58 @@ def _shaped(
 ) -> torch.Tensor:
     """Bytes as the sample at ``offset`` is laid out, or as ``stacked`` samples of that layout."""
     header = parse_header(bytes(buffer.raw_headers[offset]))
-    shape = header.shape if stacked is None else (stacked, *header.shape)
-    tensor = flat.view(getattr(torch, header.dtype)).view(shape)
-    if header.dtype == "uint8" and len(header.shape) == _IMAGE_NDIM and header.shape[-1] in _IMAGE_CHANNELS:
+    return _laid_out(flat, header.dtype, header.shape, stacked)
+
+
+def _laid_out(
+    flat: torch.Tensor, dtype: str, shape: tuple[int, ...], stacked: int | None = None
+) -> torch.Tensor:
+    tensor = flat.view(getattr(torch, dtype)).view(shape if stacked is None else (stacked, *shape))
+    if dtype == "uint8" and len(shape) == _IMAGE_NDIM and shape[-1] in _IMAGE_CHANNELS:
         return tensor.movedim(-1, -3)
     return tensor
+
+
+def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Tensors]:
+    """The named arrays of these samples: by name a tensor where they agree, else a list of tensors."""
+    samples = [_places_in(buffer, offset) for offset in chosen]
+    if len(names := {tuple(places) for places in samples}) > 1:
+        raise UsageError(
+            "a recipe gives the same fields for each sample; in this batch some have "
+            + ", others ".join("(" + (", ".join(one) or "one array without a name") + ")" for one in names)
+        )
+    # All fields lie in one block, which a worker sends as one: first all of one name, then of the next.
+    columns = {name: [places[name] for places in samples] for name in samples[0]}
+    alike = {
+        name: len({(place.dtype, place.shape) for place in column}) == 1 for name, column in columns.items()
+    }
+    sizes = {name: [place.stop - place.start for place in column] for name, column in columns.items()}
+    pieces = [[sum(sizes[name])] if alike[name] else sizes[name] for name in columns]
+    flats = iter(cut_up(buffer.memory, [size for some in pieces for size in some]))
+    tensors: dict[str, _Tensors] = {}
+    for name, column in columns.items():
+        first = column[0]
+        if alike[name]:
+            flat = next(flats)
+            rooms = list(flat.numpy().reshape(len(column), sizes[name][0]))
+            tensors[name] = _laid_out(flat, first.dtype.name, first.shape, len(column))
+        else:
+            parts = [next(flats) for _ in column]
+            rooms = [part.numpy() for part in parts]
+            tensors[name] = [
+                _laid_out(part, place.dtype.name, place.shape)
+                for part, place in zip(parts, column, strict=True)
+            ]
+        for room, offset, place in zip(rooms, chosen, column, strict=True):
+            room[:] = buffer.payload(offset)[place.start : place.stop]
+    return tensors
+
+
+def _places_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayPlace]:
+    """A sample's named arrays; none where it is one array."""
+    if buffer.headers["kind"][offset] != RecordKind.ARRAYS:
+        return {}
+    return {place.name: place for place in array_places(buffer.payload(offset))}
 
 
 @dataclass(slots=True, eq=False)  # not frozen: what Lightning does to batches it refuses to do to those

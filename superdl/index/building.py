@@ -24,7 +24,7 @@ from superdl.index.shard import Choices, Member, ShardError, ShardFormatError, S
 from superdl.index.tfrecord import tfrecord_members
 from superdl.index.writing import Row, check_out, writing_to
 from superdl.super_wire.errors import SourceEmptyError
-from superdl.super_wire.request import Limits
+from superdl.super_wire.request import Limits, is_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -141,7 +141,7 @@ def build_index(
                 sink.write(rows)
                 built.samples, built.shards = built.samples + len(rows), built.shards + 1
                 built.empty += empty
-                built.member_bytes += sum(row.length for row in rows if not _is_row(row.encoding))
+                built.member_bytes += sum(row.length for row in rows if not is_row(row.encoding))
                 built.formats[job.format] = built.formats.get(job.format, 0) + 1
                 tell(built.shards, len(jobs), built.samples)
             if not built.samples:
@@ -224,7 +224,7 @@ def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int]:
         shard.close()
     end, before, empty = 0, "", 0
     for member in members:
-        if not _is_row(member.encoding):
+        if not is_row(member.encoding):
             shard.check(member.offset, member.length, member.name)
             if member.length > _MEMBER_BYTES:
                 raise shard.error(
@@ -248,14 +248,9 @@ def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int]:
             shard.version,
         )
         for member in members
-        if member.length or _is_row(member.encoding)
+        if member.length or is_row(member.encoding)
     ]
     return rows, empty
-
-
-def _is_row(encoding: str) -> bool:
-    """Whether a member is a row of a row group, not a span of bytes."""
-    return encoding.startswith("parquet:")
 
 
 def _name(shard: Shard, member: Member) -> str:

@@ -30,7 +30,8 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.ids import ALIAS_SCHEME, Naming, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.record import HEADER_BYTES, pack, parse_header
+from superdl.super_wire.record import HEADER_BYTES, parse_header
+from superdl.super_wire.record_kinds import pack_sample
 from superdl.super_wire.request import Limits, Outcome
 from superdl.super_wire.store import check_record
 
@@ -216,7 +217,7 @@ class _Maker:
         bucket, key, version = self.found[sample]
         limits: Any = {"limit_bytes": Limits().object_bytes, "reserve": lambda _: None}
         data = self.sources[bucket].read(key, version, **limits)
-        header, payload = pack(self.program.make(data, key), sample)
+        header, payload = pack_sample(self.program.make(data, key), sample)
         return parse_header(header), payload
 
 

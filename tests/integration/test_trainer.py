@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from tests.integration.frameworks import BATCHES, EPOCHS, Batch, plain_loop, together, two_ranks
+from superdl.super_dataset import SuperTrainerMixin
+from tests.integration.frameworks import BATCHES, EPOCHS, Batch, code_of, plain_loop, together, two_ranks
 
 pytest.importorskip("transformers", reason="the extra dev brings transformers")
 
@@ -92,6 +95,36 @@ def test_a_checkpoint_is_gone_on_with(
     assert then.state.global_step == whole.state.global_step
     for mine, theirs in zip(then.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_a_dataloader_with_workers_goes_on_too(
+    make: Any, expected: list[Batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, then = make(), make()
+    for trainer in (first, then):
+        theirs = trainer.train_dataset
+        ours = DataLoader(
+            theirs.dataset,
+            sampler=theirs.sampler,
+            batch_size=None,
+            num_workers=1,
+            collate_fn=code_of("transformers", "")["named"],
+        )
+        monkeypatch.setattr(trainer, "get_train_dataloader", partial(_over, trainer, ours))
+    first.add_callback(StopAt(13))
+    first.train()
+    then.train(resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
+    assert 0 < len(first.model.seen) < len(expected)
+    assert first.model.seen + then.model.seen == expected
+
+
+def _over(trainer: Any, loader: DataLoader[Any]) -> DataLoader[Any]:
+    """What the mixin makes of a ``DataLoader`` in place of the page's loader."""
+    mine, trainer.train_dataset = trainer.train_dataset, loader
+    try:
+        return SuperTrainerMixin.get_train_dataloader(trainer)
+    finally:
+        trainer.train_dataset = mine
 
 
 @pytest.mark.slow

@@ -12,11 +12,13 @@ from moto.server import ThreadedMotoServer
 
 from superdl.lambda_prefetch.caches import close_idle_connections
 from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
+from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.super_wire.store import DirectoryStore
 from superdl.super_wire.store.bucket import BucketStore
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.valkey import valkey
-from tests.lambda_prefetch.prefetching import encode, pixels
+from tests.lambda_prefetch.prefetching import encode, file_version, pixels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,3 +116,21 @@ def spoil_s3(s3_store, monkeypatch):
 def store(request):
     """A new store of either kind, which is the function's."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["file", "lean", "boto3"])
+def kept(request, tmp_path):
+    """Puts an object where a source reads it: the source, and what puts one and tells its version."""
+    if request.param == "file":
+
+        def put(key, body):
+            (tmp_path / key).write_bytes(body)
+            return file_version(tmp_path / key)
+
+        return FileSource(str(tmp_path)), put
+    s3, url = request.getfixturevalue("s3"), request.getfixturevalue("moto_url")
+
+    def put_object(key, body):
+        return s3.put_object(Bucket="data", Key=key, Body=body)["ETag"].strip('"')
+
+    return S3Source("data", endpoint_url=url, lean=request.param == "lean"), put_object

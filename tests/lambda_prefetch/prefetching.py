@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.members import content_of
+from superdl.lambda_prefetch.settings import FunctionSettings
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.ids import id_bucket, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone, unpack
@@ -182,3 +186,29 @@ def tombstone_of(valkey: Valkey, request: PrefetchRequest, index: int) -> Tombst
     record = raw_record(valkey, request, index)
     assert record is not None
     return read_tombstone(record)
+
+
+class _Pusher:
+    broken = ""
+
+
+def fetched(request_, source):
+    """What arrives of a request: content or failure by place; the ranges that were read."""
+    settings, found = FunctionSettings.from_environment(), {}
+    with Fetchers(request_, source, settings, _Pusher(), time.time() + 60) as fetchers:
+        while (arrived := fetchers.next()) is not None:
+            assert arrived.index not in found
+            try:
+                if arrived.failure is not None:
+                    raise arrived.failure
+                found[arrived.index] = content_of(request_, arrived.index, arrived.data)
+            except SampleFailedError as failure:
+                found[arrived.index] = failure
+            fetchers.release(arrived)
+        assert fetchers._budget._used_bytes == 0
+    return found, fetchers.ranges_read
+
+
+def outcomes_of(found):
+    """What became of each, by place."""
+    return [getattr(found[place], "outcome", "whole") for place in range(len(found))]

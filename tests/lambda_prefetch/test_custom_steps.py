@@ -44,6 +44,18 @@ def gives_text(array):
 @custom_step("2.1")
 def gives_objects(array):
     return np.array([None])
+@custom_step("2.1")
+def halves(array):
+    return {"left": array[:, :3], "mask": array[:, 3:, 0]}
+@custom_step("2.1")
+def swapped(arrays):
+    return {"left": arrays["mask"], "mask": arrays["left"]}
+@custom_step("2.1")
+def gives_no_names(array):
+    return {"": array}
+@custom_step("2.1")
+def gives_text_in_a_dict(array):
+    return {"a": array, "b": "text"}
 def helper(array):
     return array
 not_callable = 3
@@ -129,6 +141,8 @@ def test_a_shipped_step_keeps_the_name_that_recipes_hash(prefix):
         ("fails", "RuntimeError: no such luck"),
         ("gives_text", "gave str"),
         ("gives_objects", "gave object of shape"),
+        ("gives_no_names", r"gave a dict with the keys \[''\]"),
+        ("gives_text_in_a_dict", "gave str"),
     ],
 )
 def test_a_step_that_raises_or_gives_no_array_fails_the_sample_for_now(module, function, words):
@@ -136,6 +150,17 @@ def test_a_step_that_raises_or_gives_no_array_fails_the_sample_for_now(module, f
         run([custom(f"{module}:{function}@2.1")], module)
     assert caught.value.outcome is Outcome.STEP_ERROR
     assert not caught.value.reason
+
+
+def test_a_step_may_give_several_arrays_by_names(module):
+    steps = [custom(f"{module}:halves@2.1")]
+    made = run(steps, module)
+    assert np.array_equal(made["left"], pixels()[:, :3])
+    assert np.array_equal(made["mask"], pixels()[:, 3:, 0])
+    after = run([*steps, custom(f"{module}:swapped@2.1")], module)
+    assert np.array_equal(after["left"], made["mask"])
+    with pytest.raises(SampleFailedError, match=r"\(resize\) needs uint8 .* gave arrays named left, mask"):
+        run([*steps, {"op": "resize", "size": 8}], module)
 
 
 def test_an_image_step_after_something_else_than_an_image(module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-import time
 import zipfile
 import zlib
 from dataclasses import replace
@@ -16,11 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.lambda_prefetch.fetching import Fetchers
-from superdl.lambda_prefetch.members import MAX_GAP_BYTES, content_of, ranges_of
+from superdl.lambda_prefetch.members import MAX_GAP_BYTES, ranges_of
 from superdl.lambda_prefetch.s3_source import S3Source
-from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import FileSource, SampleFailedError
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits
@@ -28,8 +25,10 @@ from tests.fixtures.loopback_http import LoopbackServer
 from tests.lambda_prefetch.prefetching import (
     array_of,
     encode,
+    fetched,
     file_version,
     member_request,
+    outcomes_of,
     pixels,
     run,
     tombstone_of,
@@ -95,45 +94,6 @@ def drawn_objects(chance, count=3):
     return objects, rows
 
 
-@pytest.fixture(params=["file", "lean", "boto3"])
-def kept(request, tmp_path):
-    """Puts an object where a source reads it: the source, and what puts one and tells its version."""
-    if request.param == "file":
-
-        def put(key, body):
-            (tmp_path / key).write_bytes(body)
-            return file_version(tmp_path / key)
-
-        return FileSource(str(tmp_path)), put
-    s3, url = request.getfixturevalue("s3"), request.getfixturevalue("moto_url")
-
-    def put_object(key, body):
-        return s3.put_object(Bucket="data", Key=key, Body=body)["ETag"].strip('"')
-
-    return S3Source("data", endpoint_url=url, lean=request.param == "lean"), put_object
-
-
-class _Pusher:
-    broken = ""
-
-
-def fetched(request_, source):
-    """What arrives of a request: content or failure by place; the ranges that were read."""
-    settings, found = FunctionSettings.from_environment(), {}
-    with Fetchers(request_, source, settings, _Pusher(), time.time() + 60) as fetchers:
-        while (arrived := fetchers.next()) is not None:
-            assert arrived.index not in found
-            try:
-                if arrived.failure is not None:
-                    raise arrived.failure
-                found[arrived.index] = content_of(request_, arrived.index, arrived.data)
-            except SampleFailedError as failure:
-                found[arrived.index] = failure
-            fetchers.release(arrived)
-        assert fetchers._budget._used_bytes == 0
-    return found, fetchers.ranges_read
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_random_requests_bring_the_bytes_of_their_members(kept, seed, monkeypatch):
     source, put = kept
@@ -151,10 +111,6 @@ def test_random_requests_bring_the_bytes_of_their_members(kept, seed, monkeypatc
         raw = objects[row["key"]][row["offset"] : row["offset"] + row["length"]]
         assert found[place] == (zlib.decompress(raw, -15) if row["encoding"] else raw)
     assert ranges == len(ranges_of(request_, MIB // 4))
-
-
-def outcomes_of(found):
-    return [getattr(found[place], "outcome", "whole") for place in range(len(found))]
 
 
 def test_faults_hit_their_members_alone(kept):

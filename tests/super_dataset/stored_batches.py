@@ -14,7 +14,7 @@ from superdl.super_wire.ids import batch_id, digest128
 from superdl.super_wire.keys import cache_key, report_stream
 from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack_tombstone
-from superdl.super_wire.record import pack as pack_record
+from superdl.super_wire.record_kinds import pack_sample as pack_record
 from superdl.super_wire.store import PackMeta
 
 if TYPE_CHECKING:

@@ -184,7 +184,7 @@ BAD_MEMBERS = {
     "members": [[], ["a"], ["a", None], None, ["a", "\ud800"]],
     "member_offsets": [[], [64], [64, -1], [64, 2**63], ["64", "128"], None],
     "member_lengths": [[9], [9, 0], [9, -9], [9, True]],
-    "encodings": [["deflate"], ["", "parquet:image"], ["", None], None],
+    "encodings": [["deflate"], ["", "parquet:"], ["", None], None],
 }
 
 

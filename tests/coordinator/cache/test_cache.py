@@ -15,7 +15,7 @@ from superdl.coordinator.cache.info import CacheInfo
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, cache_key
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone, read_tombstone
-from superdl.super_wire.record_kinds import Pointer, pack_pointer
+from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer
 from tests.fixtures.valkey import Valkey
 
 MB = 2**20
@@ -57,21 +57,30 @@ def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
     tombstone = pack_tombstone(a_tombstone(), an_id(0))
     record = a_record(1)
     pointer = pack_pointer(Pointer("a.pack", 64, 112), an_id(0))
+    arrays = pack_arrays({"a": np.zeros(3)}, an_id(1))
     ids = b"".join(map(an_id, range(12)))
     with either.client() as client:
         client.set(cache_key(an_id(0)), record)
+        client.set(cache_key(an_id(1)), arrays)
         client.set(cache_key(an_id(2)), tombstone)
         client.set(cache_key(an_id(3)), b"garbage")
         client.set(cache_key(an_id(4)), b"x" * 5000)
         client.set(cache_key(an_id(5)), record[:-1])  # shorter than its header says
         client.set(cache_key(an_id(6)), record[:4] + b"\x07" + record[5:])  # of a later version
-        client.set(cache_key(an_id(7)), record[:5] + b"\x07" + record[6:])  # of no known kind
+        client.set(cache_key(an_id(7)), record[:5] + b"\x08" + record[6:])  # of no known kind
         client.rpush(cache_key(an_id(8)), b"a list")
         client.set(cache_key(an_id(9)), record[:8] + b"\xff" * 8 + record[16:])  # of another length
         client.set(cache_key(an_id(10)), pointer)
         client.set(cache_key(an_id(11)), pointer[:-1])
     found = on(either.url, lambda cache: cache.audit(ids))
-    assert found.tolist() == [len(record), 0, -len(tombstone), *[0] * 7, A_POINTER + len(pointer), 0]
+    assert found.tolist() == [
+        len(record),
+        len(arrays),
+        -len(tombstone),
+        *[0] * 7,
+        A_POINTER + len(pointer),
+        0,
+    ]
     assert on(either.url, lambda cache: cache.audit(b"")).tolist() == []
 
 

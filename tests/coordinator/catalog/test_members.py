@@ -40,6 +40,19 @@ def rows_of(draw):
                 }
             )
             at += length
+    groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300)), unique=True, max_size=6)
+    rows += [
+        {
+            "key": "c.parquet",
+            "member": str(number),
+            "offset": group,
+            "length": row,
+            "encoding": f"parquet:{draw(st.sampled_from(['image.bytes', 'depth']))}",
+            "label": len(rows) + number,
+            "version": "v-c",
+        }
+        for number, (group, row) in enumerate(draw(groups))
+    ]
     return draw(st.permutations(rows)) if rows else rows_of
 
 
@@ -48,13 +61,14 @@ def rows_of(draw):
 @given(rows=rows_of().filter(lambda rows: isinstance(rows, list)))
 def test_every_format_gives_one_catalog_sorted_by_object_and_offset(tmp_path, extension, rows):
     catalog = list_source(tmp_path.as_uri(), str(written(tmp_path, extension, rows)))
-    ordered = sorted(rows, key=lambda row: (row["key"].encode(), row["offset"]))
+    ordered = sorted(rows, key=lambda row: (row["key"].encode(), row["offset"], row["length"]))
     places, members = np.arange(len(rows)), catalog.members
     assert [key.decode() for key in catalog.keys] == [row["key"] for row in ordered]
     assert [name.decode() for name in members.names] == [row["member"] for row in ordered]
     assert members.offsets.tolist() == [row["offset"] for row in ordered]
     assert members.lengths.tolist() == [row["length"] for row in ordered]
     assert members.encodings_at(places) in ([], [row["encoding"] for row in ordered])
+    assert members.are_rows.tolist() == [row["key"] == "c.parquet" for row in ordered]
     assert (not members.encodings.size) == (not any(row["encoding"] for row in rows))
     assert catalog.labels_at(places).tolist() == [row["label"] for row in ordered]
     objects = sorted({row["key"].encode() for row in rows})
@@ -128,8 +142,12 @@ BAD = {
     "huge": (HEAD + "x.tar,a,0,268435457,0\n", "line 2: the member 'a' of 'x.tar' has a length"),
     "no name": (HEAD + "x.tar,,0,5,0\n", "line 2: a member of 'x.tar' has a name"),
     "a strange encoding": (
-        "key,member,offset,length,encoding,label\nx.tar,a,0,5,parquet:image,0\n",
-        "line 2: the member 'a' of 'x.tar' has the encoding 'parquet:image', which this SUPER does not know",
+        "key,member,offset,length,encoding,label\nx.tar,a,0,5,parquet:,0\n",
+        "line 2: the member 'a' of 'x.tar' has the encoding 'parquet:', which this SUPER does not know",
+    ),
+    "no row": (
+        "key,member,offset,length,encoding,label\nx.tar,a,0,-1,parquet:image,0\n",
+        "line 2: the member 'a' of 'x.tar' has a row from 0 on; not '-1'",
     ),
     "overlap": (
         HEAD + "x.tar,c,20,5,0\ny.tar,a,0,9,0\nx.tar,a,10,11,0\n",

@@ -50,6 +50,13 @@ def test_an_object_of_a_hundred_megabytes_has_one_run_for_each_16():
     assert runs_of(offsets[:0], offsets[:0], offsets[:0]) is None
 
 
+def test_row_groups_are_runs_beside_shards():
+    groups = np.array([0, 0, 1, 1, 1, 7, 0, 100, 200], dtype=np.uint8)
+    lengths = np.array([0, 1, 0, 1, 200, 0, 100, 100, 100], dtype=np.uint8)
+    objects, whole = np.array([0] * 6 + [1] * 3, dtype=np.uint8), np.array([True] * 6 + [False] * 3)
+    assert runs_of(objects, groups, lengths, 1000, whole=whole).tolist() == [0, 2, 5, 6]
+
+
 def ready(runs, **settings) -> Driver:
     """A job that has read a batch, so that it is known how long functions take; nothing is under way."""
     driver = Driver(runs=np.array(runs), **{"lookahead_batches": 1, "capacity": 1, **settings})

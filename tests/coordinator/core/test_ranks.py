@@ -87,6 +87,22 @@ def test_a_lost_report_holds_nobody_up_for_ever():
     assert driver.core.job("job").cursors[0].watermark == 100
 
 
+def test_nobody_waits_for_reports_of_empty_batches_of_a_mix():
+    driver = Driver(size=8, lookahead_batches=2)
+    plan = driver.open(batch_size=1, mix=(8, 792))  # a sample in every 100 batches of one
+    cursor = driver.core.job("job").cursors[0]
+    for start in range(0, 800, 40):
+        driver.ask(start, start + 40, yielded=start)
+        wanted = [at for at in range(start, start + 40) if not plan.is_empty(at, 0)]
+        assert cursor.watermark == min([*wanted, start + 40])
+        driver.answer_all()
+        for position in wanted:
+            [index] = plan.batch(0, position, 0).indices.tolist()
+            assert driver.core.state.states(driver.key(), np.array([index])).tolist() == [S.RESIDENT]
+            driver.read(position, samples=1, hits=1, after_s=0.01)
+        assert cursor.watermark == start + 40
+
+
 def test_two_iterators_of_one_sampler_both_get_their_batches():
     driver = Driver(size=80, lookahead_batches=2, random=True)
     plan = driver.open()

@@ -1,0 +1,261 @@
+"""Rows of Parquet files: a row group that holds wanted ones is read once, one column, and decoded whole.
+
+A file's *footer* says where its row groups lie. It takes a GET of its own, two where it is long, and is kept
+for the requests that follow. pyarrow decodes; it is imported where the first row comes, so that functions
+which read no Parquet do without it.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from superdl.lambda_prefetch.sources import SampleFailedError, Span, spoiled
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import ROW_ENCODING, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from superdl.lambda_prefetch.sources import ObjectSource
+    from superdl.super_wire.request import PrefetchRequest
+
+__all__ = ["MAX_FOOTER_BYTES", "Rows", "need_pyarrow", "read_rows"]
+
+MAX_FOOTER_BYTES = 16 * 2**20
+_FOOTER_READ_BYTES = 64 * 1024  # most footers are shorter
+_KEPT_BYTES = 16 * 2**20  # of footers, all together; parsed they take some times as much
+_END_BYTES = 8  # behind the footer: its length in four bytes, and the format's name
+_MAGIC = b"PAR1"
+_ROWS_AT_A_TIME = 32
+
+_LIST_AGAIN = "the object was cut off, or the key list is of another; list its members again"
+
+
+@dataclass(slots=True)
+class Rows:
+    """What became of rows of a row group, by their indices in the request, and what was read for all."""
+
+    contents: dict[int, bytes | SampleFailedError] = field(default_factory=dict)
+    requests: int = 0
+    read_bytes: int = 0
+
+    def shares(self, count: int) -> list[int]:
+        """The bytes that were read, shared out among so many rows."""
+        share, left = divmod(self.read_bytes, count)
+        return [share + (place < left) for place in range(count)]
+
+
+def need_pyarrow() -> None:
+    """See that Parquet can be read; ``ConfigError`` names what is to be installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "the samples are rows of Parquet files, and this function has no pyarrow: install "
+            f"superdl[parquet] where functions run ({error})"
+        ) from error
+
+
+def read_rows(
+    request: PrefetchRequest, indices: Sequence[int], source: ObjectSource, reserve: Callable[[int], None]
+) -> Rows:
+    """Read the rows at ``indices`` of a request, all of one row group and column.
+
+    ``reserve`` is called once, with the bytes of the column as it is stored and as it is unpacked.
+
+    Raises:
+        SampleFailedError: none of them can be read; a fault of one is in its place.
+    """
+    first, found = indices[0], Rows()
+    key, version, group = request.keys[first], request.versions[first], request.member_offsets[first]
+    column = request.encodings[first].removeprefix(ROW_ENCODING)
+    limit_bytes = request.limits.object_bytes
+    footer = _footer((request.bucket, key, version), source, found)
+    span, unpacked_bytes = _place_of(footer, group, column, limit_bytes)
+    data = source.read(
+        key,
+        version,
+        limit_bytes=limit_bytes,
+        reserve=lambda size_bytes: reserve(size_bytes + unpacked_bytes),
+        span=span,
+    )
+    found.requests += 1
+    found.read_bytes += len(data)
+    if len(data) < span.size_bytes:
+        raise SampleFailedError(
+            Outcome.CHANGED,
+            f"its row group {group} lies at {span.begin} to {span.end} of its object, which ends at "
+            f"{span.begin + len(data)}: {_LIST_AGAIN}",
+        )
+    wanted = [(request.member_lengths[index], index) for index in indices]
+    _decode(_Piece(data, span), footer, (group, column), sorted(wanted), limit_bytes, found.contents)
+    for row, index in wanted:
+        if index not in found.contents:
+            found.contents[index] = SampleFailedError(
+                Outcome.CHANGED, f"its row group {group} has no row {row}: {_LIST_AGAIN}"
+            )
+    return found
+
+
+def _decode(
+    piece: _Piece,
+    footer: Any,
+    place: tuple[int, str],
+    wanted: list[tuple[int, int]],
+    limit_bytes: int,
+    contents: dict[int, bytes | SampleFailedError],
+) -> None:
+    """Fill in the contents of the rows that are wanted, pairs of number and index by number."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    (group, column), left, begin, kept_bytes = place, iter(wanted), 0, 0
+    row, index = next(left)
+    try:
+        file = parquet.ParquetFile(piece, metadata=footer, page_checksum_verification=True)
+        batches = file.iter_batches(_ROWS_AT_A_TIME, row_groups=[group], columns=[column], use_threads=False)
+        for batch in batches:
+            while row < begin + batch.num_rows:
+                value = _leaf(batch.column(0), row - begin)
+                kept_bytes += len(value) if isinstance(value, bytes) else 0
+                contents[index] = value
+                if kept_bytes > limit_bytes:
+                    raise spoiled("too_large", f"its row group unpacks to more than {limit_bytes} bytes")
+                row, index = next(left, (-1, -1))
+                if index < 0:
+                    return
+            begin += batch.num_rows
+    except MemoryError:  # pyarrow's own is one
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
+        raise spoiled("undecodable", f"its row group {group} is no Parquet, or broken: {error}") from error
+
+
+def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
+    """A row's bytes, out of structs of one field."""
+    value = array[row].as_py()
+    while isinstance(value, dict) and len(value) == 1:
+        (value,) = value.values()
+    if value is None:
+        return spoiled("empty", "its row has no bytes (does it name a file instead?)")
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes):
+        return spoiled("undecodable", f"its row holds no bytes, but a {type(value).__name__}")
+    return value
+
+
+class _Piece(io.RawIOBase):
+    """A file of which only a span is here, as pyarrow wants it: a file in which one seeks."""
+
+    def __init__(self, data: bytes | bytearray, span: Span) -> None:
+        super().__init__()
+        self._data, self._span, self._at = memoryview(data), span, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go there; the file ends with the span."""
+        self._at = offset + (0, self._at, self._span.end)[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """Bytes of the span; ``OSError`` before it, for a column that lies where the footer does not say."""
+        begin = self._at - self._span.begin
+        if begin < 0:
+            raise OSError("a column lies elsewhere than its footer says")
+        found = bytes(self._data[begin : None if size < 0 else begin + size])
+        self._at += len(found)
+        return found
+
+
+# Footers, by bucket, key and version, those used last behind; with their lengths.
+_kept: OrderedDict[tuple[str, str, str], tuple[int, Any]] = OrderedDict()
+_kept_lock = threading.Lock()
+
+
+def _footer(place: tuple[str, str, str], source: ObjectSource, found: Rows) -> Any:
+    """What pyarrow makes of the footer of an object; what is read for it is counted."""
+    with _kept_lock:
+        if place in _kept:
+            _kept.move_to_end(place)
+            return _kept[place][1]
+    end = _read_end(place, _FOOTER_READ_BYTES, source, found)
+    size_bytes = int.from_bytes(end[-_END_BYTES : -len(_MAGIC)], "little") + _END_BYTES
+    if len(end) < _END_BYTES or not end.endswith(_MAGIC):
+        raise spoiled("undecodable", "its object is no Parquet file, or was cut off")
+    if size_bytes > MAX_FOOTER_BYTES:
+        raise spoiled(
+            "too_large", f"its file's footer has {size_bytes} bytes; at most {MAX_FOOTER_BYTES} are read"
+        )
+    if size_bytes > len(end) == _FOOTER_READ_BYTES:
+        end = _read_end(place, size_bytes, source, found)
+    footer = _parsed(end[-size_bytes:])
+    with _kept_lock:
+        _kept[place] = size_bytes, footer
+        while len(_kept) > 1 and sum(size for size, _ in _kept.values()) > _KEPT_BYTES:
+            _kept.popitem(last=False)
+    return footer
+
+
+def _read_end(
+    place: tuple[str, str, str], size_bytes: int, source: ObjectSource, found: Rows
+) -> bytes | bytearray:
+    _, key, version = place
+    span = Span(-size_bytes, 0)
+    data = source.read(key, version, limit_bytes=size_bytes, reserve=lambda _: None, span=span)
+    found.requests += 1
+    found.read_bytes += len(data)
+    return data
+
+
+def _parsed(footer: bytes | bytearray) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_metadata(pa.BufferReader(footer))
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise spoiled("undecodable", f"its file's footer is broken: {error}") from error
+
+
+def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Span, int]:
+    """Where a column of a row group lies, and how many bytes it has unpacked, by the footer."""
+    if group >= footer.num_row_groups:
+        raise SampleFailedError(
+            Outcome.CHANGED, f"its object has {footer.num_row_groups} row groups, no {group}: {_LIST_AGAIN}"
+        )
+    schema = footer.schema
+    places = [place for place in range(len(schema)) if schema.column(place).path == column]
+    if not places:
+        raise SampleFailedError(Outcome.CHANGED, f"its object has no column {column[:200]!r}: {_LIST_AGAIN}")
+    chunk = footer.row_group(group).column(places[0])
+    begin = chunk.data_page_offset
+    if chunk.dictionary_page_offset:
+        begin = min(begin, chunk.dictionary_page_offset)
+    size_bytes, unpacked_bytes = chunk.total_compressed_size, chunk.total_uncompressed_size
+    if begin < 0 or size_bytes < 1 or unpacked_bytes < 0:
+        raise spoiled("undecodable", f"its file's footer is broken: row group {group} lies nowhere")
+    if max(size_bytes, unpacked_bytes) > limit_bytes:
+        raise spoiled(
+            "too_large",
+            f"{column[:200]!r} of its row group {group} has {size_bytes} bytes, {unpacked_bytes} unpacked, "
+            f"over the limit of {limit_bytes}: row groups are read whole, write smaller ones",
+        )
+    return Span(begin, begin + size_bytes), unpacked_bytes

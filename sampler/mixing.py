@@ -1,0 +1,255 @@
+"""The sampler of a mix: one job for each dataset, whose plans share out the slots of each batch among them.
+
+What each batch has of which dataset is a pure function in the coordinator; so the samplers of the datasets
+have as many batches, and go side by side. A batch of the mix is made of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.utils.data import Subset
+
+from superdl.sampler.registration import describe
+from superdl.sampler.sampler import SuperSampler
+from superdl.super_wire.batch_ref import MixedRef
+from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.ids import digest128
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.utils.data import ConcatDataset
+
+    from superdl.sampler.plan_iterator import PlanIterator
+    from superdl.sampler.stats import SamplerStats
+
+__all__ = ["MixIterator", "MixSampler"]
+
+_VERSION = 1
+
+
+class MixSampler(SuperSampler):
+    """What ``SuperSampler`` makes of a ``SuperMix``, and of a ``ConcatDataset`` of SuperDatasets.
+
+    ``samplers`` are those of the datasets, in their order. Each has a job of its own.
+    """
+
+    def __init__(
+        self,
+        dataset: ConcatDataset[Any],
+        *,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        coordinator: str | None = None,
+        in_order: bool = True,
+        **of_samplers: Any,
+    ) -> None:
+        refused = sorted({"indices", "weights", "draws", "repeats"} & of_samplers.keys())
+        if refused or not in_order:
+            raise ConfigError(
+                f"a mix takes no {', '.join(refused) or 'in_order=False'}: its batches are put together of "
+                "those of its datasets. Of a part of a dataset mix a Subset"
+            )
+        members: list[Any] = list(dataset.datasets)
+        _look_at(members, coordinator)
+        sizes = [len(member) for member in members]
+        counts = tuple(getattr(dataset, "samples_of_each", tuple)(sizes))
+        how = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "coordinator": coordinator,
+            **of_samplers,
+        }
+        with ExitStack() as made:
+            self.samplers = tuple(
+                made.enter_context(
+                    SuperSampler(
+                        member,
+                        seed=_seed_of(seed, number),
+                        **how,
+                        **_drawn(size, count, shuffle=shuffle),
+                        _mix=(counts, number),
+                    )
+                )
+                for number, (member, size, count) in enumerate(zip(members, sizes, counts, strict=True))
+            )
+            made.pop_all()
+        one = self.samplers[0]
+        self.dataset = dataset
+        self.rank, self.num_replicas = one.rank, one.num_replicas
+        self.shuffle, self.seed, self.drop_last = shuffle, one.seed, drop_last
+        self.num_samples, self.total_size, self.batch_size = one.num_samples, one.total_size, one.batch_size
+        self.counts = counts
+        """Samples of each dataset in an epoch, over all ranks."""
+        self._pid = os.getpid()
+
+    @property
+    def job(self) -> str:
+        """The id of the first dataset's job; each of ``samplers`` has its own."""
+        return self.samplers[0].job
+
+    @property
+    def kept(self) -> str:
+        """As a SuperSampler's."""
+        return self.samplers[0].kept
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on
+        """The epoch that the next iteration begins."""
+        return self.samplers[0].epoch
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch."""
+        return len(self.samplers[0])
+
+    def __repr__(self) -> str:
+        counts = " and ".join(f"{count:,}" for count in self.counts)
+        return f"<SuperSampler of a mix of {counts} samples by {', '.join(map(repr, self.samplers))}>"
+
+    def __iter__(self) -> MixIterator:  # type: ignore[override]  # its batches are mixed
+        """A new pass over the next epoch; raises as a SuperSampler's."""
+        return MixIterator([iter(sampler) for sampler in self.samplers])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the one that the next iteration begins."""
+        for sampler in self.samplers:
+            sampler.set_epoch(epoch)
+
+    def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
+        """Where training stands: the states of all samplers, which say the same place."""
+        return _together([sampler.state_dict(batches_consumed) for sampler in self.samplers])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin where ``state`` says; raises as a SuperSampler's."""
+        self._check_process()
+        states = self._states_in(state)
+        for sampler, own in zip(self.samplers, states, strict=True):
+            sampler.load_state_dict(own)
+
+    def _states_in(self, state: Mapping[str, Any]) -> list[Any]:
+        """The samplers' states; ``ConfigError``, before any is loaded, if one does not fit."""
+        states = _states_of(state, len(self.samplers))
+        for sampler, own in zip(self.samplers, states, strict=True):
+            sampler._checkpoint.place_in(own)  # noqa: SLF001 # of the same class
+        return states
+
+    def job_stats(self) -> SamplerStats:
+        """Refuse: each dataset has a job of its own."""
+        raise UsageError("a mix has a job for each dataset: ask [s.job_stats() for s in sampler.samplers]")
+
+    def close(self) -> None:
+        """Close the jobs on this rank. Idempotent; iterating then fails."""
+        for sampler in self.samplers:
+            sampler.close()
+
+    def close_soon(self) -> None:
+        """Close them in the background, if this is their process: for finalizers."""
+        for sampler in self.samplers:
+            sampler.close_soon()
+
+
+SuperSampler._of_several = MixSampler  # noqa: SLF001 # it says so
+
+
+class MixIterator(Iterator[MixedRef]):
+    """Yields a batch of the mix for one of each dataset; lazy until its first item is asked for."""
+
+    def __init__(self, passes: Sequence[PlanIterator]) -> None:
+        self._passes = passes
+        self._taken: list[Any] = []  # of the next batch, until all are here
+
+    def __iter__(self) -> MixIterator:
+        return self
+
+    def __next__(self) -> MixedRef:
+        while len(self._taken) < len(self._passes):  # what one raises is raised; the next call goes on there
+            self._taken.append(next(self._passes[len(self._taken)]))
+        taken, self._taken = self._taken, []
+        if len({(ref.epoch, ref.position) for ref in taken}) > 1:
+            raise UsageError(
+                "the samplers of this mix went apart: use sampler.set_epoch and load_state_dict of the mix, "
+                "not of its samplers"
+            )
+        return MixedRef(tuple((number, ref) for number, ref in enumerate(taken) if len(ref)))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this pass."""
+        return self._passes[-1].epoch
+
+    @property
+    def position(self) -> int:
+        """The first position of the epoch that was not given out yet."""
+        return self._passes[-1].position
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this pass stands."""
+        # Of a batch that could not be put together, the last pass has taken nothing.
+        place = {"epoch": self.epoch, "position": self.position}
+        return _together([own.state_dict() | place for own in self._passes])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the pass that gave ``state``; raises as a SuperSampler's iterator."""
+        states = _states_of(state, len(self._passes))
+        self._taken = []
+        for own, one in zip(self._passes, states, strict=True):
+            own.load_state_dict(one)
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "an iterator of a SuperSampler holds a thread and cannot be pickled; its batches can"
+        )
+
+
+def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
+    """Have each dataset know its size, as a sampler that is made now will find it."""
+    wholes = {}
+    for member in members:
+        whole = member
+        while isinstance(whole, Subset):
+            whole = whole.dataset
+        if not hasattr(whole, "bind"):
+            raise UsageError(f"a mix is of SuperDatasets and Subsets of them; not {type(whole).__name__}")
+        wholes[id(whole)] = whole
+    for whole in wholes.values():
+        if coordinator is not None:
+            whole.coordinator = coordinator
+        whole.bind(describe(whole, renew=True))
+
+
+def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
+    """What a sampler draws of ``size`` samples for ``count`` in an epoch, each as often as the others."""
+    if count == size:
+        return {}
+    if shuffle:
+        return {"weights": torch.ones(size, dtype=torch.float64), "draws": count}
+    return {"indices": torch.arange(count) % size}
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """The seed of one dataset: others of the same size, of like samples, are not to have the same order."""
+    if not number:
+        return seed
+    return int.from_bytes(digest128(str(seed).encode(), str(number).encode())[:8], "little", signed=True)
+
+
+def _together(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"version": _VERSION, "mix": list(states)}
+
+
+def _states_of(state: Mapping[str, Any], wanted: int) -> list[Any]:
+    states = state.get("mix") if isinstance(state, Mapping) else None
+    if not isinstance(states, list) or len(states) != wanted or state.get("version") != _VERSION:
+        raise ConfigError(f"this is no state of a SuperSampler of a mix of {wanted} datasets")
+    places = [(own.get("epoch"), own.get("position")) if isinstance(own, Mapping) else None for own in states]
+    if any(place != places[0] for place in places):
+        raise ConfigError("the states of this mix's samplers are of different places")
+    return states

@@ -1,0 +1,174 @@
+"""``SuperMix``: several datasets, of which each batch has its share.
+
+Which samples a batch has of which dataset is the sampler's. Here is how many an epoch has of each, and how a
+batch is put together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from superdl.super_wire.batch_ref import MixedRef
+from superdl.super_wire.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["SuperMix", "whole_of"]
+
+Stopping = Literal["first_exhausted", "all_exhausted"]
+
+
+class SuperMix(ConcatDataset[Any]):
+    """SuperDatasets, each with its own recipe and transform, whose samples are mixed within each batch.
+
+    A ``SuperSampler`` of it makes a job of each dataset. Every batch has the proportions, to within a sample
+    or two; so has every rank's part. An epoch has exact counts. They follow from sizes and proportions alone,
+    so that a run may go on with another number of ranks.
+
+    An item is one batch: tensors of all parts one after the other, dataset by dataset, where dtype and shape
+    are equal. Else all samples come as a list, as those of a SuperDataset do. What is no tensor, such as a
+    :class:`BatchInfo`, comes as a list of one for each part. Labels stay those of their datasets.
+
+    >>> photos = SuperDataset("images", Recipe.image(resize=32, crop=32))
+    >>> sketches = SuperDataset("images", Recipe.image(resize=40, crop=32))
+    >>> mix = SuperMix({photos: 0.75, sketches: 0.25})
+    >>> sampler = SuperSampler(mix, batch_size=4)
+    >>> sampler.counts, len(sampler)  # samples of each in an epoch, batches
+    ((8, 2), 3)
+    >>> loader = DataLoader(mix, sampler=sampler, batch_size=None)
+    >>> [len(images) for images, labels in loader]
+    [4, 4, 2]
+
+    Args:
+        datasets: the proportion of each ``SuperDataset``, or ``Subset`` of one, in every batch; what they sum
+            to does not matter. A sequence, or a ``ConcatDataset``: an epoch has each sample of all once.
+        stopping_strategy: when an epoch of proportions ends. ``"first_exhausted"``: once a dataset has given
+            each of its samples; of the others it has some, and each epoch draws others. ``"all_exhausted"``:
+            once all have; samples of smaller ones come repeatedly, each as often as the others to within
+            once. Without ``shuffle`` they come in the catalog's order, from its first one on. A dataset that
+            gives not each sample once has at most 2**24 of them.
+
+    Raises:
+        ConfigError: an argument is wrong, or a proportion leaves a dataset without a sample in an epoch.
+    """
+
+    def __init__(
+        self,
+        datasets: Mapping[Any, float] | ConcatDataset[Any] | Iterable[Any],
+        stopping_strategy: Stopping = "first_exhausted",
+    ) -> None:
+        if stopping_strategy not in get_args(Stopping):
+            raise ConfigError(
+                f"stopping_strategy is 'first_exhausted' or 'all_exhausted'; not {stopping_strategy!r}"
+            )
+        self.stopping_strategy = stopping_strategy
+        self.proportions: tuple[Fraction, ...] | None = None
+        """Of each dataset; ``None``: by its size."""
+        if isinstance(datasets, Mapping):
+            self.proportions = tuple(map(_proportion, datasets.values()))
+        elif isinstance(datasets, ConcatDataset):
+            datasets = datasets.datasets
+        # ConcatDataset's own __init__ asks for lengths, which here would start a coordinator.
+        self._members: list[Any] = list(datasets)
+        self.datasets = self._members
+        if not self._members:
+            raise ConfigError("a SuperMix has one dataset or more")
+        self._wholes = [whole_of(dataset) for dataset in self._members]
+
+    @property
+    def cumulative_sizes(self) -> list[int]:  # type: ignore[override]  # known only when it is asked for
+        """How many samples the datasets have up to each one."""
+        return list(accumulate(map(len, self._members)))
+
+    def __bool__(self) -> bool:
+        """True, also before lengths are known."""
+        return True
+
+    def __repr__(self) -> str:
+        parts = self.proportions or (Fraction(1),) * len(self._members)
+        named = ", ".join(
+            f"{float(part):g} of {member!r}" for part, member in zip(parts, self._members, strict=True)
+        )
+        return f"<SuperMix, {self.stopping_strategy}: {named}>"
+
+    def samples_of_each(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """How many samples an epoch has of each dataset, where they have so many."""
+        if self.proportions is None:
+            return tuple(sizes)
+        lasting = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
+        if self.stopping_strategy == "all_exhausted":
+            counts = tuple(math.ceil(part * max(lasting)) for part in self.proportions)
+        else:
+            counts = tuple(math.floor(part * min(lasting)) for part in self.proportions)
+        if 0 in counts:
+            raise ConfigError(
+                f"of {self._members[counts.index(0)]!r} an epoch of this mix would have no sample: its "
+                "proportion is too small for one until another dataset is exhausted: raise it, or use "
+                "stopping_strategy='all_exhausted'"
+            )
+        return counts
+
+    def announce(self, ref: MixedRef) -> None:
+        """A batch will be read soon: the disk may begin to fetch what of it lies in the store's packs."""
+        if isinstance(ref, MixedRef):  # else the read says what is wrong
+            for number, part in ref.parts:
+                self._wholes[number].announce(part)
+
+    def __getitem__(self, ref: Any) -> Any:
+        """Read one batch; raises as a SuperDataset does."""
+        if not isinstance(ref, MixedRef):
+            raise UsageError(
+                "a SuperMix is indexed by what a SuperSampler of it yields, not by "
+                f"{type(ref).__name__}: it reads whole batches. Use DataLoader(mix, "
+                "sampler=SuperSampler(mix, batch_size=256), batch_size=None)"
+            )
+        return _joined([self._wholes[number][part] for number, part in ref.parts])
+
+    def __getitems__(self, refs: Any) -> NoReturn:
+        """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
+        raise UsageError(
+            f"a SuperMix was given a list of {len(refs)}: what its sampler yields are whole batches already. "
+            "Pass batch_size=None to the DataLoader (and no batch_sampler)"
+        )
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The parts of a batch as one, of the same form."""
+    first = parts[0]
+    if all(isinstance(part, torch.Tensor) for part in parts):
+        if len({(part.dtype, part.shape[1:]) for part in parts}) == 1 and first.ndim:
+            return first if len(parts) == 1 else torch.cat(parts)
+        return [sample for part in parts for sample in (part if part.ndim else [part])]
+    if all(isinstance(part, list | torch.Tensor) for part in parts):
+        return [sample for part in parts for sample in part]
+    if all(isinstance(part, tuple) and len(part) == len(first) for part in parts):
+        return tuple(_joined(list(of_each)) for of_each in zip(*parts, strict=True))
+    if all(isinstance(part, Mapping) and part.keys() == first.keys() for part in parts):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    return parts
+
+
+def whole_of(dataset: Any) -> Any:
+    """What a ``Subset`` is of: samplers name batches of the whole dataset."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def _proportion(value: Any) -> Fraction:
+    """A proportion as it is written: 0.1 is a tenth."""
+    try:
+        share = Fraction(str(value))
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(0)
+    if isinstance(value, bool) or share <= 0:
+        raise ConfigError(f"a proportion is a finite number above 0; not {value!r}")
+    return share

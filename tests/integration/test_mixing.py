@@ -1,0 +1,218 @@
+"""Mixes of datasets with recipes of their own: batches, ranks, resuming, loaders, concatenations."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import ExitStack
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from superdl import Recipe, SuperDataset, SuperLoader, SuperMix, SuperSampler
+from superdl.super_wire.errors import ConfigError, UsageError
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.integration.delivery import collect, pixels_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fixtures.stack import Stack
+
+pytestmark = pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # torchdata 0.11 calls it
+
+SIZE = 150
+LARGE = SIDE + 8
+LEGS = (2, 3, 1)  # ranks of the runs, each of which goes on where the one before it stopped
+
+
+class Photos:
+    """The images by two recipes, which give other pixels of one shape, and what each pixels are."""
+
+    def __init__(self, stack: Stack, images: Path) -> None:
+        self.a, self.b = (
+            SuperDataset(images.as_uri(), Recipe.image(resize=side, crop=SIDE), coordinator=stack.address)
+            for side in (SIDE, LARGE)
+        )
+        self.of_a, self.of_b = (
+            list(expected_pixels(images, resize=side, crop=SIDE).items()) for side in (SIDE, LARGE)
+        )
+        assert not set(self.of_a) & set(self.of_b)
+
+    def by_dataset(self, batch: Any) -> list[Counter[tuple[bytes, int]]]:
+        """What a batch has of each dataset."""
+        got = Counter(collect([batch]))
+        found = [Counter({one: got[one] for one in known}) for known in (self.of_a, self.of_b)]
+        assert found[0] + found[1] == got
+        return [+counts for counts in found]
+
+
+@pytest.fixture
+def photos(shared_stack: Stack, images: Path) -> Photos:
+    return Photos(shared_stack, images)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "counts"), [("first_exhausted", (150, 50)), ("all_exhausted", (450, 150))]
+)
+def test_ranks_of_any_number_go_on_in_a_mix(photos: Photos, strategy: Any, counts: tuple[int, int]) -> None:
+    def sampler_of(batch: int, **how: Any) -> tuple[SuperMix, SuperSampler]:
+        mix = SuperMix({photos.a: 0.75, photos.b: 0.25}, strategy)
+        return mix, stack.enter_context(SuperSampler(mix, batch_size=batch, seed=4, **how))
+
+    with ExitStack() as stack:
+        mix, sampler = sampler_of(12)
+        assert sampler.counts == counts
+        assert len(sampler) == -(-sum(counts) // 12) == -(-sampler.total_size // 12)
+        whole, again = (
+            [photos.by_dataset(batch) for batch in DataLoader(mix, sampler=sampler, batch_size=None)]
+            for _ in range(2)
+        )
+    assert whole != again
+    for epoch in (whole, again):
+        for known, count, parts in zip(
+            (photos.of_a, photos.of_b), counts, zip(*epoch, strict=True), strict=True
+        ):
+            drawn = sum(parts, Counter())
+            assert drawn.total() == count
+            assert set(drawn.values()) <= {count // SIZE, -(-count // SIZE)}
+            assert set(drawn) <= set(known)
+        assert {batch[0].total() for batch in epoch[:-1]} <= {8, 9, 10}
+    state, at, read = None, 0, []
+    for leg, ranks in enumerate(LEGS, 1):
+        stop = len(whole) * leg // len(LEGS)
+        with ExitStack() as stack:
+            runs = [sampler_of(12 // ranks, rank=rank, num_replicas=ranks) for rank in range(ranks)]
+            for _, sampler in runs:
+                if state is not None:
+                    sampler.load_state_dict(json.loads(json.dumps(state)))
+            taken = [[mix[ref] for ref in islice(sampler, stop - at)] for mix, sampler in runs]
+            assert {len(images) for of_rank in taken for images, _ in of_rank[:-1]} == {12 // ranks}
+            for together in zip(*taken, strict=True):
+                found = zip(*map(photos.by_dataset, together), strict=True)
+                read.append([sum(of_dataset, Counter()) for of_dataset in found])
+            state = runs[-1][1].state_dict(stop - at)
+        at = stop
+    assert read == whole
+    with ExitStack() as stack:
+        _, other = sampler_of(10)
+        with pytest.raises(ConfigError, match="the global batch is"):
+            other.load_state_dict(state or {})
+        _, other = sampler_of(12)
+        before, half = other.state_dict(), json.loads(json.dumps(state))
+        half["mix"][1]["mix"][0] += 1
+        with pytest.raises(ConfigError, match="the mix has other datasets, sizes or proportions"):
+            other.load_state_dict(half)
+        half["mix"][1]["position"] -= 1
+        with pytest.raises(ConfigError, match="of different places"):
+            other.load_state_dict(half)
+        assert other.state_dict() == before
+
+
+@pytest.mark.parametrize("kind", ["threads", "workers", "stateful"])
+def test_every_loader_resumes_in_a_mix(photos: Photos, kind: str) -> None:
+    def run(state: Any = None) -> Iterator[Any]:
+        mix = SuperMix({photos.a: 2, photos.b: 1})
+        sampler = stack.enter_context(SuperSampler(mix, batch_size=16, seed=7))
+        loader: Any
+        if kind == "threads":
+            loader = stack.enter_context(SuperLoader(mix, sampler))
+        else:
+            make = StatefulDataLoader if kind == "stateful" else DataLoader
+            loader = make(mix, sampler=sampler, batch_size=None, num_workers=2)
+        keeper = sampler if kind == "workers" else loader
+        if state is not None:
+            keeper.load_state_dict(json.loads(json.dumps(state)))
+        for count, batch in enumerate(loader, 1):
+            how = {"batches_consumed": count} if kind == "workers" else {}
+            yield collect([batch]), keeper.state_dict(**how)
+
+    with ExitStack() as stack:
+        whole = list(run())
+    assert len(whole) == -(-225 // 16)
+    with ExitStack() as stack:
+        rest = list(run(whole[4][1]))
+    assert [batch for batch, _ in rest] == [batch for batch, _ in whole[5:]]
+
+
+def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos: Photos) -> None:
+    few = Subset(photos.b, [7, 90])
+    both = ConcatDataset([photos.a, few])
+    expected = Counter(photos.of_a) + Counter(photos.of_b[at] for at in (7, 90))
+    with SuperLoader(both, batch_size=8, shuffle=True) as loader:
+        first, second = (collect(loader) for _ in range(2))
+    assert Counter(first) == Counter(second) == expected
+    assert first != second
+    with SuperSampler(both, batch_size=8, shuffle=False, drop_last=True) as sampler:
+        loader = DataLoader(SuperMix(both), sampler=sampler, batch_size=None, num_workers=2)
+        batches = [photos.by_dataset(batch) for batch in loader]
+    assert [a.total() + b.total() for a, b in batches] == [8] * 19
+    assert sum((b for _, b in batches), Counter()) == Counter(photos.of_b[at] for at in (7, 90))
+    assert len(both) == len(SuperMix(both)) == SIZE + 2
+    with SuperSampler(both, batch_size=8) as sampler, pytest.raises(UsageError, match="which reads whole"):
+        next(iter(DataLoader(sampler.dataset, sampler=sampler, batch_size=None)))
+
+
+def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_mix(
+    restarted_stack: Stack, images: Path
+) -> None:
+    photos = Photos(restarted_stack, images)
+    mix = SuperMix({photos.a: 0.9, photos.b: 0.1})
+    with SuperSampler(mix, batch_size=1) as sampler, SuperLoader(mix, sampler) as loader:
+        whole = collect(loader)
+        sampler.set_epoch(0)
+        iterator = iter(loader)
+        before = collect(islice(iterator, 2))
+        restarted_stack.kill_coordinator()
+        restarted_stack.start_coordinator()
+        assert before + collect(iterator) == whole
+
+
+def test_parts_of_other_forms_are_listed(shared_stack: Stack, images: Path) -> None:
+    small, large = (
+        SuperDataset(
+            images.as_uri(),
+            Recipe.image(resize=SIDE, crop=side),
+            return_info=True,
+            coordinator=shared_stack.address,
+        )
+        for side in (SIDE, SIDE - 4)
+    )
+    with SuperLoader(SuperMix([small, large]), batch_size=10, shuffle=False) as loader:
+        shown, labels, infos = next(iter(loader))
+    assert [image.shape[-1] for image in shown] == [SIDE] * 5 + [SIDE - 4] * 5
+    assert labels.shape == (10,)
+    assert [len(info.sample_ids) // 16 for info in infos] == [5, 5]
+    assert len(pixels_of(torch.stack(shown[:5]))) == 5
+
+
+def test_what_is_no_mix_is_refused(photos: Photos) -> None:
+    for proportions in ({photos.a: 0}, {photos.a: -1}, {photos.a: float("nan")}, {photos.a: "much"}):
+        with pytest.raises(ConfigError, match="a proportion is a finite number above 0"):
+            SuperMix(proportions)
+    with pytest.raises(ConfigError, match="one dataset or more"):
+        SuperMix({})
+    with pytest.raises(ConfigError, match="'first_exhausted' or 'all_exhausted'"):
+        SuperMix([photos.a], "never")
+    with pytest.raises(ConfigError, match="would have no sample"):
+        SuperSampler(SuperMix({photos.a: 1, photos.b: 0.001}), batch_size=4)
+    mix = SuperMix([photos.a, photos.b])
+    for how in ({"weights": [1]}, {"in_order": False}):
+        with pytest.raises(ConfigError, match="a mix takes no"):
+            SuperSampler(mix, batch_size=4, **how)
+    with pytest.raises(UsageError, match="not list"):
+        SuperSampler(SuperMix([[1, 2]]), batch_size=4)
+    with SuperSampler(mix, batch_size=4) as sampler:
+        with pytest.raises(UsageError, match="s.job_stats"):
+            sampler.job_stats()
+        with pytest.raises(ConfigError, match="no state of a SuperSampler of a mix of 2"):
+            sampler.load_state_dict({})
+        with pytest.raises(UsageError, match="batch_size=None"):
+            next(iter(DataLoader(mix, sampler=sampler)))
+        with pytest.raises(UsageError, match="not by int"):
+            mix[0]

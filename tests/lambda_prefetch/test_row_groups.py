@@ -1,0 +1,212 @@
+"""Rows of Parquet files: what pyarrow's own reading gives, by one GET for a column of a row group."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from superdl.lambda_prefetch import row_groups
+from superdl.lambda_prefetch.sources import FileSource
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request import Limits
+from tests.lambda_prefetch.prefetching import (
+    array_of,
+    encode,
+    fetched,
+    file_version,
+    member_request,
+    outcomes_of,
+    pixels,
+    run,
+    tombstone_of,
+)
+
+BINARY = {"plain": pa.binary(), "large": pa.large_binary(), "text": pa.string()}
+CONTENTS = st.none() | st.sampled_from([b"", b"a", b"same" * 300]) | st.binary(max_size=3000)
+
+
+@pytest.fixture(autouse=True)
+def no_footer_is_known(monkeypatch):
+    monkeypatch.setattr(row_groups, "_kept", type(row_groups._kept)())
+
+
+@st.composite
+def tables(draw):
+    """A table with a column of images between others; the path of its bytes; how it is to be written."""
+    contents = draw(st.lists(CONTENTS, min_size=1, max_size=120))
+    kind = draw(st.sampled_from([*BINARY, "dictionary", "struct", "nested"]))
+    if kind == "text":
+        contents = [None if one is None else one.hex().encode() for one in contents]
+        values = pa.array([None if one is None else one.decode() for one in contents], pa.string())
+    elif kind in BINARY:
+        values = pa.array(contents, BINARY[kind])
+    elif kind == "dictionary":
+        values = pa.array(contents, pa.binary()).dictionary_encode()
+    else:
+        rows = [None if one is None else {"bytes": one, "path": "x.jpg"} for one in contents]
+        if kind == "nested":
+            rows = [{"inner": row, "side": 1} for row in rows]
+        values = pa.array(rows)
+        if pa.types.is_null(values.type) or (None in contents and not any(contents)):
+            values, kind = pa.array(contents, pa.binary()), "plain"
+    columns = {"label": list(range(len(contents))), "image": values, "other": [b"beside"] * len(contents)}
+    path = {"struct": "image.bytes", "nested": "image.inner.bytes"}.get(kind, "image")
+    codecs = [
+        codec
+        for codec in ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
+        if codec == "none" or pa.Codec.is_available(codec)
+    ]
+    options = {
+        "row_group_size": draw(st.integers(1, 130)),
+        "compression": draw(st.sampled_from(codecs)),
+        "use_dictionary": draw(st.booleans()),
+        "data_page_size": draw(st.sampled_from([1, 1000, 2**20])),
+        "data_page_version": draw(st.sampled_from(["1.0", "2.0"])),
+        "write_page_checksum": draw(st.booleans()),
+        "write_page_index": draw(st.booleans()),
+        "store_schema": draw(st.booleans()),
+    }
+    return pa.table(columns), contents, path, options
+
+
+def rows_of(path, column, version=None):
+    """The rows of a key list for all rows of a file, as ``superdl index`` writes them."""
+    footer, rows = parquet.read_metadata(path), []
+    for group in range(footer.num_row_groups):
+        rows += [
+            {
+                "key": path.name,
+                "version": version or file_version(path),
+                "member": str(len(rows) + row),
+                "offset": group,
+                "length": row,
+                "encoding": f"parquet:{column}",
+            }
+            for row in range(footer.row_group(group).num_rows)
+        ]
+    return rows
+
+
+@given(tables(), st.data())
+def test_rows_are_those_that_pyarrow_reads(drawn, data):
+    table, contents, column, options = drawn
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "x.parquet"
+        parquet.write_table(table, path, **options)
+        rows = rows_of(path, column)
+        places = data.draw(st.lists(st.sampled_from(range(len(rows))), min_size=1, unique=True))
+        wanted = [rows[place] for place in places]
+        found, requests = fetched(
+            member_request("file:///x", wanted, "redis://h:1"), FileSource(str(path.parent))
+        )
+    whole = [found[n] if isinstance(found[n], bytes) else None for n in range(len(wanted))]
+    assert whole == [contents[place] for place in places]
+    assert {found[n].reason for n, one in enumerate(whole) if one is None} <= {"empty"}
+    groups = len({row["offset"] for row in wanted})
+    assert groups < requests <= 3 * groups  # a footer may be read by both threads that look for it
+
+
+def images_in(path, count=6, row_group_size=2):
+    """Images in Hugging Face's layout; the rows of their key list."""
+    rows = [{"bytes": encode(pixels(seed=n)), "path": f"{n}.png"} for n in range(count)]
+    table = pa.table({"image": rows, "label": list(range(count))})
+    parquet.write_table(table, path, row_group_size=row_group_size, write_page_checksum=True)
+    return rows_of(path, "image.bytes")
+
+
+def test_the_handler_decodes_rows_and_counts_what_it_asked_for(tmp_path, valkey, monkeypatch):
+    path = tmp_path / "x.parquet"
+    request = member_request(f"file://{tmp_path.resolve()}", images_in(path), valkey.unix_url)
+    for footers in (1, 0):  # it is kept
+        monkeypatch.setenv("SUPER_FETCH_THREADS", "1")
+        result = run(request)
+        assert result.outcomes == ("cached",) * 6
+        assert result.source_requests == 3 + footers
+        chunks = [parquet.read_metadata(path).row_group(n).column(0).total_compressed_size for n in range(3)]
+        assert sum(result.source_bytes) == sum(chunks) + footers * min(path.stat().st_size, 2**16)
+    for n in range(6):
+        assert np.array_equal(array_of(valkey, request, n), pixels(seed=n))
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+    request = member_request(f"file://{tmp_path}", images_in(tmp_path / "x.parquet"), "redis://h:1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ConfigError, match=r"superdl\[parquet\]"):
+        run(request)
+
+
+def test_faults_are_told_of_object_and_row(tmp_path, valkey):
+    rows = images_in(tmp_path / "good.parquet")
+    body = (tmp_path / "good.parquet").read_bytes()
+    chunk = parquet.read_metadata(tmp_path / "good.parquet").row_group(1).column(0)
+    middle = chunk.data_page_offset + chunk.total_compressed_size // 2
+    texts = pa.table({"image": [{"bytes": None, "path": "x.jpg"}] * 2, "label": [1, 2]})
+    files = {
+        "cut": body[:-1],
+        "headless": body[-40:],  # a footer of which the row groups are gone
+        "spoilt": body[:middle] + bytes([body[middle] ^ 255]) + body[middle + 1 :],
+        "tiny": b"PAR1",
+        "none": b"",
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.parquet").write_bytes(content)
+    schema = pa.schema(
+        [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())]
+    )
+    parquet.write_table(texts.cast(schema), tmp_path / "paths.parquet")
+    row, cases = rows[2], []
+    for name in (*files, "paths"):
+        path = tmp_path / f"{name}.parquet"
+        cases.append(row | {"key": path.name, "version": file_version(path), "offset": int(name == "spoilt")})
+    cases += [
+        row | {"version": "5-1"},
+        row | {"key": "gone.parquet"},
+        row | {"offset": 3},
+        row | {"length": 2},
+        row | {"encoding": "parquet:picture"},
+        row,
+    ]
+    cases = [case | {"member": f"m{n}"} for n, case in enumerate(cases)]
+    request = member_request(f"file://{tmp_path.resolve()}", cases, valkey.unix_url)
+    result = run(request)
+    ends = ["tombstone"] * 6 + ["changed", "missing", "changed", "changed", "changed", "cached"]
+    assert list(result.outcomes) == ends
+    reasons = [tombstone_of(valkey, request, n).reason for n in range(6)]
+    assert reasons == [*["undecodable"] * 5, "empty"]
+    for n, words in {
+        0: "no Parquet",
+        5: "name a file",
+        8: "no 3",
+        9: "no row 2",
+        10: "'picture'",
+    }.items():
+        assert f"{cases[n]['key']}::m{n}" in result.messages[str(n)]
+        assert words in result.messages[str(n)]
+
+
+def test_ranges_of_buckets_and_bounds(kept, tmp_path):
+    source, put = kept
+    path = tmp_path / "made.parquet"
+    # More columns than the first read of a footer holds.
+    wide = {f"column-{n:05d}": [n] * 4 for n in range(900)}
+    table = pa.table(wide | {"image": [bytes([n]) * 5000 for n in range(4)]})
+    parquet.write_table(table, path, row_group_size=2, compression="none", use_dictionary=False)
+    version = put("x.parquet", path.read_bytes())
+    rows = [row | {"key": "x.parquet"} for row in rows_of(path, "image", version)]
+    request = member_request("file:///x", rows, "redis://h:1")
+    found, _ = fetched(request, source)
+    assert [found[n] for n in range(4)] == [bytes([n]) * 5000 for n in range(4)]
+    found, _ = fetched(replace(request, limits=Limits(object_bytes=9000)), source)
+    assert [found[n].reason for n in range(4)] == ["too_large"] * 4
+    assert "row groups are read whole" in found[0].why
+    changed = member_request("file:///x", [row | {"version": "0" * 32} for row in rows], "redis://h:1")
+    assert outcomes_of(fetched(changed, source)[0]) == ["changed"] * 4

@@ -1,0 +1,193 @@
+"""Samples of several named arrays: what a cache or a pack holds comes as a dict of tensors, on every way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from superdl.super_dataset import Augment, PerSample, SuperDataset, SuperLoader
+from superdl.super_dataset.memory.batch_memory import FreshMemory
+from superdl.super_dataset.memory.handover import shared_bytes
+from superdl.super_dataset.reading.buffer import BatchBuffer
+from superdl.super_dataset.reading.checks import check_records
+from superdl.super_dataset.reading.delivery import sample_tensors
+from superdl.super_wire import Recipe
+from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES, RecordKind, pack_header
+from superdl.super_wire.record_kinds import pack_arrays
+from superdl.super_wire.store import DirectoryStore
+from tests.super_dataset.stored_batches import bound_dataset, packed, record, ref_of, stored, tombstone
+
+NO_ID = bytes(16)
+NAMES = ("boxes", "image", "mask")
+
+
+class SharedMemory(FreshMemory):
+    shared = True
+
+    def take(self, size):
+        return shared_bytes(size)
+
+
+def samples(count, *, boxes=lambda at: at % 3) -> list[dict[str, np.ndarray]]:
+    """Images of 6x8, their masks, and as many boxes as ``boxes`` says."""
+    rng = np.random.default_rng(count)
+    return [
+        {
+            "image": rng.integers(0, 256, (6, 8, 3), dtype=np.uint8),
+            "mask": rng.integers(0, 256, (6, 8), dtype=np.uint8),
+            "boxes": rng.random((boxes(at), 4), dtype=np.float32),
+        }
+        for at in range(count)
+    ]
+
+
+def assert_delivered(batch, expected) -> None:
+    """Each field is stacked where its arrays agree, else a list; images have their channels first."""
+    assert sorted(batch) == sorted(expected[0])
+    for name, field in batch.items():
+        arrays = [sample[name] for sample in expected]
+        assert isinstance(field, torch.Tensor) == (len({(one.dtype, one.shape) for one in arrays}) == 1)
+        assert len(field) == len(arrays)
+        for tensor, array in zip(field, arrays, strict=True):
+            image = array.dtype == np.uint8 and array.ndim == 3 and array.shape[-1] in (1, 3, 4)
+            found = (tensor.movedim(0, -1) if image else tensor).numpy()
+            assert (found.dtype, found.shape) == (array.dtype, array.shape)
+            assert found.tobytes() == array.tobytes()
+
+
+@given(st.data(), st.booleans(), st.booleans())
+def test_any_arrays_come_back_as_tensors(data, uniform, shared):
+    shapes = {name: data.draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)) for name in NAMES}
+    dtypes = {name: data.draw(st.sampled_from(list(DTYPE_CODES))) for name in NAMES}
+    expected = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        if not uniform:
+            shapes["boxes"] = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0))
+        expected.append({name: data.draw(hnp.arrays(dtypes[name], shapes[name])) for name in NAMES})
+    buffer = BatchBuffer(len(expected), memory=SharedMemory() if shared else None, uniform=uniform)
+    for offset, arrays in enumerate(expected):
+        whole = pack_arrays(arrays, NO_ID)
+        incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
+        incoming.payload[:] = whole[HEADER_BYTES:]
+        buffer.note_record(incoming)
+    assert not check_records(buffer, NO_ID * len(expected), range(len(expected)), None).corrupt
+    assert_delivered(sample_tensors(buffer, None), expected)
+    order = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1))
+    batch = sample_tensors(buffer, order)
+    assert_delivered(batch, [expected[offset] for offset in order])
+    tensors = [one for field in batch.values() for one in ([field] if torch.is_tensor(field) else field)]
+    assert len({one.untyped_storage().data_ptr() for one in tensors}) == 1, "workers send one piece"
+
+
+@pytest.mark.parametrize("way", ["cache", "packs", "threads", "workers"])
+def test_every_way_of_reading_gives_them(valkey, tmp_path, way):
+    expected = samples(5)
+    if way == "packs":
+        store = DirectoryStore.open(tmp_path / "store", create=True)
+        ref = packed(store, ref_of(5, valkey.unix_url), expected)
+    else:
+        ref = stored(valkey, [pack_arrays(one, NO_ID) for one in expected])
+    dataset = bound_dataset(return_info=True)
+    if way == "threads":
+        ((batch, labels, info),) = SuperLoader(dataset, [ref])
+    elif way == "workers":
+        ((batch, labels, info),) = DataLoader(dataset, sampler=[ref], batch_size=None, num_workers=1)
+    else:
+        batch, labels, info = dataset[ref]
+    assert_delivered(batch, expected)
+    assert labels.tolist() == [100, 101, 102, 103, 104]
+    assert info.straight == (5 if way == "packs" else 0)
+
+
+def test_a_bad_sample_is_replaced_in_each_field(valkey):
+    expected = samples(3)
+    ref = stored(valkey, [pack_arrays(expected[0], NO_ID), tombstone("k"), pack_arrays(expected[2], NO_ID)])
+    batch, _ = bound_dataset(on_bad_sample="replace")[ref]
+    assert_delivered(batch, [expected[0], expected[2], expected[2]])
+
+
+def test_a_table_that_its_payload_does_not_hold_is_a_miss(valkey):
+    good = pack_arrays(samples(1)[0], NO_ID)
+    payload = good[HEADER_BYTES:-1]
+    broken = pack_header(RecordKind.ARRAYS, payload, NO_ID) + payload
+    with pytest.raises(Exception, match="the named arrays have"):
+        bound_dataset(read_timeout=0.2)[stored(valkey, [good, broken])]
+
+
+@pytest.mark.parametrize("other", [record(np.zeros(3)), pack_arrays({"mask": np.zeros(3)}, NO_ID)])
+def test_samples_of_other_fields_are_refused(valkey, other):
+    with pytest.raises(UsageError, match="same fields for each sample"):
+        bound_dataset()[stored(valkey, [pack_arrays(samples(1)[0], NO_ID), other])]
+
+
+def test_columns_pick_and_rename(valkey):
+    expected = samples(2)
+    ref = stored(valkey, [pack_arrays(one, NO_ID) for one in expected])
+    batch = bound_dataset(columns={"pixel_values": "image", "labels": "mask", "class": "labels"})[ref]
+    assert list(batch) == ["pixel_values", "labels", "class"]
+    renamed = [{"pixel_values": one["image"], "labels": one["mask"]} for one in expected]
+    assert_delivered({name: batch[name] for name in ("pixel_values", "labels")}, renamed)
+    assert batch["class"].tolist() == [100, 101]
+    picked, info = bound_dataset(columns=["mask"], return_info=True)[ref]
+    assert list(picked) == ["mask"]
+    assert info.batch_id == ref.batch_id
+    one_array = bound_dataset(columns={"pixel_values": "images"})[
+        stored(valkey, [np.zeros((8, 8, 3), np.uint8)], position=1)
+    ]
+    assert one_array["pixel_values"].shape == (1, 3, 8, 8)
+    with pytest.raises(
+        UsageError, match="'images', and a batch of this dataset has 'boxes', 'image', 'mask'"
+    ):
+        bound_dataset(columns=["images"])[ref]
+
+
+@pytest.mark.parametrize("columns", ["images", [], {}, {"a": 1}, [1], 3])
+def test_what_columns_may_not_be(columns):
+    with pytest.raises(ConfigError, match="columns names parts"):
+        SuperDataset("images", Recipe([]), columns=columns)
+
+
+def test_columns_are_not_for_what_a_transform_of_batches_returns():
+    with pytest.raises(ConfigError, match="columns"):
+        SuperDataset("images", Recipe([]), columns=["images"], transform=lambda images, labels, info: images)
+
+
+def turned(sample):
+    assert isinstance(sample["image"], Image.Image)
+    assert sample["mask"].mode == "L"
+    turn = Image.Transpose.ROTATE_90
+    return {
+        "image": np.array(sample["image"].transpose(turn)),
+        "mask": np.array(sample["mask"].transpose(turn)),
+        "boxes": sample["boxes"] + 1,
+    }
+
+
+def test_a_transform_gets_all_fields_of_a_sample(valkey):
+    expected = samples(3)
+    ref = stored(valkey, [pack_arrays(one, NO_ID) for one in expected])
+    batch, _ = bound_dataset(transform=turned)[ref]
+    assert np.array_equal(batch["image"].numpy(), np.stack([np.rot90(one["image"]) for one in expected]))
+    assert np.array_equal(batch["mask"].numpy(), np.stack([np.rot90(one["mask"]) for one in expected]))
+    assert [len(one) for one in batch["boxes"]] == [0, 1, 2]
+    assert torch.equal(batch["boxes"][1], torch.from_numpy(expected[1]["boxes"]) + 1)
+
+    def by_keyword(*, image, mask, boxes):
+        assert (image.shape, mask.shape, type(boxes)) == ((6, 8, 3), (6, 8), torch.Tensor)
+        return {"image": image[::-1], "mask": mask[::-1]}
+
+    batch, _ = bound_dataset(transform=PerSample(by_keyword))[ref]
+    assert np.array_equal(batch["mask"].numpy(), np.stack([one["mask"][::-1] for one in expected]))
+
+
+def test_augment_does_not_move_an_image_away_from_its_mask(valkey):
+    ref = stored(valkey, [pack_arrays(one, NO_ID) for one in samples(2)])
+    with pytest.raises(UsageError, match=r"several arrays \(boxes, image, mask\): give SuperDataset"):
+        bound_dataset(transform=Augment(4))[ref]

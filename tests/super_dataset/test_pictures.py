@@ -1,0 +1,161 @@
+"""Pipelines of torchvision: shortened ones give the same bits, and images behave as PIL's do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from benchmarks.augment import torchvision_transforms
+from superdl.super_dataset import PerSample
+from superdl.super_dataset.pictures import in_fewer_steps, to_pil
+from tests.super_dataset.augmenting import batch, info_of, picture
+
+if torchvision_transforms() is None:
+    pytest.skip("torchvision is not installed", allow_module_level=True)
+
+from torchvision import transforms as v1  # after its operators are declared
+from torchvision.transforms import v2
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class ToNumpy:
+    """timm's, for its prefetcher."""
+
+    __module__ = "timm.data.transforms"
+
+    def __call__(self, image):
+        return np.rollaxis(np.array(image, dtype=np.uint8), 2)
+
+
+BEGINNINGS = {
+    "nothing": [],
+    "resized crop": [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()],
+    "resized crop, v2": [v2.RandomResizedCrop(24), v2.RandomHorizontalFlip()],
+    "crop": [v1.RandomCrop(17)],
+    "padded crop": [v1.RandomCrop(40, padding=7, fill=3)],
+    "resize": [v1.Resize(30), v1.CenterCrop(28)],
+    "colours": [v2.Compose([v1.ColorJitter(0.4, 0.4, 0.4), v1.RandomRotation(20)])],
+    "grey": [v1.Grayscale()],
+}
+SHORTER = {
+    "v1": [v1.ToTensor(), v1.Normalize(MEAN, STD)],
+    "by tensors": [v1.ToTensor(), v1.Normalize(torch.tensor(MEAN), torch.tensor(STD), inplace=True)],
+    "one of each": [v1.ToTensor(), v1.Normalize(0.5, 0.25)],
+    "no moments": [v1.ToTensor()],
+    "bytes": [v1.PILToTensor()],
+    "converted": [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)],
+    "v2": [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)],
+    "references": [
+        v2.PILToTensor(),
+        v2.ToDtype(torch.float, scale=True),
+        v2.Normalize(MEAN, STD),
+        v2.ToPureTensor(),
+    ],
+    "timm": [ToNumpy()],
+}
+AS_THEY_ARE = {
+    "half": [v1.ToTensor(), v1.ConvertImageDtype(torch.float16)],
+    "unscaled": [v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize(MEAN, STD)],
+    "twice": [v1.ToTensor(), v1.Normalize(MEAN, STD), v1.Normalize(MEAN, STD)],
+    "more": [v1.ToTensor(), v1.Normalize(MEAN, STD), v1.RandomErasing(p=1)],
+    "none": [v1.functional.to_tensor],
+}
+
+
+@given(
+    beginning=st.sampled_from(sorted(BEGINNINGS)),
+    end=st.sampled_from(sorted(SHORTER | AS_THEY_ARE)),
+    height=st.integers(1, 70),
+    width=st.integers(1, 70),
+    channels=st.sampled_from([1, 3, 3, 3]),
+)
+def test_every_bit_is_that_of_the_pipeline(beginning, end, height, width, channels):
+    pipeline = v1.Compose([*BEGINNINGS[beginning], *(SHORTER | AS_THEY_ARE)[end]])
+    images, info = batch(1, 2, 3, height=height, width=width, channels=channels), info_of(1, 2, 3)
+
+    def plainly(image):
+        return pipeline(Image.fromarray(np.array(image)))
+
+    try:
+        expected, _ = PerSample(plainly, seed=1)(images, None, info)
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # such as a crop larger than the image: it is the same, too
+        with pytest.raises(type(error)):
+            PerSample(pipeline, seed=1)(images, None, info)
+        return
+    made, _ = PerSample(pipeline, seed=1)(images, None, info)
+    assert len(made) == len(expected)
+    for one, other in zip(made, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("end", sorted(SHORTER))
+def test_common_ends_are_shortened(end):
+    pipeline = v1.Compose(SHORTER[end])
+    assert in_fewer_steps(pipeline) is not pipeline
+
+
+@pytest.mark.parametrize("end", sorted(AS_THEY_ARE))
+def test_others_stay_as_they_are(end):
+    pipeline = v1.Compose(AS_THEY_ARE[end])
+    assert in_fewer_steps(pipeline) is pipeline
+
+
+def test_a_wrong_normalisation_is_told_by_the_pipeline():
+    pipeline = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, (0.0, 1.0, 1.0))])
+    with pytest.raises(ValueError, match="division by zero"):
+        PerSample(pipeline)(batch(1), None, info_of(1))
+
+
+boxes = st.tuples(*[st.integers(-5, 60) | st.floats(-5, 60)] * 4)
+
+
+@given(box=st.none() | boxes, height=st.integers(1, 50), width=st.integers(1, 50), loaded=st.booleans())
+def test_a_crop_is_pils(box, height, width, loaded):
+    pixels = picture(1, height, width).movedim(0, -1).numpy()
+    image, other = to_pil(pixels), Image.fromarray(pixels)
+    if loaded:
+        image.load()
+    try:
+        expected = other.crop(box)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=str(error)):
+            image.crop(box)
+        return
+    made = image.crop(box)
+    assert (made.size, made.mode, type(made)) == (expected.size, "RGB", type(expected))
+    assert made.tobytes() == expected.tobytes()
+    assert image.tobytes() == other.tobytes()
+
+
+def test_an_image_is_one_of_pil_in_all_that_is_done_with_it():
+    pixels = picture(1).movedim(0, -1).numpy()
+    for act in (
+        *(np.asarray, copy.copy, copy.deepcopy, lambda image: pickle.loads(pickle.dumps(image))),
+        *(Image.Image.copy, ImageOps.mirror, ImageOps.equalize, lambda image: image.convert("L")),
+        *(lambda image: image.getpixel((3, 4)), lambda image: image.resize((9, 9)), Image.Image.split),
+        lambda image: image.thumbnail((8, 8)) or image,
+        lambda image: image.paste((1, 2, 3), (0, 0, 5, 5)) or image,
+        lambda image: image.putpixel((0, 0), (1, 2, 3)) or image,
+        lambda image: Image.merge("RGB", image.split()[::-1]),
+        lambda image: Image.blend(image, Image.new("RGB", image.size), 0.5),
+    ):
+        before = pixels.copy()
+        made, expected = act(to_pil(pixels)), act(Image.fromarray(pixels.copy()))
+        if isinstance(expected, tuple):
+            assert [np.array(one).tolist() for one in made] == [np.array(one).tolist() for one in expected]
+        else:
+            assert np.array_equal(np.asarray(made), np.asarray(expected))
+        assert np.array_equal(pixels, before), "what a transform does to its image reached the batch"
