@@ -49,14 +49,18 @@ SHIPPED = frozenset({"superdl.lambda_prefetch.audio_steps", "superdl.lambda_pref
 """Modules of steps that come with SUPER; each needs an extra of the package."""
 
 _MARK = "__step_version__"
+_CHECK = "__step_check__"
 
 # A name in a recipe is hashed, so it outlives a module's move: the name, and where the module is now.
 _MOVED_MODULES = {"experiments.augmentations.heavy": "superdl.experiments.augmentations.heavy"}
 _Step = TypeVar("_Step", bound="Callable[..., Any]")
 
 
-def custom_step(version: str) -> Callable[[_Step], _Step]:
+def custom_step(version: str, *, check: Callable[..., object] | None = None) -> Callable[[_Step], _Step]:
     """Mark a function as a custom step of this version; change it when the step's results change.
+
+    ``check`` is called with the step's parameters before a request's first sample. What it raises refuses the
+    request, where the same from the step would fail each sample by itself.
 
     Raises:
         TypeError: the version is no text, as where the mark is written without one.
@@ -66,6 +70,7 @@ def custom_step(version: str) -> Callable[[_Step], _Step]:
 
     def mark(function: _Step) -> _Step:
         setattr(function, _MARK, version)
+        setattr(function, _CHECK, check)
         return function
 
     return mark
@@ -75,8 +80,8 @@ class CustomStep:
     """One custom step, found and checked.
 
     Raises:
-        ConfigError: its module is not allowed or cannot be imported, it has no such function, or another
-            version.
+        ConfigError: its module is not allowed or cannot be imported, it has no such function or another
+            version, or its check refuses these parameters.
     """
 
     def __init__(
@@ -86,6 +91,13 @@ class CustomStep:
         self._params = params
         self._random = random
         self._function = _find(name, allowed)
+        if check := getattr(self._function, _CHECK, None):
+            try:
+                check(**params)
+            except Exception as error:  # the user's code may raise anything
+                raise ConfigError(
+                    f"the custom step {name} cannot run here: {type(error).__name__}: {error}"
+                ) from error
 
     def run(self, array: Made, seed: int) -> Made:
         """What the step makes of an array, or of named ones; a random step gets ``seed`` too.

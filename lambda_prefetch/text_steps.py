@@ -33,7 +33,11 @@ _MAX_FILE_BYTES = 128 * 2**20
 _FILES = 4  # tokenizers that a function keeps
 
 
-@custom_step("1")
+def _check(*, file: str, sha256: str, **_: object) -> None:
+    _tokenizer(file, sha256)
+
+
+@custom_step("1", check=_check)
 def tokenize(
     array: NDArray[Any], *, file: str, sha256: str, length: int = 0, packed: bool = False, pad_id: int = 0
 ) -> NDArray[Any]:
@@ -66,7 +70,9 @@ def tokenize(
 def _tokenizer(file: str, sha256: str) -> Tokenizer:
     """The tokenizer in a file; its own truncation and padding are off, for ``length`` says them."""
     with Path(file).open("rb") as opened:
-        data = opened.read(_MAX_FILE_BYTES)
+        data = opened.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
+        raise ValueError(f"the tokenizer {file} is over the limit of {_MAX_FILE_BYTES} bytes")
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise ValueError(f"the tokenizer {file} is another than the recipe's: SHA-256 {found}, not {sha256}")

@@ -52,10 +52,10 @@ class SuperTrainerMixin:
         """The training loader, in the form that ``skip_first_batches`` of Accelerate accepts."""
         return DataLoader(_Batches(self.train_dataset, self), batch_size=None)
 
-    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> SuperLoader[Any]:
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Loader:
         """The loader for evaluation, as it is."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
-        loader: SuperLoader[Any] = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
+        loader: Loader = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
         return loader
 
     def get_test_dataloader(self, test_dataset: OneLoader) -> OneLoader:

@@ -24,7 +24,9 @@ PIPELINE_VERSION = 1
 """Part of every digest; raised whenever a step would give other pixels than before."""
 
 _MAX_STEPS = 64
+_INT32 = 2**31
 _INT64 = 2**63
+_SHIPPED_STEPS = "superdl.lambda_prefetch."
 
 
 class Recipe:
@@ -54,7 +56,9 @@ class Recipe:
 
     augment_seed: int
     digest: bytes
-    """BLAKE2b-128 of pipeline version and canonical steps; the augment seed is the sample id's."""
+    """BLAKE2b-128 of pipeline version and canonical steps; the augment seed is the sample id's. A file that
+    a shipped step reads counts by its SHA-256, wherever it lies.
+    """
     json: str
     """The canonical JSON; equal recipes give equal text."""
     steps: tuple[Mapping[str, Any], ...]
@@ -71,7 +75,8 @@ class Recipe:
         self.steps = tuple(canonical_step(step, number) for number, step in enumerate(steps, start=1))
         self.augment_seed = augment_seed if self.random else 0
         work = {"pipeline": PIPELINE_VERSION, "steps": self.steps}
-        self.digest = digest128(_dump(work).encode())
+        hashed = {**work, "steps": [_without_place(step) for step in self.steps]}
+        self.digest = digest128(_dump(hashed).encode())
         self.json = _dump({**work, "augment_seed": self.augment_seed})
 
     @classmethod
@@ -109,19 +114,21 @@ class Recipe:
         """Texts in UTF-8 as int32 token ids; functions need ``superdl[text]``.
 
         Args:
-            tokenizer: the ``tokenizer.json`` of a model. Functions read it under the same path, and refuse
-                another one, by its SHA-256.
+            tokenizer: the ``tokenizer.json`` of a model. Functions read it under the same path, a relative
+                one from where they run, and refuse another one, by its SHA-256.
             length: ``None`` gives (tokens,), as many as there are; else (length,), cut off or padded.
             packed: (rows, length): nothing is cut off, and only a text's last row is padded.
             pad_id: what pads.
 
         Raises:
-            RecipeError: the file cannot be read, or ``packed`` has no ``length``.
+            RecipeError: the file cannot be read, ``packed`` has no ``length``, or a number is out of range.
         """
         if length is not None and length < 1:
             raise RecipeError(f"length is a whole number of tokens, at least 1; not {length}")
         if packed and length is None:
             raise RecipeError("packed rows have a length: give length too")
+        if not -_INT32 <= pad_id < _INT32:
+            raise RecipeError(f"pad_id is a token's id, an int32; not {pad_id}")
         try:
             digest = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()
         except OSError as error:
@@ -217,7 +224,16 @@ class Recipe:
 
 def _shipped_step(step: str, **params: object) -> dict[str, Any]:
     """A step that comes with SUPER."""
-    return {"op": "custom", "name": f"superdl.lambda_prefetch.{step}@1", "params": params}
+    return {"op": "custom", "name": f"{_SHIPPED_STEPS}{step}@1", "params": params}
+
+
+def _without_place(step: Mapping[str, Any]) -> Mapping[str, Any]:
+    if step["op"] != "custom" or not step["name"].startswith(_SHIPPED_STEPS):
+        return step
+    return {
+        **step,
+        "params": {name: value for name, value in step.get("params", {}).items() if name != "file"},
+    }
 
 
 def _dump(value: object) -> str:

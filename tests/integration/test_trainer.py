@@ -67,9 +67,10 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make: Any) -> No
             logits = trainer.model.linear(batch["pixel_values"].flatten(1))
         losses.append(torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none"))
     assert len(losses[-1]) < len(losses[0])
-    evaluated = trainer.evaluate(), trainer.predict(trainer.eval_dataset).metrics
-    assert evaluated[0]["eval_loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
-    assert evaluated[1]["test_loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+    mean = pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == mean
+    assert trainer.evaluate(_in_a_worker(trainer.eval_dataset))["eval_loss"] == mean
+    assert trainer.predict(trainer.eval_dataset).metrics["test_loss"] == mean
 
 
 @pytest.mark.parametrize(
@@ -102,20 +103,21 @@ def test_a_dataloader_with_workers_goes_on_too(
 ) -> None:
     first, then = make(), make()
     for trainer in (first, then):
-        theirs = trainer.train_dataset
-        ours = DataLoader(
-            theirs.dataset,
-            sampler=theirs.sampler,
-            batch_size=None,
-            num_workers=1,
-            collate_fn=code_of("transformers", "")["named"],
-        )
+        ours = _in_a_worker(trainer.train_dataset)
         monkeypatch.setattr(trainer, "get_train_dataloader", partial(_over, trainer, ours))
     first.add_callback(StopAt(13))
     first.train()
     then.train(resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
     assert 0 < len(first.model.seen) < len(expected)
     assert first.model.seen + then.model.seen == expected
+
+
+def _in_a_worker(loader: Any) -> DataLoader[Any]:
+    """A ``DataLoader`` of what the page's loader gives."""
+    named = code_of("transformers", "")["named"]
+    return DataLoader(
+        loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=1, collate_fn=named
+    )
 
 
 def _over(trainer: Any, loader: DataLoader[Any]) -> DataLoader[Any]:

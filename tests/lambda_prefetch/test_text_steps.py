@@ -7,7 +7,7 @@ import pytest
 
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.lambda_prefetch.transforms import Program
-from superdl.super_wire.errors import RecipeError
+from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -66,16 +66,25 @@ def test_a_tokenizer_that_was_replaced_or_is_gone_is_refused(tokenizer, tmp_path
     path.write_bytes(tokenizer.read_bytes())
     recipe = Recipe.text(path)
     path.write_text("{}")
-    with pytest.raises(SampleFailedError, match=r"another than the recipe's"):
+    with pytest.raises(ConfigError, match=r"another than the recipe's"):
         run(recipe, b"one")
     path.unlink()
-    with pytest.raises(SampleFailedError, match=r"FileNotFoundError"):
+    with pytest.raises(ConfigError, match=r"FileNotFoundError"):
         run(recipe, b"one")
     with pytest.raises(RecipeError, match=r"cannot be read"):
         Recipe.text(path)
 
 
-@pytest.mark.parametrize("wrong", [{"packed": True}, {"length": 0}])
-def test_lengths_are_checked(tokenizer, wrong):
-    with pytest.raises(RecipeError, match=r"length"):
+def test_one_tokenizer_at_two_places_gives_the_same_samples(tokenizer, tmp_path):
+    moved = tmp_path / "moved.json"
+    moved.write_bytes(tokenizer.read_bytes())
+    assert Recipe.text(moved).digest == Recipe.text(tokenizer).digest
+    assert Recipe.text(moved, length=3).digest != Recipe.text(tokenizer).digest
+    moved.write_bytes(tokenizer.read_bytes() + b" ")
+    assert Recipe.text(moved).digest != Recipe.text(tokenizer).digest
+
+
+@pytest.mark.parametrize("wrong", [{"packed": True}, {"length": 0}, {"pad_id": 2**31}])
+def test_numbers_are_checked(tokenizer, wrong):
+    with pytest.raises(RecipeError, match=r"length|pad_id"):
         Recipe.text(tokenizer, **wrong)

@@ -78,7 +78,8 @@ def trains_by_threads() -> None:
             assert_type(augment.images(images, info), torch.Tensor)
             assert_type(augment(images, labels, info), tuple[torch.Tensor, Any])
         assert_type(loader.state_dict(), dict[str, Any])
-        assert_type(SuperTrainerMixin().get_eval_dataloader(loader), SuperLoader[Any])
+        evaluating = SuperTrainerMixin().get_eval_dataloader(loader)
+        assert_type(evaluating, SuperLoader[Any] | DataLoader[Any])
         loader.close()
 
 
