@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_CHANNELS", "mel", "waveform"]
 
 MAX_CHANNELS = 32
+_MAX_BYTES = 2**29  # of decoded samples: 50 minutes of stereo at 22.05 kHz
 _BLOCK_FRAMES = 2**16
 _RIFF_HEAD = 8  # bytes of a RIFF file that its length does not count
 _UNKNOWN_LENGTHS = (0, 2**32 - 1)  # written by a recorder that could not go back
@@ -44,7 +45,8 @@ def waveform(
     Args:
         array: the file's bytes: what libsndfile reads, such as WAV, FLAC, OGG and MP3.
         rate: samples a second, which soxr makes of the file's at its quality HQ.
-        max_seconds: a longer file is refused, by its header and again while it is read.
+        max_seconds: a longer file is refused, by its header and again while it is read; so is one of more
+            than 512 MiB as float32.
         mono: the mean of the channels.
         samples: 0 gives as many as there are; else so many from the beginning, with zeros behind.
     """
@@ -71,9 +73,10 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
         )
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            limit, promised = int(max_seconds * file.samplerate), file.frames
             if file.channels > MAX_CHANNELS:
                 raise spoiled("too_large", f"{file.channels} channels are over the limit of {MAX_CHANNELS}")
+            limit = int(min(max_seconds * file.samplerate, _MAX_BYTES / (4 * file.channels)))
+            promised = file.frames
             _check_length(promised, limit, max_seconds)
             blocks, count = [], 0
             while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
@@ -92,7 +95,10 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
 
 def _check_length(count: int, limit: int, max_seconds: float) -> None:
     if count > limit:
-        raise spoiled("too_large", f"{count} samples or more are over the limit of {max_seconds:g} s")
+        raise spoiled(
+            "too_large",
+            f"{count} samples or more are over the limit of {limit}: {max_seconds:g} s, {_MAX_BYTES} bytes",
+        )
 
 
 @custom_step("1")

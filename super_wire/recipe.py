@@ -158,7 +158,7 @@ class Recipe:
             mel: bands of a spectrogram in place of samples: (mel, frames).
             window: its window in samples.
             hop: samples from frame to frame.
-            max_seconds: a longer file is a failure.
+            max_seconds: a longer file is a failure, as is one of over 512 MiB as float32.
 
         Raises:
             RecipeError: a number is not more than 0.

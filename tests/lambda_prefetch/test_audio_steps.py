@@ -68,6 +68,9 @@ def test_bombs_and_broken_files_are_tombstones():
     silence = encoded(np.zeros((1_000_000, 1)), 8000, "FLAC")
     assert len(silence) < 20_000
     wav, flac = encoded(), encoded(form="FLAC")
+    fast = bytearray(encoded(np.zeros((200_000, 8)), 8000, "FLAC"))
+    fast[18:20], fast[20] = b"\xff\xff", fast[20] | 0xF0  # the header's rate: 1,048,575 Hz
+    fast[21] |= 0x01  # and number of samples: 2**32 and more, within the seconds that such a rate allows
     endless = bytearray(flac)
     endless[21] |= 0x0F  # the header's number of samples: the file has fewer
     cases = [
@@ -76,6 +79,7 @@ def test_bombs_and_broken_files_are_tombstones():
         (b"no audio at all", "undecodable"),
         (silence, "too_large"),
         (bytes(endless), "too_large"),
+        (bytes(fast), "too_large"),
         (encoded(np.zeros((9, 40))), "too_large"),
         (wav[:1000], "undecodable"),
         (wav[:-1], "undecodable"),
@@ -83,7 +87,7 @@ def test_bombs_and_broken_files_are_tombstones():
     ]
     for data, reason in cases:
         with pytest.raises(SampleFailedError) as failed:
-            run(Recipe.audio(8000, max_seconds=60), data)
+            run(Recipe.audio(8000, max_seconds=60 if data != fast else 10_000), data)
         assert failed.value.reason == reason, (data[:20], failed.value.why)
     with pytest.raises(SampleFailedError, match=r"half a window"):
         run(Recipe.audio(8000, mel=8), encoded(NOISE[:100], 8000))
