@@ -45,7 +45,7 @@ __all__ = ["SHIPPED", "CustomStep", "Made", "custom_step"]
 Made: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
 """What becomes of a sample: one array, or several named ones."""
 
-SHIPPED = frozenset({"superdl.lambda_prefetch.audio_steps", "superdl.lambda_prefetch.text_steps"})
+SHIPPED = frozenset(f"superdl.lambda_prefetch.{kind}_steps" for kind in ("audio", "text", "video"))
 """Modules of steps that come with SUPER; each needs an extra of the package."""
 
 _MARK = "__step_version__"

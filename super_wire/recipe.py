@@ -176,6 +176,28 @@ class Recipe:
         return cls(steps)
 
     @classmethod
+    def video(cls, frames: int, size: int, *, fps: float | None = None, start: float = 0.0) -> Recipe:
+        """Clips of video files, uint8 (frames, size, size, 3) in RGB; functions need ``superdl[video]``.
+
+        Args:
+            frames: how many, each the one shown at its time. Past the video's end that is the last.
+            size: of their central squares; the shorter side is resized to it.
+            fps: frames a second; ``None`` spreads them evenly over the video.
+            start: seconds from the video's first frame.
+
+        Raises:
+            RecipeError: a number is out of range.
+        """
+        numbers = {"frames": frames, "size": size} | ({} if fps is None else {"fps": fps})
+        for name, number in numbers.items():
+            if not number > 0:
+                raise RecipeError(f"{name} is a number more than 0; not {number!r}")
+        if not start >= 0:
+            raise RecipeError(f"start is not before the video's first frame, at 0; not {start!r}")
+        params = {"frames": frames, "size": size, "fps": float(fps or 0), "start": float(start)}
+        return cls([{**_shipped_step("video_steps:clip", **params), "input": "bytes"}])
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
         """Read what :attr:`json` gave; a recipe of another pipeline version is refused."""
         try:

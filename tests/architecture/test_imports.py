@@ -58,6 +58,7 @@ ROOMS = {
     "lambda_prefetch/text_steps.py": Room(
         may=frozenset({"lambda_prefetch", "super_wire", "numpy", "tokenizers"})
     ),
+    "lambda_prefetch/video_steps.py": Room(may=frozenset({"lambda_prefetch", "super_wire", "numpy", "av"})),
     "super_dataset": Room(may=frozenset({"super_wire", "torch", "numpy", "redis"})),
     # Transforms for one image want a PIL image.
     "super_dataset/pictures.py": Room(

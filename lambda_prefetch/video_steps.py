@@ -1,0 +1,116 @@
+"""The shipped step on videos: the frames of a clip, chosen by their times, by FFmpeg's libraries (PyAV).
+
+It is a custom step whose module need not be listed in ``SUPER_STEP_MODULES``;
+:meth:`superdl.super_wire.recipe.Recipe.video` names it. A module of its own, because of what it imports.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from superdl.lambda_prefetch.custom_steps import custom_step
+from superdl.lambda_prefetch.sources import spoiled
+
+try:
+    import av
+except ImportError as error:
+    raise ImportError("videos need the package av: pip install superdl[video]") from error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["clip"]
+
+# Formats that hold their frames themselves; of others, such as playlists, FFmpeg would open what they name.
+_FORMATS = "mov,mp4,matroska,webm,avi,mpegts,ogg,flv"
+_MAX_FRAME_PIXELS = 2**26
+_MAX_CLIP_PIXELS = 2**36  # decoded for a clip: ten minutes of 1080p
+_OPTIONS = {"format_whitelist": _FORMATS}
+_QUARTER_TURN = 90
+_ROUNDING_S = 1e-6  # a frame shown at 0.7 s is that of 7 / 10 s
+
+
+@custom_step("1")
+def clip(
+    array: NDArray[Any], *, frames: int, size: int, fps: float = 0.0, start: float = 0.0
+) -> NDArray[Any]:
+    """Frames of a video, uint8 of shape (frames, size, size, 3), upright, the central squares in RGB.
+
+    Args:
+        array: the file's bytes: MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its first video is taken.
+        frames: how many. Each is the one that is shown at its time; past the end that is the last.
+        size: the shorter side that frames are resized to (bicubic), and that of the square.
+        fps: frames a second; 0 spreads them over the video, each in the middle of its equal part.
+        start: seconds from the first frame. Decoding begins there in any case.
+    """
+    data = array.tobytes()
+    if not data:
+        raise spoiled("empty", "the object has 0 bytes")
+    try:
+        times, length = _shown(data)
+        at = start + (
+            np.arange(frames) / fps if fps else (np.arange(frames) + 0.5) * (length - start) / frames
+        )
+        wanted = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
+        taken = _frames(data, set(wanted.tolist()), size)
+    except (av.error.FFmpegError, RuntimeError, ValueError) as error:
+        raise spoiled("undecodable", f"FFmpeg cannot read it: {error}") from error
+    return np.stack([taken[number] for number in wanted.tolist()])
+
+
+def _shown(data: bytes) -> tuple[NDArray[np.float64], float]:
+    """When each frame is shown, in seconds from the first, rising, and when the last one ends; by headers."""
+    with av.open(io.BytesIO(data), options=_OPTIONS) as file:
+        if not file.streams.video or file.streams.video[0].codec_context is None:
+            raise spoiled("undecodable", "it has no video that FFmpeg decodes")
+        stream = file.streams.video[0]
+        stamps, count, last = [], 0, 0
+        for packet in file.demux(stream):
+            stamp = packet.dts if packet.pts is None else packet.pts
+            if packet.is_corrupt:
+                raise spoiled("undecodable", "a part of it is cut off or broken")
+            if stamp is None:  # the end
+                continue
+            count += 1
+            if not packet.is_discard:
+                stamps.append(stamp)
+                last = max(last, stamp + (packet.duration or 0))
+        if count < stream.frames:
+            raise spoiled("undecodable", f"{count} frames of {stream.frames} can be read: it is cut off")
+        if not stamps or stream.time_base is None:
+            raise spoiled("empty", "it has no frames")
+        ticks = np.sort(np.array(stamps)) - min(stamps)
+        return ticks * float(stream.time_base), float((last - min(stamps)) * stream.time_base)
+
+
+def _frames(data: bytes, wanted: set[int], size: int) -> dict[int, NDArray[Any]]:
+    """The frames of these places in the order of showing, as they are delivered."""
+    taken = {}
+    with av.open(io.BytesIO(data), options=_OPTIONS) as file:
+        stream = file.streams.video[0]
+        stream.codec_context.thread_count = 1  # other samples have the other cores
+        stream.codec_context.options = {"max_pixels": str(_MAX_FRAME_PIXELS)}
+        pixels = 0
+        for number, frame in enumerate(file.decode(stream)):
+            pixels += frame.width * frame.height
+            if pixels > _MAX_CLIP_PIXELS:
+                raise spoiled("too_large", f"the clip ends after more than {_MAX_CLIP_PIXELS} pixels")
+            if number in wanted:
+                taken[number] = _square(frame, size)
+                if len(taken) == len(wanted):
+                    return taken
+    raise spoiled("undecodable", f"{len(taken)} frames of {len(wanted)} can be decoded")
+
+
+def _square(frame: av.VideoFrame, size: int) -> NDArray[Any]:
+    short = min(frame.width, frame.height)
+    width, height = (max(size, round(side * size / short)) for side in (frame.width, frame.height))
+    if width * height > _MAX_FRAME_PIXELS:
+        raise spoiled("too_large", f"{frame.width}x{frame.height} would be resized to {width}x{height}")
+    resized = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC")
+    left, top = (width - size) // 2, (height - size) // 2
+    square = resized.to_ndarray()[top : top + size, left : left + size]
+    return np.rot90(square, round(frame.rotation / _QUARTER_TURN))
