@@ -63,7 +63,7 @@ def clip(
 
 def _shown(data: bytes) -> tuple[NDArray[np.float64], float]:
     """When each frame is shown, in seconds from the first, rising, and when the last one ends; by headers."""
-    with av.open(io.BytesIO(data), options=_OPTIONS) as file:
+    with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
             raise spoiled("undecodable", "it has no video that FFmpeg decodes")
         stream = file.streams.video[0]
@@ -89,7 +89,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.float64], float]:
 def _frames(data: bytes, wanted: set[int], size: int) -> dict[int, NDArray[Any]]:
     """The frames of these places in the order of showing, as they are delivered."""
     taken = {}
-    with av.open(io.BytesIO(data), options=_OPTIONS) as file:
+    with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]
         stream.codec_context.thread_count = 1  # other samples have the other cores
         stream.codec_context.options = {"max_pixels": str(_MAX_FRAME_PIXELS)}
