@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # example -> the packages that it needs
-EXAMPLES = {"audio": ("soundfile", "soxr"), "text": ("tokenizers",), "video": ("av",)}
+EXAMPLES = {"audio": ("soundfile", "soxr"), "pairs": (), "text": ("tokenizers",), "video": ("av",)}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

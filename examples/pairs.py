@@ -1,0 +1,63 @@
+"""Images with their captions: a model learns, by contrast as CLIP does, which caption is an image's.
+
+Images are decoded by functions; captions are token ids in the key list, which come as a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from superdl import Recipe, SuperDataset, SuperLoader
+
+COLOURS = ["red", "lime", "blue", "yellow", "cyan", "magenta", "white", "gray"]
+PLACES = {"left": (0, 8), "right": (32, 8)}
+
+
+def make_data(folder: Path) -> None:
+    """Photos of a square, and a key list with their captions' tokens, padded to one length."""
+    words = {word: number for number, word in enumerate(["[PAD]", "a", "square", *COLOURS, *PLACES])}
+    draw = random.Random(0)
+    rows = []
+    for number in range(240):
+        colour, place = draw.choice(COLOURS), draw.choice(list(PLACES))
+        image = Image.new("RGB", (64, 48), "black")
+        image.paste(Image.new("RGB", (32, 32), colour), PLACES[place])
+        image.save(folder / f"{number}.jpg")
+        tokens = [words[word] for word in f"a {colour} square {place}".split()]
+        padded = tokens + [words["[PAD]"]] * (6 - len(tokens))
+        rows.append(json.dumps({"key": f"{number}.jpg", "label": padded}) + "\n")
+    (folder / "list.jsonl").write_text("".join(rows))
+
+
+def main(folder: Path) -> None:
+    make_data(folder)
+    dataset = SuperDataset(folder, Recipe.image(resize=24, crop=24), key_list=folder / "list.jsonl")
+    torch.manual_seed(0)
+    images_side = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(24 * 24 * 3, 32))
+    texts_side = torch.nn.Sequential(torch.nn.Embedding(13, 16), torch.nn.Flatten(), torch.nn.Linear(96, 32))
+    optimizer = torch.optim.Adam([*images_side.parameters(), *texts_side.parameters()], lr=0.005)
+    with SuperLoader(dataset, batch_size=24, shuffle=True) as loader:
+        for _ in range(5):
+            for pictures, captions in loader:  # uint8 (24, 3, 24, 24), int64 (24, 6)
+                pictures_at = images_side(pictures.float() / 255)
+                alike = pictures_at @ texts_side(captions).T / 32**0.5
+                same = (
+                    (captions[:, None] == captions[None]).all(dim=2).float()
+                )  # equal captions are no contrast
+                loss = torch.nn.functional.cross_entropy(alike, same / same.sum(dim=1, keepdim=True))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                sys.stdout.write(f"loss {loss.item():.4f}\n")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        main(Path(temporary))
