@@ -86,15 +86,17 @@ class Platform:
         return options
 
 
-def download(requirements: Path, target: Platform, folder: Path) -> list[Path]:
-    """Put the wheels into an empty ``folder``; returns their paths, sorted.
+def download(requirements: Sequence[Path], target: Platform, folder: Path) -> list[Path]:
+    """Put the wheels of these files into an empty ``folder``; returns their paths, sorted.
 
     Raises:
         BundleError: pip cannot, for want of a network, a wheel or a right hash.
     """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--no-input", "--retries", "2", "--dest", str(folder)]
-    command += [*target.pip_options(), "--requirement", str(requirements)]
+    command += target.pip_options()
+    for file in requirements:
+        command += ["--requirement", str(file)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIME_LIMIT_S)
     except subprocess.TimeoutExpired as error:
@@ -102,7 +104,8 @@ def download(requirements: Path, target: Platform, folder: Path) -> list[Path]:
     if done.returncode != 0:
         why = [line for line in done.stderr.strip().splitlines() if not line.startswith("WARNING:")]
         raise BundleError(
-            f"pip cannot bring the wheels of {requirements.name} for Python {target.python} on "
+            f"pip cannot bring the wheels of {', '.join(file.name for file in requirements)} for Python "
+            f"{target.python} on "
             f"{target.machine}; it needs the network or an index of its own (see pip's configuration), and "
             "`make lock` renews the file. It says:\n" + "\n".join(why[-12:])
         )
@@ -204,18 +207,23 @@ def write_archive(path: Path, files: Mapping[str, bytes]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def build(path: Path, target: Platform, modules: Sequence[Path] = ()) -> str:
+def build(
+    path: Path, target: Platform, modules: Sequence[Path] = (), requirements: Sequence[Path] = ()
+) -> str:
     """Build the package for a target at ``path`` and return its SHA-256.
+
+    ``requirements`` are files beside SUPER's own, of packages that its extras or custom steps need.
 
     Raises:
         BundleError: it cannot be built.
     """
-    return write_archive(path, _files(target, modules))
+    return write_archive(path, _files(target, modules, requirements))
 
 
-def _files(target: Platform, modules: Sequence[Path]) -> dict[str, bytes]:
+def _files(target: Platform, modules: Sequence[Path], requirements: Sequence[Path]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        return bundle_files(download(REQUIREMENTS, target, Path(folder)), modules=modules)
+        wheels = download([REQUIREMENTS, *requirements], target, Path(folder))
+        return bundle_files(wheels, modules=modules)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -235,18 +243,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=[],
         help="a package or module of custom steps to deploy with the function; may be repeated",
     )
+    parser.add_argument(
+        "--requirements",
+        type=Path,
+        action="append",
+        default=[],
+        help="a file of further packages, each with version and hash, as for an extra; may be repeated",
+    )
     arguments = parser.parse_args(argv)
     try:
         if arguments.unpacked:
             here = Platform(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
-            for name, content in _files(here, arguments.module).items():
+            for name, content in _files(here, arguments.module, arguments.requirements).items():
                 path = arguments.unpacked / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
             return 0
         for arch in arguments.arch or MACHINES:
             path = arguments.out / f"super-prefetch-{arch}.zip"
-            digest = build(path, Platform(LAMBDA_PYTHON, MACHINES[arch]), arguments.module)
+            target = Platform(LAMBDA_PYTHON, MACHINES[arch])
+            digest = build(path, target, arguments.module, arguments.requirements)
             print(f"{digest}  {path}  {path.stat().st_size / 1e6:.1f} MB")
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -12,6 +13,7 @@ from importlib import metadata
 
 import pytest
 
+from tools import lambda_zip
 from tools.lambda_zip import (
     ROOT,
     BundleError,
@@ -129,7 +131,28 @@ def test_a_wheel_of_other_bytes_is_refused(tmp_path, monkeypatch):
     only = tmp_path / "only.txt"
     only.write_text("xxhash==4.1.0 --hash=sha256:" + "0" * 64 + "\n")
     with pytest.raises(BundleError, match="HASHES"):
-        download(only, Platform("3.13", "aarch64"), tmp_path / "wheels")
+        download([only], Platform("3.13", "aarch64"), tmp_path / "wheels")
+
+
+def test_packages_of_ones_own_requirements_come_along(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for name in ("pinned", "mine"):
+        path = tmp_path / f"{name}-1.0-py3-none-any.whl"
+        records = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+            "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        }
+        contents = {f"{name}-1.0.dist-info/{record}": text.encode() for record, text in records.items()}
+        wheel(path, contents | {f"{name}.py": b"x = 1\n"})
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        (tmp_path / f"{name}.txt").write_text(f"{name}==1.0 --hash=sha256:{digest}\n")
+    monkeypatch.setattr(lambda_zip, "REQUIREMENTS", tmp_path / "pinned.txt")
+    made = tmp_path / "made"
+    assert main(["--unpacked", str(made), "--requirements", str(tmp_path / "mine.txt")]) == 0
+    assert (made / "pinned.py").exists()
+    assert (made / "mine.py").exists()
+    assert list(made.rglob("text_steps.py"))
 
 
 def test_all_that_the_handler_imports_is_pinned_or_lambdas():
