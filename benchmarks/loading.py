@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Contender",
+    "Pair",
     "Pairs",
     "PlannedOrder",
+    "collate",
     "convert_for",
     "open_boto3",
     "open_in_planned_order",
@@ -42,7 +44,8 @@ __all__ = [
     "opener",
 ]
 
-_Pair = tuple["npt.NDArray[np.uint8]", int]
+Pair = tuple["npt.NDArray[np.uint8]", int]
+"""Pixels of shape (height, width, 3), and the label."""
 
 
 class Contender:
@@ -95,13 +98,18 @@ class Contender:
 # --------------------------------------------------------------------------------------------- SUPER
 
 
-def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
-    """The dataset and its sampler, on the coordinator that ``loading`` names or, without one, embedded."""
+def open_planned(
+    loading: Loading, source: str = "", key_list: str | None = None
+) -> tuple[SuperDataset, SuperSampler]:
+    """The dataset and its sampler, on the coordinator that ``loading`` names or, without one, embedded.
+
+    ``source`` is read in place of the directory, by its key list where it has one.
+    """
     from superdl.sampler import SuperSampler  # the other contenders' processes need neither
     from superdl.super_dataset import Recipe, SuperDataset
 
     recipe = Recipe.image(resize=loading.resize, crop=loading.crop)
-    dataset = SuperDataset(f"file://{loading.directory}", recipe=recipe)
+    dataset = SuperDataset(source or f"file://{loading.directory}", recipe=recipe, key_list=key_list)
     sampler = SuperSampler(
         dataset,
         batch_size=loading.batch_size,
@@ -169,7 +177,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
 # ------------------------------------------------------------------------------------ decoded images
 
 
-class Pairs(Dataset[_Pair]):
+class Pairs(Dataset[Pair]):
     """Pixels and label of each file, in key order: what conversions to decoded pixels write."""
 
     def __init__(self, loading: Loading) -> None:
@@ -181,7 +189,7 @@ class Pairs(Dataset[_Pair]):
         """Return the number of files."""
         return len(self._samples)
 
-    def __getitem__(self, index: int) -> _Pair:
+    def __getitem__(self, index: int) -> Pair:
         """Read and decode one file."""
         if index >= len(self):
             raise IndexError(index)
@@ -221,11 +229,11 @@ def open_in_planned_order(loading: Loading) -> Contender:
         num_workers=loading.num_workers,
         persistent_workers=loading.num_workers > 0,
         pin_memory=loading.pin_memory,
-        collate_fn=_collate,
+        collate_fn=collate,
     )
     return Contender(batches)
 
 
-def _collate(pairs: list[_Pair]) -> tuple[Tensor, Tensor]:
+def collate(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
     """Stack with one copy, into shared memory in a worker."""
     return stack([pixels for pixels, _ in pairs], [label for _, label in pairs])

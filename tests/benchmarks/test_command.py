@@ -215,6 +215,28 @@ def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_pat
     assert min(figures["start"]["a script"]["beyond_torch_ms"]) > 0
 
 
+@pytest.mark.slow
+def test_members_counts_the_gets_of_both_readers_of_the_same_shards(capsys, tmp_path):
+    words = ["--photos", "200", "--per-shard", "50", "--workers", "1", "--data", str(tmp_path)]
+
+    report = run_json(capsys, "members", *words)
+
+    check_envelope(report, "members")
+    assert report["settings"]["shards"] == 4
+    rows = {(row["arm"], row["epoch"]): row for row in report["rows"]}
+    assert rows.keys() == {(arm, epoch) for arm in ("WebDataset", "SUPER") for epoch in ("first", "second")}
+    gets = {key: row["gets"] for key, row in rows.items()}
+    assert gets["WebDataset", "first"] == gets["WebDataset", "second"] == 4
+    assert 4 <= gets["SUPER", "first"] < 200, "neighbours come with a member"
+    assert gets["SUPER", "second"] == 0
+    for row in rows.values():
+        assert 0 < row["first_batch_ms"] < 1e3 * 200 / row["images_per_s"]
+        assert 0 < row["reader_cpu_ms"] <= row["cpu_of_all_ms"]
+    assert rows["WebDataset", "first"]["reader_cpu_ms"] == rows["WebDataset", "first"]["cpu_of_all_ms"]
+    assert rows["SUPER", "first"]["store_cpu_ms"] > 0
+    assert {run["images"] for run in report["rounds"]} == {200}
+
+
 @pytest.mark.parametrize("words", [[], ["read", "--json"]])
 def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import first_batch, function, read, store, train
+from benchmarks import first_batch, function, members, read, store, train
 from benchmarks.arm import Lap
 from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER
 from benchmarks.function_arm import BARE, FILES, S3_LEAN, FunctionArmResult
 from benchmarks.image_sets import Loading
+from benchmarks.members_arm import EPOCHS, WEBDATASET, Epoch
+from benchmarks.members_arm import SUPER as MEMBERS
+from benchmarks.processes import BenchmarkError
 from benchmarks.results import Run
 from benchmarks.store_arms import EpochFigures
 from benchmarks.trainer import EpochResult, TrainResult
@@ -155,3 +158,31 @@ def test_store_tells_first_epochs_and_medians_of_later_ones_over_the_bare_loop()
     assert (rows[1]["speed_of_bare"], rows[1]["cpu_times_bare"]) == (0.5, 2)
     assert (rows[0]["cpu_times_bare"], rows[4]["cpu_times_bare"]) == (9, 1)
     assert rows[2]["images_per_s"] is rows[2]["speed_of_bare"] is rows[1]["decodes"] is None
+
+
+def test_members_tells_the_share_of_webdataset_in_the_same_epoch_and_refuses_what_is_not_whole():
+    tars, ours, cached = (
+        Epoch(100, 0.5, wall_s, 0.1, others_s, 0.05, gets)
+        for wall_s, others_s, gets in ((1.0, 0.0, 20), (2.0, 0.3, 30), (0.1, 0.02, 0))
+    )
+    slow = replace(ours, wall_s=4.0)
+    epochs = {
+        (WEBDATASET, 1): (tars, tars), (MEMBERS, 1): (ours, cached), (MEMBERS, 2): (slow, cached),
+    }  # fmt: skip
+    runs = [
+        Run({"arm": arm, "epoch": name}, number, one)
+        for (arm, number), both in epochs.items()
+        for name, one in zip(EPOCHS, members.checked(arm, both, 100), strict=True)
+    ]
+    theirs, _, first, second = members.rows_of(runs)
+    assert (theirs["images_per_s"], theirs["first_batch_ms"], theirs["gets"]) == (100, 500, 20)
+    assert (theirs["reader_cpu_ms"], theirs["cpu_of_all_ms"], theirs["store_cpu_ms"]) == (1, 1, 0.5)
+    assert (first["images_per_s"], first["cpu_of_all_ms"], first["gets"]) == pytest.approx((37.5, 4, 30))
+    assert (first["share_of_webdataset"], second["share_of_webdataset"]) == pytest.approx((0.375, 10))
+    absent, alone, _ = members.rows_of(runs[2:4], "not installed: why")
+    assert (absent["arm"], absent["gets"]) == ("WebDataset: not installed: why", None)
+    assert alone["share_of_webdataset"] is absent["share_of_webdataset"] is None
+    with pytest.raises(BenchmarkError, match="30 GETs"):
+        members.checked(MEMBERS, (ours, ours), 100)
+    with pytest.raises(BenchmarkError, match="100 of 101 samples in its first epoch"):
+        members.checked(WEBDATASET, (tars, tars), 101)
