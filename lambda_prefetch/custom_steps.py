@@ -110,6 +110,8 @@ class CustomStep:
             made = self._function(array, **self._params, **drawn)
         except SampleFailedError:
             raise  # a shipped step says what is wrong with the bytes
+        except MemoryError:
+            raise  # no fault of these bytes
         except Exception as error:  # the user's code may raise anything; other samples go on
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"

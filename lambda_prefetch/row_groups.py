@@ -116,15 +116,19 @@ def _decode(
     (group, column), left, begin, kept_bytes = place, iter(wanted), 0, 0
     row, index = next(left)
     try:
-        file = parquet.ParquetFile(piece, metadata=footer, page_checksum_verification=True)
+        # As a dictionary: a few values that many rows share would fill the memory row by row.
+        file = parquet.ParquetFile(
+            piece, metadata=footer, read_dictionary=[column], page_checksum_verification=True
+        )
         batches = file.iter_batches(_ROWS_AT_A_TIME, row_groups=[group], columns=[column], use_threads=False)
         for batch in batches:
             while row < begin + batch.num_rows:
                 value = _leaf(batch.column(0), row - begin)
                 kept_bytes += len(value) if isinstance(value, bytes) else 0
+                if kept_bytes > limit_bytes:  # rows share values; alone, or with others, each may well fit
+                    why = f"rows of one request unpack to more than {limit_bytes} bytes"
+                    value = SampleFailedError(Outcome.SOURCE_ERROR, why)
                 contents[index] = value
-                if kept_bytes > limit_bytes:
-                    raise spoiled("too_large", f"its row group unpacks to more than {limit_bytes} bytes")
                 row, index = next(left, (-1, -1))
                 if index < 0:
                     return

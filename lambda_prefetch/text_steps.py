@@ -69,14 +69,18 @@ def tokenize(
 @functools.lru_cache(maxsize=_FILES)
 def _tokenizer(file: str, sha256: str) -> Tokenizer:
     """The tokenizer in a file; its own truncation and padding are off, for ``length`` says them."""
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"the tokenizer {file} is no regular file here")
     with Path(file).open("rb") as opened:
         data = opened.read(_MAX_FILE_BYTES + 1)
     if len(data) > _MAX_FILE_BYTES:
         raise ValueError(f"the tokenizer {file} is over the limit of {_MAX_FILE_BYTES} bytes")
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
-        raise ValueError(f"the tokenizer {file} is another than the recipe's: SHA-256 {found}, not {sha256}")
+        raise ValueError(f"the tokenizer {file} is another than the recipe's, of SHA-256 {sha256}")
     made: Tokenizer = Tokenizer.from_str(data.decode())
+    if getattr(made.model, "dropout", None):
+        raise ValueError(f"the tokenizer {file} has dropout: a text would have other tokens each time")
     made.no_truncation()
     made.no_padding()
     return made

@@ -50,24 +50,29 @@ def clip(
     if not data:
         raise spoiled("empty", "the object has 0 bytes")
     try:
-        times, length = _shown(data)
+        ticks, times, length = _shown(data)
         at = start + (
             np.arange(frames) / fps if fps else (np.arange(frames) + 0.5) * (length - start) / frames
         )
         wanted = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
-        taken = _frames(data, set(wanted.tolist()), size)
+        taken = _frames(data, ticks, set(wanted.tolist()), size)
+    except MemoryError:
+        raise  # FFmpeg says so of absurd sizes too; but a good video must not be lost for good
     except (av.error.FFmpegError, RuntimeError, ValueError) as error:
         raise spoiled("undecodable", f"FFmpeg cannot read it: {error}") from error
     return np.stack([taken[number] for number in wanted.tolist()])
 
 
-def _shown(data: bytes) -> tuple[NDArray[np.float64], float]:
-    """When each frame is shown, in seconds from the first, rising, and when the last one ends; by headers."""
+def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
+    """When each frame is shown, rising, and when the last one ends, in seconds from the first; by headers.
+
+    Before that in the video's ticks, or ``None`` where it does not say them of every frame.
+    """
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
             raise spoiled("undecodable", "it has no video that FFmpeg decodes")
         stream = file.streams.video[0]
-        stamps, count, last = [], 0, 0
+        stamps, count, last, all_say = [], 0, 0, True
         for packet in file.demux(stream):
             stamp = packet.dts if packet.pts is None else packet.pts
             if packet.is_corrupt:
@@ -75,6 +80,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.float64], float]:
             if stamp is None:  # the end
                 continue
             count += 1
+            all_say = all_say and packet.pts is not None
             if not packet.is_discard:
                 stamps.append(stamp)
                 last = max(last, stamp + (packet.duration or 0))
@@ -82,12 +88,18 @@ def _shown(data: bytes) -> tuple[NDArray[np.float64], float]:
             raise spoiled("undecodable", f"{count} frames of {stream.frames} can be read: it is cut off")
         if not stamps or stream.time_base is None:
             raise spoiled("empty", "it has no frames")
-        ticks = np.sort(np.array(stamps)) - min(stamps)
-        return ticks * float(stream.time_base), float((last - min(stamps)) * stream.time_base)
+        ticks = np.sort(np.array(stamps))
+        seconds = (ticks - ticks[0]) * float(stream.time_base)
+        return ticks if all_say else None, seconds, float((last - int(ticks[0])) * stream.time_base)
 
 
-def _frames(data: bytes, wanted: set[int], size: int) -> dict[int, NDArray[Any]]:
-    """The frames of these places in the order of showing, as they are delivered."""
+def _frames(
+    data: bytes, ticks: NDArray[np.int64] | None, wanted: set[int], size: int
+) -> dict[int, NDArray[Any]]:
+    """The frames of these places in the order of showing, as they are delivered.
+
+    Places are found by ``ticks``, for FFmpeg leaves out what comes before the first whole picture.
+    """
     taken = {}
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]
@@ -98,8 +110,9 @@ def _frames(data: bytes, wanted: set[int], size: int) -> dict[int, NDArray[Any]]
             pixels += frame.width * frame.height
             if pixels > _MAX_CLIP_PIXELS:
                 raise spoiled("too_large", f"the clip ends after more than {_MAX_CLIP_PIXELS} pixels")
-            if number in wanted:
-                taken[number] = _square(frame, size)
+            place = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
+            if place in wanted:
+                taken[place] = _square(frame, size)
                 if len(taken) == len(wanted):
                     return taken
     raise spoiled("undecodable", f"{len(taken)} frames of {len(wanted)} can be decoded")
@@ -113,4 +126,5 @@ def _square(frame: av.VideoFrame, size: int) -> NDArray[Any]:
     resized = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC")
     left, top = (width - size) // 2, (height - size) // 2
     square = resized.to_ndarray()[top : top + size, left : left + size]
-    return np.rot90(square, round(frame.rotation / _QUARTER_TURN))
+    turned = np.rot90(square, round(frame.rotation / _QUARTER_TURN))
+    return turned.copy()  # else it would keep the whole frame

@@ -167,12 +167,15 @@ class Recipe:
         numbers |= {} if samples is None else {"samples": samples}
         numbers |= {} if mel is None else {"mel": mel}
         for name, number in numbers.items():
-            if not number > 0:
-                raise RecipeError(f"{name} is a number more than 0; not {number!r}")
-        read = {"rate": rate, "max_seconds": max_seconds, "mono": mono, "samples": samples or 0}
+            if not number > 0 or (name != "max_seconds" and number != int(number)):
+                raise RecipeError(
+                    f"{name} is a number more than 0, a whole one but for max_seconds; not {number!r}"
+                )
+        rate, window, hop = int(rate), int(window), int(hop)  # one recipe, however they are written
+        read = {"rate": rate, "max_seconds": float(max_seconds), "mono": mono, "samples": int(samples or 0)}
         steps = [{**_shipped_step("audio_steps:waveform", **read), "input": "bytes"}]
         if mel is not None:
-            steps.append(_shipped_step("audio_steps:mel", rate=rate, bands=mel, window=window, hop=hop))
+            steps.append(_shipped_step("audio_steps:mel", rate=rate, bands=int(mel), window=window, hop=hop))
         return cls(steps)
 
     @classmethod

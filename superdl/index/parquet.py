@@ -25,7 +25,7 @@ _BYTES = "BYTE_ARRAY"
 
 
 def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """The rows of a Parquet file, each named by its number in it.
+    """The rows of a Parquet file, each named by its column and its number in the file.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -61,7 +61,7 @@ def _rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]:
         for row, value in enumerate(_labels(file, group, rows.num_rows, label)):
             if label is not None and (value is None or not isinstance(value, int | float | str)):
                 raise shard.error(f"its label is a number or a text; not {str(value)[:60]!r}", str(number))
-            yield Member(str(number), group, row, _named(value, classes), f"parquet:{image}")
+            yield Member(f"{image}:{number}", group, row, _named(value, classes), f"parquet:{image}")
             number += 1
 
 

@@ -42,7 +42,7 @@ class _Span(NamedTuple):
 
 
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """The images in a TFRecord file, each named by its record's number.
+    """The images in a TFRecord file, each named by its record's number, and its feature where chosen.
 
     Raises:
         ShardError: it is cut off in a record, broken or compressed; a record is no Example of one image.
@@ -88,7 +88,8 @@ class _Example:
         if choices.reads_labels:
             found = self._feature(features, choices.label_field, _LABELS)
             label = None if found is None else self._label(*found)
-        return Member(self._name, values[0].begin, values[0].end - values[0].begin, label)
+        name = f"{choices.image_field}:{self._name}" if choices.image_field else self._name
+        return Member(name, values[0].begin, values[0].end - values[0].begin, label)
 
     @staticmethod
     def _feature(

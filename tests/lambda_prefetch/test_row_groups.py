@@ -17,7 +17,7 @@ from pyarrow import parquet
 from superdl.lambda_prefetch import row_groups
 from superdl.lambda_prefetch.sources import FileSource
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.request import Limits
+from superdl.super_wire.request import Limits, Outcome
 from tests.lambda_prefetch.prefetching import (
     array_of,
     encode,
@@ -210,3 +210,15 @@ def test_ranges_of_buckets_and_bounds(kept, tmp_path):
     assert "row groups are read whole" in found[0].why
     changed = member_request("file:///x", [row | {"version": "0" * 32} for row in rows], "redis://h:1")
     assert outcomes_of(fetched(changed, source)[0]) == ["changed"] * 4
+
+
+def test_a_value_that_many_rows_share_fails_none_for_good(kept, tmp_path):
+    source, put = kept
+    path = tmp_path / "made.parquet"
+    parquet.write_table(pa.table({"image": [b"x" * 5000] * 100}), path)
+    rows = [row | {"key": "x.parquet"} for row in rows_of(path, "image", put("x.parquet", path.read_bytes()))]
+    request = replace(member_request("file:///x", rows, "redis://h:1"), limits=Limits(object_bytes=20_000))
+    found, _ = fetched(request, source)
+    assert [found[n] for n in range(4)] == [b"x" * 5000] * 4
+    assert {found[n].outcome for n in range(4, 100)} == {Outcome.SOURCE_ERROR}
+    assert {found[n].reason for n in range(4, 100)} == {""}

@@ -75,6 +75,16 @@ def test_a_tokenizer_that_was_replaced_or_is_gone_is_refused(tokenizer, tmp_path
         Recipe.text(path)
 
 
+def test_a_tokenizer_that_draws_is_refused(tmp_path):
+    drawing = tokenizers.Tokenizer(
+        tokenizers.models.BPE({"o": 0, "n": 1, "on": 2}, [("o", "n")], dropout=0.5)
+    )
+    path = tmp_path / "tokenizer.json"
+    drawing.save(str(path))
+    with pytest.raises(ConfigError, match=r"has dropout"):
+        run(Recipe.text(path), b"on on on")
+
+
 def test_one_tokenizer_at_two_places_gives_the_same_samples(tokenizer, tmp_path):
     moved = tmp_path / "moved.json"
     moved.write_bytes(tokenizer.read_bytes())

@@ -12,9 +12,11 @@ import tarfile
 import threading
 import zipfile
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from superdl.coordinator.catalog import parse_source
 from superdl.index.archives import tar_members, zip_members
@@ -225,6 +227,19 @@ def test_fields_are_chosen_by_name(tmp_path):
     tfrecord_of(tmp_path / "a.tfrecord", [{"png": b"pixels", "image": b"others", "score": 0.5}])
     (row,) = index(tmp_path, tmp_path / "list.jsonl", "--image-field", "png", "--label-field", "score")
     assert (row["label"], content_of(row, tmp_path)) == (0.5, b"pixels")
+    (other,) = index(tmp_path, tmp_path / "list.jsonl", "--image-field", "image", "--label-field", "score")
+    assert content_of(other, tmp_path) == b"others"
+    assert other["member"] != row["member"]  # else both would have one id
+
+
+def test_two_columns_of_a_parquet_file_have_samples_of_their_own(tmp_path):
+    parquet.write_table(
+        pa.table({"left": [b"l", b"m"], "right": [b"r", b"s"], "label": [0, 1]}), tmp_path / "a.parquet"
+    )
+    names = set()
+    for column in ("left", "right"):
+        names |= {row["member"] for row in index(tmp_path, tmp_path / "list.jsonl", "--image-field", column)}
+    assert len(names) == 4
 
 
 def test_numbers_of_class_labels_are_kept_where_asked(tmp_path):
