@@ -265,10 +265,12 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
-    """The source that ``bucket`` names: ``s3://name`` or ``file://`` and an absolute directory.
+    """The source that ``bucket`` names: ``s3://name``, another cloud's, or ``file://`` and an absolute
+    directory.
 
     Raises:
-        ConfigError: another scheme, or a directory that the function's settings do not allow.
+        ConfigError: another scheme, a package that is not there, or a directory that the function's settings
+            do not allow.
     """
     if bucket.startswith("file://"):
         return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
@@ -280,7 +282,9 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
             endpoint_url=settings.s3_endpoint_url,
             lean=settings.s3_client != "boto3",
         )
-    raise ConfigError(f"a bucket is s3://name or file:///directory; not {bucket!r}")
+    from superdl.lambda_prefetch.cloud_source import CloudSource
+
+    return CloudSource(bucket)
 
 
 def _memory_mb(context: Any) -> int:

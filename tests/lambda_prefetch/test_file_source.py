@@ -236,7 +236,7 @@ def test_no_permission(root, nobody):
     assert (found.outcome, found.why) == (Outcome.REFUSED, "permission denied")
 
 
-@pytest.mark.parametrize("bucket", ["gs://bucket", "bucket", "s3://", "", "file://relative/path", "/data"])
+@pytest.mark.parametrize("bucket", ["ftp://bucket", "bucket", "s3://", "", "file://relative/path", "/data"])
 def test_a_bucket_of_no_known_kind_is_refused(bucket):
     with pytest.raises(ConfigError, match=r"bucket"):
         open_source(bucket, FunctionSettings())

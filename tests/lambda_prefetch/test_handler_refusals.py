@@ -40,7 +40,7 @@ def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
     [
         ({"super_request": 1}, ConfigError),
         ({"recipe": "{}"}, RecipeError),
-        ({"bucket": "gs://x"}, ConfigError),
+        ({"bucket": "ftp://x"}, ConfigError),
         ({"keys": []}, ConfigError),
         ({"packs": ["0.pack"], "store": "/store"}, ConfigError),
         ({"alias": "pets"}, ConfigError),

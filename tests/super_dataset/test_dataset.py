@@ -121,7 +121,7 @@ def test_it_pickles_small_and_bound(valkey):
 
 WRONG = [("read_timeout", value) for value in (0, -1.0, float("inf"), float("nan"), "120", True)]
 WRONG += [
-    ("source", "gs://bucket"),
+    ("source", "ftp://bucket"),
     ("source", ""),
     ("recipe", "resize"),
     ("key_list", "http://host/keys.csv"),
@@ -187,7 +187,7 @@ def test_paths_become_real_file_urls(tmp_path, monkeypatch):
         assert normalise_url(form, name="source") == url
 
 
-REFUSED = {"gs://bucket/train": "gs://"} | dict.fromkeys((b"/bytes", 7, None), "URL or a path")
+REFUSED = {"ftp://bucket/train": "ftp://"} | dict.fromkeys((b"/bytes", 7, None), "URL or a path")
 
 
 @pytest.mark.parametrize(("value", "reason"), REFUSED.items())

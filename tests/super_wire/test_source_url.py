@@ -11,9 +11,11 @@ from superdl.super_wire.source_url import split_url
 @pytest.mark.parametrize(
     ("url", "parts"),
     [
-        ("s3://b", ("b", "")),
-        ("S3://my.bucket-1/x//y/", ("my.bucket-1", "x//y/")),
-        ("s3://b/a\u00e4 b%20?x=1#y", ("b", "a\u00e4 b%20?x=1#y")),
+        ("s3://b", ("s3://b", "")),
+        ("S3://my.bucket-1/x//y/", ("s3://my.bucket-1", "x//y/")),
+        ("s3://b/a\u00e4 b%20?x=1#y", ("s3://b", "a\u00e4 b%20?x=1#y")),
+        ("gs://b/x", ("gs://b", "x")),
+        ("AZ://c/x/", ("az://c", "x/")),
         ("file:///a%20b c", ("", "/a%20b c")),
         ("FILE://localhost/a", ("", "/a")),
         ("a/b", ("", "a/b")),
@@ -26,7 +28,8 @@ def test_bucket_and_key_or_a_path(url, parts):
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("gs://bucket/x", r"unknown scheme gs://.*s3://bucket/prefix, file:///directory"),
+        ("ftp://bucket/x", r"unknown scheme ftp://.*s3://bucket/prefix .*file:///directory"),
+        ("az://KEY:hunter2@bucket/x", "carries no credentials.*AZURE_STORAGE_ACCOUNT_NAME"),
         ("https://me:hunter2@example.org/x", r"https://\*\*\*@example.*unknown scheme https://"),
         ("", "is empty.*s3://bucket/prefix"),
         (" ", "is empty"),

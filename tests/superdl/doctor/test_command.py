@@ -51,8 +51,8 @@ def test_with_nothing_named_it_says_what_to_name(capsys):
         (["--patience", "0"], "--patience"),
         (["--executor", "carrier-pigeon"], "executor is one of"),
         (["--stack", "no/such.json"], "cannot be read"),
-        (["gs://bucket"], "unknown scheme gs://"),
-        ([".", "--key-list", "gs://bucket/k.csv"], "key list 'gs://bucket/k.csv' has the unknown scheme"),
+        (["ftp://bucket"], "unknown scheme ftp://"),
+        ([".", "--key-list", "ftp://bucket/k.csv"], "key list 'ftp://bucket/k.csv' has the unknown scheme"),
     ],
 )
 def test_wrong_use(capsys, words, reason):

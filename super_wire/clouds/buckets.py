@@ -1,0 +1,165 @@
+"""Google's and Azure's buckets, read through obstore, a library in Rust that needs the extra ``clouds``.
+
+Endpoints and credentials are this process's own: the variables that each cloud's tools take.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.clouds.base import ATTEMPTS, CloudError, Fault
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from superdl.super_wire.clouds.base import Page
+
+__all__ = ["open_bucket"]
+
+_CLIENT = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "300s"}
+_RETRIES = {
+    "max_retries": ATTEMPTS - 1,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=200),
+        "max_backoff": timedelta(seconds=5),
+        "base": 2,
+    },
+}
+_ENDPOINTS = {
+    "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_REMEDIES = {
+    "gs": "give it GOOGLE_APPLICATION_CREDENTIALS, or its machine a service account, that may list and read "
+    "the bucket (roles/storage.objectViewer); GOOGLE_SKIP_SIGNATURE=true reads public buckets",
+    "az": "give it AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN), or "
+    "its machine an identity that may list and read the container (Storage Blob Data Reader); "
+    "AZURE_SKIP_SIGNATURE=true reads public containers",
+}
+_OURS = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
+_STATUS = re.compile(r"status code: (\d{3})")
+_FAULTS = {
+    401: Fault.REFUSED,
+    403: Fault.REFUSED,
+    404: Fault.MISSING,
+    412: Fault.CHANGED,
+    416: Fault.CHANGED,  # it ends before the span begins
+}
+_WORDS = 300
+
+
+def open_bucket(bucket: str) -> _Bucket:
+    """This process's client of ``gs://name`` or ``az://container``; errors as those of ``open_cloud``."""
+    settings = frozenset(item for item in os.environ.items() if item[0].startswith(_OURS))
+    return _opened(bucket, os.getpid(), settings)
+
+
+@lru_cache(maxsize=16)
+def _opened(bucket: str, _process: int, _settings: frozenset[tuple[str, str]]) -> _Bucket:
+    return _Bucket(bucket)
+
+
+class _Bucket:
+    """One bucket; see :class:`superdl.super_wire.clouds.Cloud`."""
+
+    def __init__(self, bucket: str) -> None:
+        self._scheme, _, name = bucket.partition("://")
+        try:
+            import obstore
+            from obstore.store import AzureStore, GCSStore
+        except ImportError as error:
+            raise ConfigError(
+                f"{bucket} is read through obstore, which is not installed here ({error}): pip install "
+                "'superdl[clouds]' where coordinator and functions run"
+            ) from error
+        endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[self._scheme])), "")
+        options = {
+            "client_options": {**_CLIENT, "allow_http": endpoint.startswith("http://")},
+            "retry_config": _RETRIES,
+        }
+        self._obstore = obstore
+        self._suffixes = self._scheme == "gs"  # Azure serves no "last n bytes"
+        with self._failures():
+            if self._scheme == "az":
+                self._store: Any = AzureStore(name, **options)
+            elif os.environ.get("STORAGE_EMULATOR_HOST"):  # as Google's own clients take it
+                emulated = {"base_url": endpoint, "skip_signature": True}
+                self._store = GCSStore(name, config=emulated, **options)
+            else:
+                self._store = GCSStore(name, **options)
+
+    def read(
+        self,
+        key: str,
+        *,
+        version: str = "",
+        begin: int = 0,
+        end: int | None = None,
+        before: Callable[[int], None] = lambda _: None,
+    ) -> bytes:
+        """The bytes of an object, or of a span of it."""
+        if begin < 0 and not self._suffixes:
+            end = self.head(key)[1]
+            begin = max(end + begin, 0)
+        options: dict[str, Any] = {"if_match": f'"{version}"'} if version else {}
+        if begin < 0:
+            options["range"] = {"suffix": -begin}
+        elif end is not None:
+            options["range"] = (begin, end)
+        with self._failures():
+            answer = self._obstore.get(self._store, key, options=options)
+            found, (first, last) = _version(answer.meta), answer.range
+        if version and found != version:  # not every server heeds If-Match
+            raise CloudError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
+        before(last - first)
+        with self._failures():
+            data: bytes = answer.bytes().to_bytes()
+        return data
+
+    def head(self, key: str) -> tuple[str, int]:
+        """Version and size of an object."""
+        with self._failures():
+            meta = self._obstore.head(self._store, key)
+        return _version(meta), int(meta["size"])
+
+    def pages(self, prefix: str) -> Iterator[Page]:
+        """All objects below a prefix."""
+        with self._failures():
+            for page in self._obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
+                yield [(meta["path"], _version(meta)) for meta in page]
+
+    def folder(self, prefix: str) -> tuple[list[str], Page]:
+        """The prefixes of folders in a prefix, and the objects in it."""
+        with self._failures():
+            found = self._obstore.list_with_delimiter(self._store, prefix=prefix or None)
+        objects = [(meta["path"], _version(meta)) for meta in found["objects"]]
+        return [f"{folder}/" for folder in found["common_prefixes"]], objects
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turn obstore's errors into ours. A remedy goes with refusals, and with what met no server at all,
+        since missing credentials are asked of one that only the cloud's own machines have.
+        """
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, OSError, ValueError) as error:  # OSError: FileNotFoundError; ValueError: odd keys
+            said = str(error).partition("\n")[0][:_WORDS]
+            status = int(found[1]) if (found := _STATUS.search(str(error))) else 0
+            fault = Fault.MISSING if isinstance(error, FileNotFoundError) else Fault.FAILED
+            fault = _FAULTS.get(status, fault)
+            remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
+            raise CloudError(fault, f"{said}{remedy}") from error
+
+
+def _version(meta: Any) -> str:
+    """What tells versions of an object apart: every cloud's ETag is another for each."""
+    return str(meta["e_tag"] or "").removeprefix("W/").strip('"')
