@@ -21,7 +21,7 @@ from superdl.super_wire.errors import ConfigError
 __all__ = ["Machine", "PriceTable", "load_prices"]
 
 _DEFAULT = Path(__file__).with_name("prices.toml")
-_PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
+_PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage", "express")
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
 """Sections of sections, by the name of the thing."""
 
@@ -94,10 +94,22 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Storage:
-    """A GB for a month, in the object store and on a disk."""
+    """A GB for a month, in the object store and on a disk; there also a MB/s above what comes with it."""
 
     s3_gb_month: _Usd
     disk_gb_month: _Usd
+    disk_mb_per_s_month: _Usd
+
+
+@dataclass(frozen=True, slots=True, config=_CONFIG)
+class Express:
+    """An object store in one zone: a GB for a month, a request, and a GB that is read or written."""
+
+    gb_month: _Usd
+    get: _Usd
+    put: _Usd
+    read_gb: _Usd
+    write_gb: _Usd
 
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
@@ -120,6 +132,7 @@ class PriceTable:
     address: Address
     transfer: Transfer
     storage: Storage
+    express: Express
 
     def of(self, executor: str) -> Prices:
         """The prices of an executor; nothing is billed for one that the table does not name."""

@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 __all__ = [
     "MONTH_HOURS",
     "PARTS",
+    "STORE_SHARE",
     "Bill",
     "Period",
-    "bills",
     "cache_samples",
+    "embedded",
     "embedded_reuse",
+    "pace",
     "produced",
     "reuse",
+    "shared",
+    "stored_on_nvme",
+    "vcpus_rate",
 ]
 
 MONTH_HOURS = 730.0
@@ -44,7 +49,7 @@ _MS = 1e-3
 _VCPU_MB = 1769  # of a function's memory, for one vCPU
 _TASK_VCPUS, _TASK_GB = 1, 2  # the stack's smallest coordinator
 _EMBEDDED_SHARE = 0.25  # of a machine's memory: what the embedded default takes for its cache
-_STORE_SHARE = 0.9  # of a disk: what a store may take of it at most
+STORE_SHARE = 0.9  # of a disk: what a store may take of it at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class Period:
     transfer: float = 0.0
     disk: float = 0.0
     store: float = 0.0
+    conversion: float = 0.0
 
     @property
     def usd(self) -> float:
@@ -76,7 +82,7 @@ class Period:
         return Period(*(getattr(self, entry.name) + getattr(other, entry.name) for entry in fields(self)))
 
 
-PARTS = ("trainer", "functions", "gets", "cache", "coordinator", "transfer", "disk", "store")
+PARTS = ("trainer", "functions", "gets", "cache", "coordinator", "transfer", "disk", "store", "conversion")
 """The costs of a period, by what is paid for."""
 
 
@@ -84,11 +90,13 @@ PARTS = ("trainer", "functions", "gets", "cache", "coordinator", "transfer", "di
 class Bill:
     """A way of loading, and what it costs.
 
+    ``tag`` names the way on any machine, ``kind`` what becomes of the images (:mod:`superdl.cost.choices`).
     ``images_per_s`` of each job in an epoch after the first; ``bound`` says what keeps it from more;
     ``functions_at_once`` as many as Lambda runs, or hosts of Ray, in the first epoch.
     """
 
-    loader: str
+    tag: str
+    kind: str
     machine: str
     images_per_s: float
     bound: str
@@ -98,24 +106,10 @@ class Bill:
     later: Period
     month: Period
 
-
-def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
-    """The bill of every way of loading, SUPER's first.
-
-    Raises:
-        ConfigError: the price table has no machine or node of a name, or the training loop leaves its
-            machine no vCPU.
-    """
-    return [
-        _shared(scenario, prices, "lambda"),
-        _shared(scenario, prices, "ray"),
-        _embedded(scenario, prices),
-        *filter(None, [_stored(scenario, prices)]),
-        *([] if scenario.random else [_shared(scenario, prices, "lambda", stored=True)]),
-        _local(scenario, prices, scenario.machine, disk=False),
-        _local(scenario, prices, scenario.machine, disk=True),
-        *filter(None, (_bigger(scenario, prices, disk=disk) for disk in (False, True))),
-    ]
+    @property
+    def loader(self) -> str:
+        """Machine and way."""
+        return f"{self.machine}, {self.tag}"
 
 
 def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
@@ -160,13 +154,13 @@ def produced(scenario: Scenario, share: float) -> tuple[float, float]:
     return (first, first) if scenario.random else (first, uses * (1 - share))
 
 
-def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
+def vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
     """Images/s that a machine's vCPUs handle at ``cpu_ms`` each on the core measured, some ``kept`` apart."""
     worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
     return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
 
 
-def _pace(
+def pace(
     scenario: Scenario,
     prices: PriceTable,
     name: str,
@@ -177,7 +171,7 @@ def _pace(
     machine = prices.machine(name)
     bounds = {
         "GPU": scenario.images_per_s * max(machine.gpus, 1),
-        "trainer's CPU": _vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
+        "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
         **(others or {}),
     }
     bound, rate = min(bounds.items(), key=lambda one: one[1])
@@ -187,7 +181,7 @@ def _pace(
     return bound, rate, scenario.samples / rate / 3600
 
 
-def _shared(scenario: Scenario, prices: PriceTable, executor: str, *, stored: bool = False) -> Bill:
+def shared(scenario: Scenario, prices: PriceTable, executor: str, *, stored: bool = False) -> Bill:
     """SUPER, functions and cache apart from the trainers and shared by them; what is ``stored`` in S3 is
     decoded once, and restored from there.
     """
@@ -209,7 +203,8 @@ def _shared(scenario: Scenario, prices: PriceTable, executor: str, *, stored: bo
     if scenario.always_up:
         month = _with_standing(scenario, prices, executor, month, max(MONTH_HOURS, month.hours))
     return Bill(
-        loader=f"{scenario.machine}, SUPER with {kind}",
+        tag=f"SUPER with {kind}",
+        kind="SUPER",
         machine=scenario.machine,
         images_per_s=rate,
         bound=bound,
@@ -232,7 +227,7 @@ def _function_s(scenario: Scenario, prices: PriceTable, executor: str, cpu_ms: f
         work_s = cpu_ms * _MS / (scenario.lambda_vcpu * min(vcpus, 1.0))
         return scenario.spare * (work_s + scenario.request_s / scenario.request_samples)
     host = prices.machine(scenario.cpu_host)
-    return scenario.spare * host.vcpus / _vcpus_rate(scenario, host, cpu_ms)
+    return scenario.spare * host.vcpus / vcpus_rate(scenario, host, cpu_ms)
 
 
 def _shared_epoch(
@@ -245,7 +240,7 @@ def _shared_epoch(
     read, done = float(scenario.samples * scenario.jobs), made * scenario.spare
     come, fetched = made + restored, restored * scenario.spare
     network = scenario.cache_nodes * node.network_gbps * _GB / 8 / scenario.record_bytes
-    bound, rate, hours = _pace(
+    bound, rate, hours = pace(
         scenario,
         prices,
         scenario.machine,
@@ -286,7 +281,7 @@ def _with_standing(
     return replace(period, cache=cache, coordinator=(task + endpoints) * hours)
 
 
-def _embedded(scenario: Scenario, prices: PriceTable, *, stored: float = 0.0) -> Bill:
+def embedded(scenario: Scenario, prices: PriceTable, *, stored: float = 0.0) -> Bill:
     """SUPER without a deployment: functions and cache in the training machine, each job for itself. A share
     that is ``stored`` on its NVMe is decoded once and read from there.
     """
@@ -297,58 +292,21 @@ def _embedded(scenario: Scenario, prices: PriceTable, *, stored: float = 0.0) ->
     def epoch(made: float) -> tuple[Period, str, float]:
         cpu_ms = made * scenario.function_cpu_ms + scenario.read_cpu_ms
         others = {"NVMe": disk / (1.0 - made)} if stored and made < 1 else {}
-        bound, rate, hours = _pace(scenario, prices, scenario.machine, cpu_ms, others)
+        bound, rate, hours = pace(scenario, prices, scenario.machine, cpu_ms, others)
         count = made * scenario.samples * scenario.jobs
         trainer, gets = scenario.jobs * machine.hour * hours, count * prices.of("local").source_request
         return Period(hours=hours, produced=count, trainer=trainer, gets=gets), bound, rate
 
     (first, _, _), (later, bound, rate) = epoch(1.0), epoch(1.0 - share)
     month = first.plus(later.times(scenario.epochs - 1))
-    loader = f"{scenario.machine}, SUPER embedded{', store on NVMe' if stored else ''}"
-    return Bill(loader, scenario.machine, rate, bound, share, 0.0, first, later, month)
+    tag = f"SUPER embedded{', store on NVMe' if stored else ''}"
+    return Bill(tag, "SUPER", scenario.machine, rate, bound, share, 0.0, first, later, month)
 
 
-def _stored(scenario: Scenario, prices: PriceTable) -> Bill | None:
+def stored_on_nvme(scenario: Scenario, prices: PriceTable) -> Bill | None:
     """The same with a store on the machine's own disk; ``None`` where that holds no more than memory does."""
     machine = prices.machine(scenario.machine)
-    room_bytes = 0.0 if scenario.random else machine.nvme_gb * _GB * _STORE_SHARE
+    room_bytes = 0.0 if scenario.random else machine.nvme_gb * _GB * STORE_SHARE
     share = min(1.0, room_bytes / (scenario.samples * scenario.record_bytes))
     more = share > embedded_reuse(scenario, machine)
-    return _embedded(scenario, prices, stored=share) if more else None
-
-
-def _local(scenario: Scenario, prices: PriceTable, name: str, *, disk: bool) -> Bill:
-    """DataLoader and Pillow on a training machine, from S3 or from a copy on a volume of its own."""
-    cpu_ms = scenario.disk_cpu_ms if disk else scenario.s3_cpu_ms
-    others = {"disk": scenario.disk_mb_per_s * 1e6 / scenario.source_bytes} if disk else {}
-    bound, rate, hours = _pace(scenario, prices, name, cpu_ms, others)
-    gets = scenario.jobs * scenario.samples * prices.of("local").source_request
-    volume_gb = scenario.jobs * scenario.samples * scenario.source_bytes / _GB
-    volume_hour = volume_gb * prices.storage.disk_gb_month / MONTH_HOURS if disk else 0.0
-    later = Period(
-        hours=hours,
-        trainer=scenario.jobs * prices.machine(name).hour * hours,
-        gets=0.0 if disk else gets,
-        disk=volume_hour * hours,
-    )
-    first = later.plus(Period(gets=gets)) if disk else later
-    month = first.plus(later.times(scenario.epochs - 1))
-    if disk and scenario.always_up:
-        month = month.plus(Period(disk=volume_hour * max(MONTH_HOURS - month.hours, 0.0)))
-    loader = f"{name}, local decoding from {'a disk' if disk else 'S3'}"
-    return Bill(loader, name, rate, bound, 0.0, 0.0, first, later, month)
-
-
-def _bigger(scenario: Scenario, prices: PriceTable, *, disk: bool) -> Bill | None:
-    """Local decoding on a machine with more vCPUs and as many of the same GPUs: of the fastest, the cheapest.
-    ``None`` where the table has none.
-    """
-    own = prices.machine(scenario.machine)
-    choices = [
-        _local(scenario, prices, name, disk=disk)
-        for name, machine in prices.machines.items()
-        if (machine.gpu, machine.gpus) == (own.gpu, own.gpus) and machine.vcpus > own.vcpus
-    ]
-    fast = max((bill.images_per_s for bill in choices), default=0.0)
-    alike = [bill for bill in choices if bill.images_per_s == fast]
-    return min(alike, key=lambda bill: bill.later.usd, default=None)
+    return embedded(scenario, prices, stored=share) if more else None

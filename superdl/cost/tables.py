@@ -1,25 +1,34 @@
-"""Bills as tables: for a terminal, as Markdown, as JSON."""
+"""Bills, and the map of what is cheapest where, as tables: for a terminal, as Markdown, as JSON."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from superdl.cost.choices import KINDS
 from superdl.cost.model import MONTH_HOURS, PARTS, Bill, Period, cache_samples
 from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console
 
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.cost.scenario import Scenario
 
-__all__ = ["headline", "inputs_markdown", "markdown", "print_bills", "to_mapping"]
+__all__ = ["headline", "inputs_markdown", "map_markdown", "markdown", "print_bills", "to_mapping"]
 
-_MONTH_HEADS = ("trainers", "functions", "GETs", "cache, coordinator", "disks, store, transfer")
+_MONTH_HEADS = (
+    "trainers",
+    "functions",
+    "GETs",
+    "cache, coordinator",
+    "disks, storage, transfer",
+    "conversion",
+)
 
 
 def headline(scenario: Scenario, prices: PriceTable) -> str:
@@ -38,7 +47,7 @@ def headline(scenario: Scenario, prices: PriceTable) -> str:
 def markdown(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> str:
     """One table of all bills: an epoch, and the month by what is paid for."""
     heads = ("", "images/s", "first epoch", "later epoch", "month", *_MONTH_HEADS)
-    lines = [headline(scenario, prices) + ".", "", f"| {' | '.join(heads)} |"]
+    lines = [headline(scenario, prices) + ".", "", _row(heads)]
     lines.append("|---|" + "--:|" * (len(heads) - 1))
     for bill in bills:
         month = bill.month
@@ -48,6 +57,7 @@ def markdown(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> s
             month.gets,
             month.cache + month.coordinator,
             month.disk + month.store + month.transfer,
+            month.conversion,
         )
         cells = (
             bill.loader,
@@ -57,8 +67,26 @@ def markdown(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> s
             f"**{_usd(month.usd)}**",
             *map(_usd, parts),
         )
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(_row(cells))
     return "\n".join(lines) + "\n"
+
+
+def map_markdown(scenario: Scenario, spots: Iterable[dict[str, Any]]) -> str:
+    """What `cost_map` found, a row for each workload; the least is bold."""
+    heads = ("images", "jobs", "epochs", *KINDS, "SUPER against the best other")
+    lines = [_row(heads), f"|--:|--:|--:|{'---|' * len(KINDS)}--:|"]
+    for spot in spots:
+        cells = [f"{spot['samples']:,}", str(spot["jobs"]), str(spot["epochs"])]
+        least = min(one["month_usd"] for one in spot["cheapest"].values())
+        for one in spot["cheapest"].values():
+            bold = "**" if one["month_usd"] == least else ""
+            how = re.sub("SUPER |with |decoding from |embedded, | raw| on| from S3$", "", one["tag"])
+            size = "" if one["machine"] == scenario.machine else f" ({one['machine'].rpartition('.')[2]})"
+            cells.append(f"{bold}{_usd(one['month_usd'])}{bold} {how}{size}")
+        against = f"{spot['super_against_others']:+.0%}".replace("-0%", "0%").replace("+0%", "0%")
+        lines.append(_row([*cells, against]))
+    on = f"{scenario.name} on {scenario.machine} or bigger, {scenario.images_per_s:,.0f} images/s a GPU:"
+    return "\n".join([on, "", *lines]) + "\n"
 
 
 def inputs_markdown(scenario: Scenario) -> str:
@@ -67,7 +95,7 @@ def inputs_markdown(scenario: Scenario) -> str:
     for one in scenario.inputs():
         unit = f" {one['unit']}" if one["unit"] else ""
         cells = (f"`{one['name']}`", f"{_shown(one['value'])}{unit}", one["about"], one["basis"])
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(_row(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -106,7 +134,8 @@ def to_mapping(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) ->
         },
         "cache_samples": cache_samples(scenario, prices),
         "loaders": [
-            asdict(bill)
+            {"loader": bill.loader}
+            | asdict(bill)
             | {name: _period_mapping(getattr(bill, name)) for name in ("first", "later", "month")}
             for bill in bills
         ],
@@ -116,6 +145,10 @@ def to_mapping(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) ->
 def _period_mapping(period: Period) -> dict[str, float]:
     costs = {f"{name}_usd": getattr(period, name) for name in PARTS}
     return {"hours": period.hours, "produced": period.produced, **costs, "usd": period.usd}
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"|{'|'.join(cells)}|"  # no spaces: nobody edits these by hand
 
 
 def _usd(value: float) -> str:

@@ -19,12 +19,12 @@ def test_tables_say_what_they_assume(capsys, monkeypatch):
         "first epoch",
         "held back by the",
         "g4dn.xlarge, SUPER with Ray",
-        "g4dn.2xlarge, local decoding from a disk",
+        "g4dn.xlarge, LitData raw",
         "images_per_s",
         "assumed: ",
         "measured: superdl bench function",
         "us-east-1, 2026-11",
-        "others are from memory",
+        "express.write_gb, others",
     ):
         assert words in told
 
@@ -35,7 +35,7 @@ def test_json_adds_up(capsys):
     assert answer["scenario"]["name"] == "tiny-imagenet-64"
     assert answer["cache_samples"] > 100_000
     assert {one["name"] for one in answer["inputs"]} == answer["scenario"].keys() - {"name"}
-    assert len(answer["loaders"]) == 8
+    assert len(answer["loaders"]) == 14
     for loader in answer["loaders"]:
         for period in ("first", "later", "month"):
             costs = loader[period]
@@ -75,3 +75,19 @@ def test_a_month_that_takes_longer_than_a_month_says_so(capsys):
     assert "90 epochs take up to 6,406 hours, a month has 730" in capsys.readouterr().out
     assert main(["cost"]) == 0
     assert "a month has" not in capsys.readouterr().out
+
+
+def test_the_map_has_a_row_for_each_workload_and_the_same_figures_as_json(capsys):
+    assert main(["cost", "tiny-imagenet-64", "--map"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tiny-imagenet-64 on g4dn.xlarge or bigger, 4,000 images/s a GPU:"
+    assert main(["cost", "tiny-imagenet-64", "--map", "--json"]) == 0
+    spots = json.loads(capsys.readouterr().out)["map"]
+    assert len(lines) == 4 + len(spots) == 4 + 18
+    for line, spot in zip(lines[4:], spots, strict=True):
+        samples, jobs, epochs, *kinds, against = line.strip("|").split("|")
+        assert (samples, jobs, epochs) == (f"{spot['samples']:,}", str(spot["jobs"]), str(spot["epochs"]))
+        assert against.strip("%+-") == f"{abs(spot['super_against_others']):.0%}".strip("%")
+        costs = {kind: one["month_usd"] for kind, one in spot["cheapest"].items()}
+        bold = [cell.startswith("**") for cell in kinds]
+        assert bold == [usd == min(costs.values()) for usd in costs.values()]

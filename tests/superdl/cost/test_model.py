@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from superdl.coordinator.executors.price_table import load_prices
+from superdl.cost import bills
 from superdl.cost.model import (
     MONTH_HOURS,
-    bills,
     cache_samples,
     embedded_reuse,
     produced,
@@ -25,12 +25,21 @@ IMAGENET = PRESETS["imagenet"]
 WHOLE = replace(IMAGENET, cache_node="cache.r7g.12xlarge")
 
 
+NAMES = {
+    "SUPER with Lambda": "lambda",
+    "SUPER with Ray": "ray",
+    "SUPER with Lambda, store in S3": "stored in S3",
+    "SUPER embedded": "embedded",
+    "SUPER embedded, store on NVMe": "stored",
+    "decoding from S3": "s3",
+    "decoding from gp3": "disk",
+}
+
+
 def by_name(scenario: Scenario):
+    """On the scenario's own machine."""
     found = bills(scenario, PRICES)
-    stored = ["stored"] if any("NVMe" in bill.loader for bill in found) else []
-    stored += ["stored in S3"] if any("store in S3" in bill.loader for bill in found) else []
-    names = ("lambda", "ray", "embedded", *stored, "s3", "disk", "bigger_s3", "bigger_disk")
-    return dict(zip(names, found, strict=True))
+    return {NAMES.get(bill.tag, bill.tag): bill for bill in found if bill.machine == scenario.machine}
 
 
 def test_a_small_sum_by_hand():
