@@ -1,5 +1,5 @@
-"""``superdl data make NAME`` and ``superdl data list``: the image sets of the experiments. The work is
-:mod:`superdl.experiments.data`'s.
+"""``superdl data``: makes the image sets of the experiments, imports published ones, lists both, and pushes a
+directory to a bucket. The work is :mod:`superdl.experiments.data`'s.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from superdl.options import above_zero
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +31,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--quick", action="store_true", help="as many as are enough to try things out")
     make.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     make.add_argument("--json", action="store_true", help="print where it is as JSON")
+    taken = actions.add_parser(
+        "import",
+        help="take a published set as it was downloaded",
+        description="Check a downloaded archive, and lay it out where specs find it (data.kind).",
+    )
+    taken.add_argument(
+        "file", metavar="FILE", help="an archive, or one of MNIST's four files, which lie together"
+    )
+    taken.add_argument("--directory", metavar="DIR", help="where to; default data/ and the set's own name")
+    taken.add_argument(
+        "--any-digest", action="store_true", help="take a file of another size and digest than was published"
+    )
+    taken.add_argument("--json", action="store_true", help="print where it is as JSON")
+    pushed = actions.add_parser(
+        "push",
+        help="send a directory to S3",
+        description="Send all files of a directory to S3, in parallel, but for those that are there.",
+    )
+    pushed.add_argument("directory", metavar="DIR", help="what to send, with all that is below it")
+    pushed.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to")
+    pushed.add_argument("--workers", type=int, default=16, metavar="N", help="files at the same time (16)")
+    pushed.add_argument("--json", action="store_true", help="print what was done as JSON")
     listed = actions.add_parser(
         "list", help="show the sets", description="Show which sets there are, and what each takes."
     )
@@ -36,12 +60,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make or list."""
-    if arguments.action == "list":
-        _list(as_json=arguments.json)
-    else:
-        _make(arguments)
+    """Do what was asked for."""
+    {"list": _list, "make": _make, "import": _import, "push": _push}[arguments.action](arguments)
     return 0
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    from superdl.experiments.data import import_published
+
+    file, any_digest = Path(arguments.file), arguments.any_digest
+    name, place = import_published(file, arguments.directory, any_digest=any_digest, tell=_tell)
+    _say_where(name, place, as_json=arguments.json)
+
+
+def _push(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    from superdl.experiments.data import push
+
+    workers, console = above_zero("--workers", arguments.workers), Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        counts = push(
+            Path(arguments.directory),
+            arguments.url,
+            workers=workers,
+            done=lambda size_bytes, total: bar.update(task, advance=size_bytes, total=total),
+        )
+    if arguments.json:
+        sys.stdout.write(json.dumps(counts | {"url": arguments.url}) + "\n")
+        return
+    sent = f"{counts['sent']:,} files ({counts['bytes'] / _MEGABYTE:,.1f} MB) sent to {arguments.url}"
+    sys.stdout.write(f"{sent}, {counts['there']:,} were there\n")
 
 
 def _make(arguments: argparse.Namespace) -> None:
@@ -63,17 +115,21 @@ def _make(arguments: argparse.Namespace) -> None:
             arguments.directory or default_directory(made, samples, arguments.seed),
             samples=samples,
             seed=arguments.seed,
-            tell=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201  # to a person
+            tell=_tell,
         )
     elif name in PUBLISHED_SETS:
         published = PUBLISHED_SETS[name]
         raise ConfigError(
-            f"{name} is downloaded, not made: unpack it to data/{published.folder} ({published.layout}), or "
-            f"make what stands in for it: superdl data make {published.like}"
+            f"{name} is downloaded, not made: unpack it to data/{published.folder} ({published.layout}), "
+            f"superdl data import its files, or superdl data make {published.like}, which stands in for it"
         )
     else:
         raise ConfigError(f"NAME is one of {', '.join(('digits', *MADE_SETS))}; not {name!r}")
-    if arguments.json:
+    _say_where(name, place, as_json=arguments.json)
+
+
+def _say_where(name: str, place: Path, *, as_json: bool) -> None:
+    if as_json:
         sys.stdout.write(json.dumps({"name": name, "directory": str(place)}) + "\n")
         return
     sys.stdout.write(
@@ -82,11 +138,15 @@ def _make(arguments: argparse.Namespace) -> None:
     )
 
 
-def _list(*, as_json: bool) -> None:
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201  # to a person
+
+
+def _list(arguments: argparse.Namespace) -> None:
     from superdl.experiments.data import PUBLISHED_SETS
 
     rows = _rows()
-    if as_json:
+    if arguments.json:
         sys.stdout.write(json.dumps({"sets": rows}, indent=2) + "\n")
         return
     for row in rows:
@@ -100,7 +160,8 @@ def _list(*, as_json: bool) -> None:
     )
     for published in PUBLISHED_SETS.values():
         place = f"data/{published.folder} or data.directory, {published.layout}"
-        sys.stdout.write(f"  {published.name}: {place}; else {published.like}\n")
+        files = f"; superdl data import takes {', '.join(published.files)}" if published.files else ""
+        sys.stdout.write(f"  {published.name}: {place}{files}; else {published.like}\n")
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""The data that experiments train on: sets that are drawn, published ones, or sources that users name.
+"""The data that experiments train on: sets that are drawn, published ones that are imported, or sources that
+users name; and sending sets to a bucket.
 
 Imports fast (no torch, no scikit-learn), as the command line loads it. Reading images is left to
 `experiments.loaders`.
@@ -6,7 +7,9 @@ Imports fast (no torch, no scikit-learn), as the command line loads it. Reading 
 
 from __future__ import annotations
 
+from superdl.experiments.data.importing import import_published
 from superdl.experiments.data.making import DIGITS_FORMAT, make_digits, make_set
+from superdl.experiments.data.pushing import push
 from superdl.experiments.data.sources import PreparedData, Source, prepare_data
 from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 
@@ -18,7 +21,9 @@ __all__ = [
     "PreparedData",
     "Source",
     "default_directory",
+    "import_published",
     "make_digits",
     "make_set",
     "prepare_data",
+    "push",
 ]

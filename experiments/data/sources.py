@@ -1,8 +1,8 @@
 """Turns a spec's `data` section into source URLs, writing a set first where it is asked for and not there.
 
-A published set is found in the layout that its archive unpacks to. Nothing is written into a user's set. What
-it lacks for our loaders (labels of validation images in folders, images in files) is written once beside it,
-into ``<directory>-superdl``.
+A published set is found in the layout that `superdl data import` gives it, or its archive unpacks to. Nothing
+is written into a user's set. What it lacks for our loaders (labels of validation images in folders, images in
+files) is written once beside it, into ``<directory>-superdl``.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
             note += "; there are no validation images"
         return replace(found, note=note)
     note = (
-        f"{data.kind} as published is not in {place}: the images are {published.like}, which are drawn; "
-        "accuracies do not compare with those of the published set"
+        f"{data.kind} as published is not in {place} (superdl data import puts it there): the images are "
+        f"{published.like}, which are drawn; accuracies do not compare with those of the published set"
     )
     return replace(_splits_of(_made(data, MADE_SETS[published.like], tell)), note=note)
 
@@ -186,7 +186,8 @@ def _find(name: str, directory: Path, tell: Callable[[str], None]) -> PreparedDa
     if train is None:
         raise SourceError(
             f"{directory} holds something, but not {name} as it is published "
-            f"({PUBLISHED_SETS[name].layout}): name the directory that has these below it"
+            f"({PUBLISHED_SETS[name].layout}): name the directory that has these below it, or take what was "
+            f"downloaded by superdl data import {' or '.join(PUBLISHED_SETS[name].files) or 'FILE'}"
         )
     if name == "tiny-imagenet" and (directory / "val" / _ANNOTATIONS).is_file():
         return _with_annotations(directory, train)

@@ -1,16 +1,22 @@
-"""Fuzzers of what users and coordinators hand in as data: key lists, checkpoints and pages.
+"""Fuzzers of what users, coordinators and AWS hand in as data: key lists, states, pages, archives, prices.
 
 An input passes if it is taken as it should be, or refused by an error of SUPER's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import gzip
 import io
 import json
+import math
+import tarfile
 import tempfile
 import threading
+import zipfile
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +28,8 @@ from pyarrow import parquet
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
+from superdl.cost.price_files import CheckedPrice, look_up
+from superdl.experiments.data import import_published
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.prefetch import PlanPosition, planned_batch
 from superdl.sampler.session import JobSpec
@@ -187,11 +195,61 @@ def _page(chance: random.Random) -> None:
         assert max(np.frombuffer(ref.places.pack_of, "<u4"), default=0) <= len(ref.places.packs)
 
 
+def _archives() -> dict[str, bytes]:
+    """Small ones in the published form."""
+    zipped, tarred = io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("hymenoptera_data/train/ants/1.jpg", "hymenoptera_data/val/ants/2.jpg"):
+            archive.writestr(name, bytes(range(64)))
+    with tarfile.open(fileobj=tarred, mode="w") as archive:
+        for batch in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{batch}.bin")
+            member.size = 3073
+            archive.addfile(member, io.BytesIO(bytes(3073)))
+    return {"hymenoptera_data.zip": zipped.getvalue(), "cifar-10-binary.tar.gz": tarred.getvalue()}
+
+
+_ARCHIVES = _archives()
+
+
+def _import(chance: random.Random) -> None:
+    name = chance.choice(list(_ARCHIVES))
+    data = mutate(chance, _ARCHIVES[name])
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place, name)
+        file.write_bytes(gzip.compress(data, 1) if name.endswith("gz") and chance.random() < 0.9 else data)
+        with contextlib.suppress(SourceError, ConfigError):
+            import_published(file, Path(place, "set"), any_digest=True)
+            assert Path(place, "set/train").is_dir()
+        assert {entry.name for entry in Path(place).iterdir()} <= {name, "set"}, (
+            "nothing half, nothing outside"
+        )
+
+
+_PRICES = b"""FormatVersion,v1.0
+Disclaimer,none
+Publication Date,2026-11-20
+Version,1
+OfferCode,AmazonEC2
+SKU,TermType,StartingRange,PricePerUnit,Currency,usageType,operation
+A,OnDemand,0,0.526,USD,BoxUsage:g4dn.xlarge,RunInstances
+"""
+
+
+def _price_file(chance: random.Random) -> None:
+    checked = {"BoxUsage:g4dn.xlarge": CheckedPrice("machine", "AmazonEC2", 0.526)}
+    with contextlib.suppress(ValueError, csv.Error):  # check_prices raises them as a SourceError
+        look_up(checked, csv.reader(io.StringIO(mutate(chance, _PRICES).decode(), newline="")))
+    assert all(math.isfinite(one) and one >= 0 for one in checked["BoxUsage:g4dn.xlarge"].theirs)
+
+
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "key list in CSV": partial(_key_list, _csv, ".csv"),
     "key list in JSONL": partial(_key_list, _jsonl, ".jsonl"),
     "key list in Parquet": partial(_key_list, _parquet, ".parquet"),
     "state of a sampler": _checkpoint,
     "page of the plan": _page,
+    "archive of a published set": _import,
+    "price file": _price_file,
 }
 """Name -> makes one input and tries it; ``AssertionError`` where a user would see what nobody should."""

@@ -1,0 +1,149 @@
+"""Uploads a directory to S3: in parallel, each file whole or not at all, and later only what is not there.
+
+A file is there if the object has its size and, as ETag, its MD5. Buckets encrypted by KMS give other ETags:
+there everything is sent again. Memory is bounded by the workers and by the largest folder's names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import mimetypes
+import os
+import stat
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
+from superdl.super_wire.source_url import split_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["push"]
+
+_MOST_BYTES = 5 * 2**30  # of an object that is sent by one request
+_MOST_FAILURES = 20
+_AHEAD = 4  # files for each worker that wait for it
+
+
+def push(
+    directory: Path, url: str, *, workers: int = 16, done: Callable[[int, int], None] = lambda *_: None
+) -> dict[str, int]:
+    """Send all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
+
+    ``done`` gets the size of each file that has been sent or was there, and the size of all.
+
+    Returns how many ``files`` there are, were ``sent`` and were ``there``, and the ``bytes`` of those sent.
+
+    Raises:
+        ConfigError: ``url`` is none of S3.
+        SourceNotFoundError: there is no such directory or bucket.
+        SourceError: the bucket cannot be listed, something below the directory is no file that can be read,
+            or some files were not sent: the message names up to 20, after which no more are tried.
+    """
+    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
+
+    bucket, prefix = split_url(url, "the place")
+    if not bucket.startswith("s3://"):
+        raise ConfigError(f"files are pushed to s3://bucket/prefix, not {url!r}")
+    bucket, prefix = bucket.removeprefix("s3://"), f"{prefix.strip('/')}/".lstrip("/")
+    files = all_bytes = 0
+    for _, sizes in _folders(directory):
+        files, all_bytes = files + len(sizes), all_bytes + sum(sizes.values())
+    counts, failed = {"files": files, "sent": 0, "there": 0, "bytes": 0}, list[str]()
+    pending = deque[Future[tuple[bool, int]]]()
+
+    def settle(most: int) -> None:
+        """Wait until no more than so many files are on their way."""
+        while len(pending) > most:
+            try:
+                sent, size_bytes = pending.popleft().result()
+            except SourceError as error:
+                failed.append(str(error))
+                continue
+            counts["sent" if sent else "there"] += 1
+            counts["bytes"] += size_bytes * sent
+            done(size_bytes, all_bytes)
+
+    with s3_failures(url), closing(make_s3_client()) as client, ThreadPoolExecutor(workers) as pool:
+        try:
+            for folder, sizes in _folders(directory):
+                below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
+                known = _objects(client, bucket, below)
+                for name in sizes:
+                    if len(failed) < _MOST_FAILURES:
+                        path, key = folder / name, below + name
+                        pending.append(pool.submit(_send, client, path, bucket, key, known.get(key)))
+                        settle(_AHEAD * workers)
+            settle(0)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    if failed:
+        left = files - counts["sent"] - counts["there"]
+        raise SourceError(
+            f"{left:,} of {files:,} files are not in {url}; mend this and push again, which sends the rest: "
+            f"{'; '.join(failed[:_MOST_FAILURES])}"
+        )
+    return counts
+
+
+def _objects(client: Any, bucket: str, below: str) -> dict[str, tuple[int, str]]:
+    """Size and ETag of each object of a folder, by key."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below, Delimiter="/")
+    listed = (one for page in pages for one in page.get("Contents", ()))
+    return {one["Key"]: (one["Size"], one["ETag"].strip('"')) for one in listed}
+
+
+def _send(client: Any, path: Path, bucket: str, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
+    """Whether it was sent, as it was not there, and its size."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+            size_bytes = file.tell()
+            if known == (size_bytes, digest.hexdigest()):
+                return False, size_bytes
+            if size_bytes > _MOST_BYTES:
+                raise SourceError(f"{path}: it has over {_MOST_BYTES:,} bytes")
+            file.seek(0)
+            client.put_object(
+                Bucket=bucket,
+                Key=key,
+                Body=file,
+                ContentLength=size_bytes,
+                ContentMD5=base64.b64encode(digest.digest()).decode(),  # what arrives otherwise is refused
+                ContentType=mimetypes.guess_type(key)[0] or "application/octet-stream",
+            )
+    except (OSError, ValueError, BotoCoreError, ClientError) as error:
+        raise SourceError(f"{path}: {error}") from error
+    return True, size_bytes
+
+
+def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Each folder with its files' names and sizes, in order; what would be left out is refused."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise SourceError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    if not directory.is_dir():
+        raise SourceNotFoundError(f"there is no directory {directory.absolute()}")
+    for place, below, names in os.walk(directory, onerror=refuse):
+        below.sort()
+        folder, sizes = Path(place), {}
+        for name in sorted(names):
+            try:
+                known = (folder / name).stat()
+            except OSError as error:
+                refuse(error)
+            if not stat.S_ISREG(known.st_mode):
+                raise SourceError(f"{folder / name} is no file: a directory with it is not pushed")
+            sizes[name] = known.st_size
+        for name in below:
+            if (folder / name).is_symlink():
+                raise SourceError(f"{folder / name} is a link to a directory: push what it names by itself")
+        yield folder, sizes
