@@ -1,4 +1,6 @@
-"""``superdl report DIRECTORY``: make the page of a run or of a comparison from the files that it left."""
+"""``superdl report DIRECTORY``: make the page of a run or of a comparison from the files that it left; with
+``--book``, one page of all runs below the directory.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,9 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -21,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory", metavar="DIRECTORY", help="that superdl run or compare has written, whole or not"
     )
-    parser.add_argument("--json", action="store_true", help="print where the page is, and how the run ended")
+    parser.add_argument(
+        "--book", action="store_true", help="write book.html and book.csv, a row for each run below DIRECTORY"
+    )
+    parser.add_argument("--json", action="store_true", help="print where the page is, and what it tells of")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,9 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.experiments.reporting.page import PAGE_NAME, plots_missing
     from superdl.experiments.reporting.run_files import read_run
     from superdl.experiments.reporting.run_page import run_page
-    from superdl.super_wire.errors import ConfigError
 
     directory = Path(arguments.directory)
+    if arguments.book:
+        return _book(directory, as_json=arguments.json)
     known: Comparison | RunFiles
     if is_comparison(directory):
         known = read_comparison(directory)
@@ -47,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         write_whole(page, path)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; copy the run to where you may") from error
+        raise _unwritten(path, error) from error
     missing = plots_missing()
     if missing is not None:
         sys.stderr.write(f"superdl report: without plots: {missing}\n")
@@ -56,3 +65,25 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(f"{path}\n")
     return 0
+
+
+def _book(directory: Path, *, as_json: bool) -> int:
+    from superdl.experiments.reporting.book import read_book, write_book
+
+    book = read_book(directory)
+    try:
+        page, table = write_book(book)
+    except OSError as error:
+        raise _unwritten(directory, error) from error
+    if as_json:
+        told = {"page": str(page), "table": str(table), "rows": book.rows, "broken": book.broken}
+        sys.stdout.write(json.dumps(told) + "\n")
+        return 0
+    for name, reason in sorted(book.broken.items()):
+        sys.stderr.write(shown_lines(f"superdl report: {name}: {reason}\n"))
+    sys.stdout.write(f"{page}\n{table}\n")
+    return 0
+
+
+def _unwritten(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write {path}: {error.strerror}; copy the runs to where you may")

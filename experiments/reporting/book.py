@@ -1,0 +1,136 @@
+"""A log book: a row for each run below a directory, made from what the runs left, as a page and as CSV.
+
+What cannot be read is named beside the rows; it keeps no other run from its row.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from superdl.experiments.output import write_whole
+from superdl.experiments.reporting.page import Cell, Table, render
+from superdl.experiments.reporting.quantities import count, share
+from superdl.experiments.reporting.run_files import read_run
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from superdl.experiments.reporting.run_files import RunFiles
+
+__all__ = ["Book", "read_book", "write_book"]
+
+_OF_A_RUN = ("manifest.json", "report.json")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet takes text that begins so for a formula."""
+
+
+class Book(NamedTuple):
+    """Rows by the columns' heads, the oldest run first; and what could not be read, by its path."""
+
+    directory: Path
+    rows: list[dict[str, Cell]]
+    broken: dict[str, str]
+
+
+def read_book(directory: Path) -> Book:
+    """Read all runs below a directory, those of comparisons too.
+
+    Raises:
+        ConfigError: there is no such directory, or nothing in it.
+    """
+    broken: dict[str, str] = {}
+    try:
+        children = sorted(child for child in directory.iterdir() if child.is_dir())
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be read: {error.strerror}") from error
+    places = {file.parent for name in _OF_A_RUN for file in directory.rglob(name)}
+    found = sorted(place for place in places if not places & set(place.parents))
+    rows = []
+    for place in found:
+        name = str(place.relative_to(directory))
+        try:
+            run = read_run(place)
+            if run.troubles or not run.facts:
+                broken[name] = "; ".join(run.troubles) or "its files hold no run"
+            row = {"run": name} | {head: _cell(value) for head, value in _row(run).items()}
+        except (AttributeError, ConfigError, LookupError, TypeError, ValueError) as error:
+            broken[name] = f"it holds no run of this version ({type(error).__name__}: {error})"
+            continue
+        rows += [row] if run.facts else []
+    for child in children:
+        if not any(place.is_relative_to(child) for place in found):
+            broken.setdefault(child.name, f"no run lies in it: it has neither of {' and '.join(_OF_A_RUN)}")
+    if not rows and not broken:
+        raise ConfigError(f"{directory} holds no runs: name the directory that superdl run writes them into")
+    return Book(directory, sorted(rows, key=lambda row: (str(row["begun"]), str(row["run"]))), broken)
+
+
+def write_book(book: Book) -> tuple[Path, Path]:
+    """Write ``book.html`` and ``book.csv`` into its directory; where they are."""
+    heads = list(book.rows[0]) if book.rows else []
+    shown = [head for head in heads if any(row[head] is not None for row in book.rows)]
+    table = Table("All runs, the oldest first", shown, [[row[head] for head in shown] for row in book.rows])
+    told = f"{count(len(book.rows), 'run')}, {len(book.broken)} that cannot be read, or not whole"
+    title = f"Log book of {book.directory.absolute().name}"
+    values = {"table": table, "broken": sorted(book.broken.items()), "plots_missing": None}
+    page, sheet = book.directory / "book.html", book.directory / "book.csv"
+    write_whole(render("book.html", title=title, subtitle=told, **values), page)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows([_harmless(cell) for cell in row.values()] for row in book.rows)
+    write_whole(text.getvalue(), sheet)
+    return page, sheet
+
+
+def _cell(value: Any) -> Cell:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"a figure is {value!r}")
+
+
+def _harmless(cell: Cell) -> Cell:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+def _row(run: RunFiles) -> dict[str, Any]:
+    """A run by the columns' heads; the accuracies are the last validation's."""
+    facts, loader = run.facts, run.spec.get("loader") or {}
+    hired, hardware = run.spec.get("cost") or {}, facts.get("hardware") or {}
+    machine = f"{hired.get('machines') or 1} x {hired['machine']}" if hired.get("machine") else None
+    if machine is None and hardware:
+        gpus = [gpu["name"] for gpu in hardware.get("gpus") or ()]
+        machine = f"{hardware['usable_cores']} cores of {', '.join([hardware['cpu'], *gpus])}"
+    waited_s, took_s = (sum(one.figures[name] for one in run.trained) for name in ("wait_s", "wall_s"))
+    phases = (facts.get("utilization") or {}).get("phases") or ()
+    busy = [one for one in phases if one["split"] == "train" and one["gpu_percent"] is not None]
+    memory = [one["gpu_memory_bytes_max"] for one in busy if one["gpu_memory_bytes_max"] is not None]
+    busy_s = sum(one["gpu_percent"] * one["wall_s"] for one in busy)
+    return {
+        "begun": facts.get("started_at"),
+        "name": run.name,
+        "how it ended": f"{run.status}: {facts['reason']}" if facts.get("reason") else run.status,
+        "machine": machine,
+        "model": (run.spec.get("model") or {}).get("name"),
+        "loader": loader.get("kind"),
+        "strategy": facts.get("strategy"),
+        "ranks": run.ranks,
+        "batch (a rank)": loader.get("batch_size"),
+        "precision": facts.get("precision"),
+        "epochs": sum(one.complete for one in run.trained),
+        "top-1 (% right)": _times(facts.get("val_accuracy"), 100),
+        "top-5 (% right)": _times(facts.get("val_top5_accuracy"), 100),
+        "time (s)": facts.get("wall_s"),
+        "throughput (images/s)": facts.get("images_per_s"),
+        "waiting (% of training)": _times(share(waited_s, took_s), 100),
+        "GPU (% busy)": share(busy_s, sum(one["wall_s"] for one in busy)),
+        "GPU memory (most, GB)": _times(max(memory, default=None), 1e-9),
+        "cost (USD)": (facts.get("bill") or {}).get("usd"),
+    }
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
