@@ -41,11 +41,11 @@ def push(
 
     Raises:
         ConfigError: ``url`` is none of S3.
-        SourceNotFoundError: there is no such directory or bucket.
+        SourceNotFoundError: there is no such directory.
         SourceError: the bucket cannot be listed, something below the directory is no file that can be read,
             or some files were not sent: the message names up to 20, after which no more are tried.
     """
-    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
+    from superdl.coordinator.catalog.s3_client import make_s3_client
 
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):
@@ -69,7 +69,7 @@ def push(
             counts["bytes"] += size_bytes * sent
             done(size_bytes, all_bytes)
 
-    with s3_failures(url), closing(make_s3_client()) as client, ThreadPoolExecutor(workers) as pool:
+    with closing(make_s3_client()) as client, ThreadPoolExecutor(workers) as pool:
         try:
             for folder, sizes in _folders(directory):
                 below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
@@ -93,9 +93,17 @@ def push(
 
 def _objects(client: Any, bucket: str, below: str) -> dict[str, tuple[int, str]]:
     """Size and ETag of each object of a folder, by key."""
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below, Delimiter="/")
-    listed = (one for page in pages for one in page.get("Contents", ()))
-    return {one["Key"]: (one["Size"], one["ETag"].strip('"')) for one in listed}
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below, Delimiter="/")
+        listed = (one for page in pages for one in page.get("Contents", ()))
+        return {one["Key"]: (one["Size"], one["ETag"].strip('"')) for one in listed}
+    except (BotoCoreError, ClientError) as error:
+        raise SourceError(
+            f"s3://{bucket}/{below} cannot be listed: {error}; pushing takes your AWS credentials, with "
+            "s3:ListBucket and s3:PutObject, and SUPER_S3_ENDPOINT_URL if the store is not AWS"
+        ) from error
 
 
 def _send(client: Any, path: Path, bucket: str, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
