@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compute and print."""
     from rich.console import Console  # --help needs none of this
+    from rich.markdown import Markdown
 
     from superdl.coordinator.executors.price_table import load_prices
     from superdl.cost import bills, cost_map, load_scenario
@@ -71,12 +72,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check_prices is not None:
         return _check(check_prices(prices, arguments.check_prices, tell=_tell), as_json=arguments.json)
     scenario = load_scenario(arguments.preset, arguments.overrides)
+    console = Console(highlight=False)
+    console.width = max(console.width, _NARROWEST)
     if arguments.map:
         spots = list(cost_map(scenario, prices))
-        text = (
-            json.dumps({"map": spots}, indent=2) + "\n" if arguments.json else map_markdown(scenario, spots)
-        )
-        sys.stdout.write(text)
+        table = map_markdown(scenario, spots)
+        if arguments.json:
+            sys.stdout.write(json.dumps({"map": spots}, indent=2) + "\n")
+        elif arguments.markdown:
+            sys.stdout.write(table)
+        else:
+            console.print(Markdown(table))
         return 0
     found = bills(scenario, prices)
     if arguments.json:
@@ -85,8 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
         table = inputs_markdown(scenario) if arguments.inputs else markdown(scenario, prices, found)
         sys.stdout.write(table)
     else:
-        console = Console(highlight=False)
-        console.width = max(console.width, _NARROWEST)
         print_bills(scenario, prices, found, console)
     return 0
 

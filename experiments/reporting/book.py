@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Book", "read_book", "write_book"]
 
 _OF_A_RUN = ("manifest.json", "report.json")
+_ODD = (ArithmeticError, AttributeError, ConfigError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading a report raises that has other things than figures where figures stand."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet takes text that begins so for a formula."""
 
@@ -56,7 +58,7 @@ def read_book(directory: Path) -> Book:
             if run.troubles or not run.facts:
                 broken[name] = "; ".join(run.troubles) or "its files hold no run"
             row = {"run": name} | {head: _cell(value) for head, value in _row(run).items()}
-        except (AttributeError, ConfigError, LookupError, TypeError, ValueError) as error:
+        except _ODD as error:
             broken[name] = f"it holds no run of this version ({type(error).__name__}: {error})"
             continue
         rows += [row] if run.facts else []
@@ -87,9 +89,12 @@ def write_book(book: Book) -> tuple[Path, Path]:
 
 
 def _cell(value: Any) -> Cell:
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, str):
         return value
-    raise TypeError(f"a figure is {value!r}")
+    if not isinstance(value, int | float):
+        raise TypeError(f"a figure is {value!r}")
+    float(value)  # an integer without end raises here, not on the page
+    return value
 
 
 def _harmless(cell: Cell) -> Cell:

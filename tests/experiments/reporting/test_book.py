@@ -93,12 +93,15 @@ def test_broken_directories_are_named_and_do_no_harm(runs, capsys):
     for name, content in {
         "list": [],
         "odd": {"epochs": "none"},
+        "vast": {"wall_s": 10**400},
         "cell": {"spec": {"model": {"name": ["x"]}}},
     }.items():
         (runs / name).mkdir()
         (runs / name / "report.json").write_text(json.dumps(content))
     (runs / "cut").mkdir()
     (runs / "cut/manifest.json").write_text('{"name": "cut", "st')
+    (runs / "deep").mkdir()
+    (runs / "deep/report.json").write_text('{"spec": ' + "[" * 100_000)
     (runs / "link").symlink_to(runs / "whole")
     (runs / "killed/utilization.jsonl").write_text("[]\n")
     assert main(["report", "--book", str(runs)]) == 0
@@ -109,6 +112,8 @@ def test_broken_directories_are_named_and_do_no_harm(runs, capsys):
         "link: no run lies in it",
         "odd: it holds no run of this version (AttributeError: ",
         "list: its files hold no run",
+        "vast: it holds no run of this version (OverflowError: ",
+        "deep: ",
         "cell: it holds no run of this version (TypeError: a figure is ['x']",
         "cut: manifest.json cannot be read",
         "killed: utilization.jsonl has 1 line(s) that are no rows",

@@ -79,6 +79,8 @@ def test_a_month_that_takes_longer_than_a_month_says_so(capsys):
 
 def test_the_map_has_a_row_for_each_workload_and_the_same_figures_as_json(capsys):
     assert main(["cost", "tiny-imagenet-64", "--map"]) == 0
+    assert {"1,000,000", "WebDataset", "+11%"} <= set(capsys.readouterr().out.split())
+    assert main(["cost", "tiny-imagenet-64", "--map", "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tiny-imagenet-64 on g4dn.xlarge or bigger, 4,000 images/s a GPU:"
     assert main(["cost", "tiny-imagenet-64", "--map", "--json"]) == 0
