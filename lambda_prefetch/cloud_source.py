@@ -34,9 +34,9 @@ class CloudSource:
     threads = 16  # each waits for one answer; the library's own threads receive it
     in_flight = 1
 
-    def __init__(self, bucket: str) -> None:
+    def __init__(self, bucket: str, hosts: tuple[str, ...] | None = None) -> None:
         try:
-            self._cloud = open_cloud(bucket)
+            self._cloud = open_cloud(bucket, hosts)
         except CloudError as error:
             raise ConfigError(f"this function cannot read {bucket}: {error}") from error
 

@@ -284,7 +284,7 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
         )
     from superdl.lambda_prefetch.cloud_source import CloudSource
 
-    return CloudSource(bucket)
+    return CloudSource(bucket, settings.http_hosts)
 
 
 def _memory_mb(context: Any) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.source_url import parse_http_hosts
 from superdl.super_wire.store import parse_store
 
 if TYPE_CHECKING:
@@ -38,15 +39,17 @@ class FunctionSettings:
     A sample that is decoded, its steps counted, for longer than ``decode_timeout_s`` is given up for now.
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
-    larger than that. ``cache_secret`` names the secret of AWS Secrets Manager that has the cache's user and
-    password; without one they are in ``cache_credentials``. ``store`` is the store's address in its normal
-    form, or empty; to one that is ``store_read_only`` no pack is written.
+    larger than that. ``http_hosts`` are the web servers that may be read; ``None``: see
+    :mod:`superdl.super_wire.clouds.web`. ``cache_secret`` names the secret of AWS Secrets Manager that has
+    the cache's user and password; without one they are in ``cache_credentials``. ``store`` is the store's
+    address in its normal form, or empty; to one that is ``store_read_only`` no pack is written.
     """
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
     cache_secret: str = ""
     step_modules: frozenset[str] = frozenset()
     file_roots: tuple[str, ...] = ()
+    http_hosts: tuple[str, ...] | None = None
     store: str = ""
     store_read_only: bool = False
     s3_endpoint_url: str = ""
@@ -80,6 +83,7 @@ class FunctionSettings:
             cache_secret=secret,
             step_modules=frozenset(name for name in modules if name),
             file_roots=tuple(os.path.realpath(root) for root in roots if root),
+            http_hosts=parse_http_hosts(variables.get("SUPER_HTTP_HOSTS", ""), "SUPER_HTTP_HOSTS") or None,
             store=_store(variables),
             store_read_only=_one_of(variables, "SUPER_STORE_READ_ONLY", _SWITCH) in _SWITCH[3:],
             s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),

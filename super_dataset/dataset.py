@@ -31,7 +31,7 @@ from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import checked_naming
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.super_wire.source_url import split_url
+from superdl.super_wire.source_url import join_url, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -300,7 +300,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
         raise ConfigError(f"{name} is a URL or a path; not {value!r}")
     bucket, path = split_url(text, name)
     if bucket:
-        return f"{bucket}/{path}".rstrip("/")
+        return join_url(bucket, path).rstrip("/")
     # expanduser raises RuntimeError only where there is no home directory to expand to
     try:
         expanded = Path(path).expanduser()

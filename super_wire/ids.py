@@ -78,8 +78,13 @@ def checked_naming(alias: str | None, versions: str | None, where: str = "") -> 
 
 
 def id_bucket(bucket: str, alias: str) -> str:
-    """What stands for a bucket in ids: itself, or an alias if there is one."""
-    return f"{ALIAS_SCHEME}{alias}" if alias else bucket
+    """What stands for a bucket in ids: an alias if there is one, else itself.
+
+    A dataset of the Hub loses its commit, since versions of its files tell what changed from one to the next.
+    """
+    if alias:
+        return f"{ALIAS_SCHEME}{alias}"
+    return bucket.partition("@")[0] if bucket.startswith("hf://") else bucket
 
 
 def digest_version(size: int, digest: bytes) -> str:

@@ -39,7 +39,7 @@ def text_without_credentials(text: str) -> str:
 
     Keys of objects and names of files may have one, and stay.
     """
-    return re.sub(r"(?<!s3)(?<!file)://\S*@", "://***@", text)
+    return re.sub(r"(?<!s3)(?<!gs)(?<!az)(?<!hf)(?<!file)://\S*@", "://***@", text)
 
 
 def shown(text: str) -> str:

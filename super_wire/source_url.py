@@ -1,6 +1,7 @@
 """URLs of sources and key lists: ``s3://bucket/key``, ``file:///path`` or a plain path, taken apart.
 
-Other clouds' buckets are ``gs://name`` and ``az://container``.
+Other buckets are ``gs://name``, ``az://container``, ``hf://datasets/OWNER/NAME`` or the same with
+``@REVISION``, and web servers: ``https://host``, with its port where that is not the usual one.
 
 Trainer and coordinator read them alike. Only the text is looked at: whether the place exists is for the
 coordinator to say, which may run where the files are.
@@ -9,13 +10,14 @@ coordinator to say, which may run where the files are.
 from __future__ import annotations
 
 import re
+from urllib.parse import quote, unquote
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
-__all__ = ["split_url"]
+__all__ = ["HUB_BUCKET", "WEB_BUCKET", "join_url", "parse_http_hosts", "split_url"]
 
-_FORMS = "s3://bucket/prefix (gs://, az://), file:///directory or a plain path"
+_FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -26,12 +28,26 @@ _CREDENTIALS = {
 _SHOWN = 200  # characters of a URL that a message repeats
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_HUB = re.compile(
+    rf"(datasets/{_NAME}/{_NAME})(?:@(refs/(?:convert|pr)/{_NAME}|[A-Za-z0-9._%-]{{1,200}}))?(?:/(.*))?",
+    re.DOTALL,
+)
+_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"([a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
+
+HUB_BUCKET = re.compile(rf"hf://(datasets/{_NAME}/{_NAME})(?:@([A-Za-z0-9._%-]{{1,300}}))?")
+"""A dataset of the Hugging Face Hub, and its revision as URLs have it."""
+
+WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
+"""A web server: scheme, host and port."""
 
 
 def split_url(url: str, name: str) -> tuple[str, str]:
     """Bucket, as ``s3://name``, and key, which may be empty; of a file no bucket and its path, as it stands.
 
-    ``name`` is what the user calls it: ``source``, ``key_list``.
+    Of a web server's URL the key is percent-decoded. ``name`` is what the user calls it: ``source``,
+    ``key_list``.
 
     Raises:
         ConfigError: it is no such URL; the message names it and says how to write one.
@@ -41,23 +57,78 @@ def split_url(url: str, name: str) -> tuple[str, str]:
     match = _SCHEME.fullmatch(url)
     if match is None:
         return "", url
-    scheme, rest, shown = match[1].lower(), match[2], without_credentials(url)[:_SHOWN]
+    scheme, rest = match[1].lower(), match[2]
+    shown = f"{name} {without_credentials(url)[:_SHOWN]!r}"
     if scheme in _CREDENTIALS:
         bucket, _, key = rest.partition("/")
         if "@" in bucket:
             raise ConfigError(
-                f"{name} {shown!r}: an {scheme}:// URL carries no credentials: give the coordinator "
+                f"{shown}: an {scheme}:// URL carries no credentials: give the coordinator "
                 f"{_CREDENTIALS[scheme]} and so on"
             )
         if not _BUCKET.fullmatch(bucket):
             raise ConfigError(
-                f"{name} {shown!r} names no bucket: write {scheme}://bucket/prefix (bucket: letters, digits, "
+                f"{shown} names no bucket: write {scheme}://bucket/prefix (bucket: letters, digits, "
                 "'.', '-', '_')"
             )
         return f"{scheme}://{bucket}", key
+    if scheme == "hf":
+        return _of_hub(rest, shown)
+    if scheme in _PORTS:
+        return _of_web(scheme, rest, shown)
     if scheme != "file":
-        raise ConfigError(f"{name} {shown!r} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}")
+        raise ConfigError(f"{shown} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}")
     path = rest.removeprefix("localhost")
     if not path.startswith("/"):
-        raise ConfigError(f"{name} {shown!r} is not absolute: write file:///directory, with three slashes")
+        raise ConfigError(f"{shown} is not absolute: write file:///directory, with three slashes")
     return "", path
+
+
+def join_url(bucket: str, key: str) -> str:
+    """The URL of which :func:`split_url` makes this bucket and key."""
+    return f"{bucket}/{quote(key)}" if WEB_BUCKET.fullmatch(bucket) else f"{bucket}/{key}"
+
+
+def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:
+    """The web servers in a text that has commas between them, each as ``https://host``.
+
+    ``ConfigError`` names the setting where one is not ``host``, ``host:port`` or ``http://host:port``.
+    """
+    found = []
+    for one in filter(None, map(str.strip, text.split(","))):
+        server, path = split_url(one if "://" in one else f"https://{one}", name)
+        if path or not WEB_BUCKET.fullmatch(server):
+            raise ConfigError(f"{name} names hosts: images.example.org or http://10.0.0.7:8080; not {one!r}")
+        found.append(server)
+    return tuple(found)
+
+
+def _of_hub(rest: str, shown: str) -> tuple[str, str]:
+    match = _HUB.fullmatch(rest)
+    revision = unquote(match[2] or "") if match else ""
+    if match is None or ".." in revision or (match[2] and not re.fullmatch(r"[A-Za-z0-9._/-]+", revision)):
+        raise ConfigError(
+            f"{shown} names no dataset of the Hub: write hf://datasets/OWNER/NAME/folder, with a branch, tag "
+            "or commit hf://datasets/OWNER/NAME@REVISION/folder (a '/' in a revision is %2F)"
+        )
+    return f"hf://{match[1]}{'@' if revision else ''}{quote(revision, safe='')}", match[3] or ""
+
+
+def _of_web(scheme: str, rest: str, shown: str) -> tuple[str, str]:
+    server, _, path = rest.partition("/")
+    if "@" in server or "?" in rest or "#" in rest:
+        raise ConfigError(
+            f"{shown}: a web server's URL carries no credentials, no '?' and no '#' (in names %3F and %23)"
+        )
+    match = _HOST.fullmatch(server.lower())
+    number = int(match[2] or _PORTS[scheme]) if match else 0
+    if match is None or number not in range(1, 2**16):
+        raise ConfigError(f"{shown} names no web server: write {scheme}://host/folder")
+    try:
+        key = unquote(path, errors="strict")
+        key.encode()
+    except UnicodeError as error:
+        raise ConfigError(f"{shown} is not UTF-8, once its '%' are decoded") from error
+    if "\0" in key:
+        raise ConfigError(f"{shown} holds a NUL")
+    return f"{scheme}://{match[1]}{'' if number == _PORTS[scheme] else f':{number}'}", key

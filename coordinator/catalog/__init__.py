@@ -11,6 +11,7 @@ from __future__ import annotations
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.lister import list_objects, list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
+from superdl.coordinator.catalog.listing_cloud import pinned
 from superdl.coordinator.catalog.source import Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
 
@@ -22,4 +23,5 @@ __all__ = [
     "list_objects",
     "list_source",
     "parse_source",
+    "pinned",
 ]

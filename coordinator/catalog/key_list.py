@@ -80,7 +80,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
         url: a bucket's, ``file://`` or plain path of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
         tally: asked now and then whether the list is still wanted; counts rows where the list alone tells
             what there is.
-        of_files: whether the source is a directory, out of which no key may lead.
+        of_files: whether the source is a directory or a web server, out of which no key may lead.
 
     Raises:
         ConfigError: the URL is none.
@@ -212,8 +212,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
             if bucket.startswith("s3://"):
                 _download(bucket.removeprefix("s3://"), place, cast("BinaryIO", stream), tally)
             else:
-                tally.check()
-                stream.write(read_object(bucket, place, f"key_list {url}", partial(_check_size, url)))
+                stream.write(read_object(bucket, place, f"key_list {url}", partial(_check_size, url), tally))
             stream.seek(0)
             yield cast("BinaryIO", stream)
         return

@@ -15,7 +15,13 @@ import numpy as np
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
-from superdl.coordinator.catalog.listing_cloud import list_cloud, probe_cloud, small_object
+from superdl.coordinator.catalog.listing_cloud import (
+    ask_for_versions,
+    list_cloud,
+    pinned,
+    probe_cloud,
+    small_object,
+)
 from superdl.coordinator.catalog.listing_file import (
     list_directory,
     probe_directory,
@@ -61,7 +67,7 @@ def list_source(
     samples are what it names.
 
     Args:
-        source: ``s3://bucket/prefix``, ``file:///directory`` or a plain path.
+        source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory`` or a plain path.
         key_list: URL of a CSV, JSONL or Parquet file; ``None`` or empty: class folders.
         progress: told how many samples were found so far, never fewer than before, from any thread, one at
             a time.
@@ -80,6 +86,7 @@ def list_source(
     if place.is_file:
         allowed.check_path(place.directory, f"the source {source}")
     tally = Tally(progress, cancelled or threading.Event(), allowed)
+    place = pinned(place)
     if not key_list:
         naming = _naming_of(place, naming, tally)
         found = _list(place, tally, images_only=True, naming=naming)
@@ -87,17 +94,19 @@ def list_source(
         for warning in tally.warnings:
             _log.warning("%s", warning)
         return catalog
-    rows = read_key_list(key_list, tally, of_files=place.is_file)
+    rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web)
     naming = _naming_of(place, naming, tally)
     versions = rows.versions
-    if versions is None:
+    if versions is None and place.is_web:
+        versions = _look_up_versions(place, rows, ask_for_versions(place, rows.keys, tally))
+    elif versions is None:
         versions = _look_up_versions(place, rows, _list(place, tally, images_only=False, naming=naming))
     elif place.is_file:  # see that it exists: else functions would find out
         probe_directory(place.directory)
     elif place.is_s3:
         probe_bucket(place)
     else:
-        probe_cloud(place)
+        probe_cloud(place, rows.keys[0], tally)
     if rows.members is not None and place.is_file:
         _check_ends(rows, rows.members, versions)
     prefix = place.prefix.encode()
@@ -118,7 +127,7 @@ def list_objects(
         SourceError: as :func:`list_source`.
     """
     tally = Tally(lambda _: None, threading.Event())
-    found = _list(parse_source(source), tally, images_only=False, naming=naming)
+    found = _list(pinned(parse_source(source)), tally, images_only=False, naming=naming)
     return (
         PackedStrings.concatenate([folder.keys for folder in found]),
         PackedStrings.concatenate([folder.versions for folder in found]),

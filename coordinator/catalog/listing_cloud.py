@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
-from superdl.super_wire.clouds import ATTEMPTS, CloudError, Fault, open_cloud
+from superdl.coordinator.catalog.source import Source
+from superdl.super_wire.clouds import ATTEMPTS, CloudError, Fault, open_cloud, pinned_bucket
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.coordinator.catalog.source import Source
+    from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.clouds import Page
 
-__all__ = ["cloud_failures", "list_cloud", "probe_cloud", "read_object", "small_object"]
+__all__ = [
+    "ask_for_versions",
+    "cloud_failures",
+    "list_cloud",
+    "pinned",
+    "probe_cloud",
+    "read_object",
+    "small_object",
+]
 
 _THREADS = 16
+_ASKED_AT_A_TIME = 200
+
+
+def pinned(source: Source) -> Source:
+    """The same source as it is now: where a branch or tag names it, by its commit.
+
+    Raises:
+        ConfigError: the environment holds what cannot be meant.
+        SourceError: no such dataset or revision, no right to read it, or no answer.
+    """
+    with cloud_failures(source.url):
+        return Source(pinned_bucket(source.bucket), source.prefix)
 
 
 def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
@@ -34,35 +56,76 @@ def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folde
         ListingCancelledError: nobody wants the listing any more.
     """
     with cloud_failures(source.url):
-        cloud = open_cloud(source.bucket)
+        cloud = open_cloud(source.bucket, tally.allowed.http_hosts)
 
-        def collect(page: Page, found: FolderBuilder) -> None:
+        def wanted(page: Page) -> Iterator[tuple[str, bytes]]:
             tally.check()
             for key, version in page:
                 if not key.endswith("/") and (is_image(key) or not images_only):
-                    found.append(key.encode(), _checked(version, f"{source.bucket}/{key}"))
+                    yield key, _checked(version, f"{source.bucket}/{key}")
 
         def folder(prefix: str) -> Folder:
             found = FolderBuilder(prefix[len(source.prefix) : -1], tally)
             for page in cloud.pages(prefix):
-                collect(page, found)
+                for key, version in wanted(page):
+                    found.append(key.encode(), version)
             return found.build()
 
-        prefixes, objects = cloud.folder(source.prefix)
-        loose = FolderBuilder("", tally)
-        collect(objects, loose)
+        in_folders = cloud.folder(source.prefix)
+        prefixes, pages = (
+            ([], cloud.pages(source.prefix)) if in_folders is None else (in_folders[0], [in_folders[1]])
+        )
+        found: dict[str, FolderBuilder] = {}
+        for key, version in chain.from_iterable(map(wanted, pages)):
+            name = key[len(source.prefix) :].rpartition("/")[0].partition("/")[0]
+            found.setdefault(name, FolderBuilder(name, tally)).append(key.encode(), version)
         folders = list_folders(folder, prefixes, tally, threads=_THREADS)
-    return [found for found in (loose.build(), *folders) if len(found.keys)]
+    return [one for one in (*(each.build() for each in found.values()), *folders) if len(one.keys)]
 
 
-def probe_cloud(source: Source) -> None:
-    """See that a source may be listed at all; errors as :func:`list_cloud`."""
+def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[Folder]:
+    """These keys, relative to a source that lists nothing, and their versions, each asked for alone.
+
+    Raises:
+        SourceError: one is not there, may not be read, or has no version; or no answer came.
+        ListingCancelledError: nobody wants them any more.
+    """
     with cloud_failures(source.url):
-        next(iter(open_cloud(source.bucket).pages(source.prefix)), None)
+        cloud = open_cloud(source.bucket, tally.allowed.http_hosts)
+
+    def some(begin: str) -> Folder:
+        found = FolderBuilder("", tally, every=_ASKED_AT_A_TIME)
+        for key in keys.slice(int(begin), min(int(begin) + _ASKED_AT_A_TIME, len(keys))):
+            tally.check()
+            full = f"{source.prefix}{key.decode()}"
+            with cloud_failures(f"{source.bucket}/{full}"):
+                found.append(full.encode(), cloud.head(full)[0].encode())
+        return found.build()
+
+    return list_folders(
+        some, [str(begin) for begin in range(0, len(keys), _ASKED_AT_A_TIME)], tally, threads=_THREADS
+    )
+
+
+def probe_cloud(source: Source, key: bytes, tally: Tally) -> None:
+    """See that a source may be listed at all, or where there is no listing, that it has a key; errors as
+    :func:`list_cloud`.
+    """
+    with cloud_failures(source.url):
+        cloud = open_cloud(source.bucket, tally.allowed.http_hosts)
+        if source.is_web:
+            cloud.head(f"{source.prefix}{key.decode()}")
+        else:
+            next(iter(cloud.pages(source.prefix)), None)
 
 
 def small_object(source: Source, name: str, limit_bytes: int) -> bytes | None:
-    """At most one byte more than the limit of an object at the source's root; ``None`` if it is not there."""
+    """At most one byte more than the limit of an object at the source's root; ``None`` if it is not there.
+
+    A web server is not asked: many answer for names that they have not.
+    """
+    if source.is_web:
+        return None
     with cloud_failures(source.url):
         try:
             return open_cloud(source.bucket).read(f"{source.prefix}{name}", end=limit_bytes + 1)
@@ -74,10 +137,11 @@ def small_object(source: Source, name: str, limit_bytes: int) -> bytes | None:
             raise
 
 
-def read_object(bucket: str, key: str, what: str, before: Callable[[int], None]) -> bytes:
+def read_object(bucket: str, key: str, what: str, before: Callable[[int], None], tally: Tally) -> bytes:
     """A whole object, which messages call ``what``; ``before`` is told its size first, and may refuse it."""
+    tally.check()
     with cloud_failures(what):
-        return open_cloud(bucket).read(key, before=before)
+        return open_cloud(bucket, tally.allowed.http_hosts).read(key, before=before)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
-from superdl.super_wire.source_url import split_url
+from superdl.super_wire.source_url import WEB_BUCKET, join_url, split_url
 
 __all__ = ["Allowed", "Source", "parse_roots", "parse_source"]
 
@@ -33,7 +33,7 @@ class Source:
     @property
     def url(self) -> str:
         """The URL that parses to this source."""
-        return f"{self.bucket}/{self.prefix}" if self.prefix else self.bucket
+        return join_url(self.bucket, self.prefix) if self.prefix else self.bucket
 
     @property
     def is_file(self) -> bool:
@@ -44,6 +44,11 @@ class Source:
     def is_s3(self) -> bool:
         """Whether it is a bucket that boto3 reads."""
         return self.bucket.startswith("s3://")
+
+    @property
+    def is_web(self) -> bool:
+        """Whether it is a web server, which lists nothing."""
+        return WEB_BUCKET.fullmatch(self.bucket) is not None
 
     @property
     def directory(self) -> str:
@@ -59,9 +64,9 @@ class Source:
 def parse_source(url: str) -> Source:
     """Read a source's URL; ``ConfigError`` says what is wrong with one that is none.
 
-    Paths are taken as they stand, without percent-decoding. A plain relative path is one below the
-    coordinator's working directory. An S3 prefix names a folder: ``s3://bucket/train`` does not include
-    ``s3://bucket/training/...``.
+    Paths are taken as they stand, but those of web servers are percent-decoded. A plain relative path is one
+    below the coordinator's working directory. A prefix names a folder: ``s3://bucket/train`` does not
+    include ``s3://bucket/training/...``.
     """
     bucket, path = split_url(url, "source")
     if bucket:
@@ -83,12 +88,14 @@ class Allowed:
 
     ``roots`` are the absolute real paths of the directories that ``file://`` sources and key lists must lie
     in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have. ``own_functions``
-    says that functions run here, as this coordinator's user.
+    says that functions run here, as this coordinator's user. ``http_hosts`` are the web servers that may be
+    read, each as ``https://host``; ``None``: see :func:`superdl.super_wire.clouds.open_cloud`.
     """
 
     roots: tuple[str, ...] | None = None
     samples: int = 2**40
     own_functions: bool = True
+    http_hosts: tuple[str, ...] | None = None
 
     @property
     def link_roots(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, executor_names
 from superdl.super_wire.request import MAX_SAMPLES_PER_REQUEST
 from superdl.super_wire.sizes import parse_bytes
+from superdl.super_wire.source_url import parse_http_hosts
 
 if TYPE_CHECKING:
     import argparse
@@ -242,11 +243,18 @@ def _ill_typed(one: Field[Any], origin: str, value: Any) -> ConfigError:
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
-    """What clients may have listed: no file of this machine where they may be on another, unless said so."""
-    roots = parse_roots(settings.file_roots)
-    anywhere = not roots and not leaves_this_machine(settings.listen)
+    """What clients may have listed: no file and no web server that this machine reaches where they may be on
+    another, unless said so.
+    """
+    roots, hosts = parse_roots(settings.file_roots), parse_http_hosts(settings.http_hosts, "http_hosts")
+    anywhere = not leaves_this_machine(settings.listen)
     own = not any(executor.files_by_others for executor in executor_classes(settings.executors))
-    return Allowed(None if anywhere else roots, settings.catalog_max_samples, own)
+    return Allowed(
+        None if anywhere and not roots else roots,
+        settings.catalog_max_samples,
+        own,
+        None if anywhere and not hosts else hosts,
+    )
 
 
 def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) -> ExecutorContext:
@@ -254,6 +262,7 @@ def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) 
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
     environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}
+    environment |= {"SUPER_HTTP_HOSTS": settings.http_hosts} if settings.http_hosts else {}
     if address := settings.store_choice.address:
         environment |= {"SUPER_STORE": address, "SUPER_STORE_READ_ONLY": str(int(settings.store_read_only))}
     return ExecutorContext(

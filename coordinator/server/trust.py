@@ -19,6 +19,7 @@ from superdl.super_wire.coordinator_credentials import tokens_given
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import host_and_port, socket_path
+from superdl.super_wire.source_url import parse_http_hosts
 
 __all__ = [
     "TrustSettings",
@@ -53,6 +54,9 @@ class TrustSettings:
     file_roots: str = setting(
         "", "directories for file:// sources and key lists (any, or none where others reach it)"
     )
+    http_hosts: str = setting(
+        "", "web servers for https:// sources and key lists (any, or none where others reach it)"
+    )
 
     def check_trust(self) -> None:
         """See that addresses, certificates and tokens belong together.
@@ -64,6 +68,7 @@ class TrustSettings:
         Credentials(insecure=self.insecure).check_encrypted(CacheAddress.parse(self.cache))
         tokens_given(self.token, "token")
         parse_roots(self.file_roots)
+        parse_http_hosts(self.http_hosts, "http_hosts")
         self._check_certificates()
         if self.health_listen:
             check_listen_address(self.health_listen, "health_listen")

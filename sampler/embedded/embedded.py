@@ -43,7 +43,7 @@ _BACKLOG = 256
 QUESTION_HOLD_S = 60.0
 """So long after a question it is kept for the sampler that may follow."""
 
-_ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_TOKEN")
+_ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 """How those begin that the coordinator and its functions read when they are started: credentials too."""
 
 

@@ -66,5 +66,7 @@ class Cloud(Protocol):
     def pages(self, prefix: str) -> Iterator[Page]:
         """All objects below a prefix that is empty or ends with ``/``."""
 
-    def folder(self, prefix: str) -> tuple[list[str], Page]:
-        """The prefixes of the folders that lie in such a prefix itself, and the objects that do."""
+    def folder(self, prefix: str) -> tuple[list[str], Page] | None:
+        """The prefixes of the folders that lie in such a prefix itself, and the objects that do; ``None``
+        where it is not worth while to list folders apart.
+        """

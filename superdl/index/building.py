@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from superdl.index.archives import tar_members, zip_members
 from superdl.index.chunks import INDEX_FILE, Layout, chunk_members, layouts_of
@@ -23,7 +24,7 @@ from superdl.index.parquet import parquet_members
 from superdl.index.shard import Choices, Member, ShardError, ShardFormatError, Shards
 from superdl.index.tfrecord import tfrecord_members
 from superdl.index.writing import Row, check_out, writing_to
-from superdl.super_wire.errors import SourceEmptyError
+from superdl.super_wire.errors import ConfigError, SourceEmptyError
 from superdl.super_wire.request import Limits, is_row
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class _Job:
 
 
 def build_index(
-    source: str,
+    sources: Sequence[str],
     out: str,
     choices: Choices,
     *,
@@ -101,7 +102,8 @@ def build_index(
     """Write the key list of a source's shards.
 
     Args:
-        source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
+        sources: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory`` or a path; or several
+            shards of one folder, which web servers need, since they list nothing.
         out: path or ``s3://`` URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
         choices: what the user says of the samples.
         only: a pattern such as ``train-*`` for the keys of shards, relative to the source; ``None``: all.
@@ -114,12 +116,13 @@ def build_index(
         SourceError: the source cannot be read, holds no shard or no sample (``SourceEmptyError``), or a shard
             is broken (``ShardError``) or in a form that cannot be read in place (``ShardFormatError``).
     """
-    from superdl.coordinator.catalog import list_objects, parse_source
+    from superdl.coordinator.catalog import list_objects, parse_source, pinned
 
     check_out(out, force=force)
     begin_s = time.monotonic()
-    place = parse_source(source)
-    keys = sorted(key.decode()[len(place.prefix) :] for key in list_objects(source)[0])
+    folder, named = _named(sources)
+    place = pinned(parse_source(folder))
+    keys = named or sorted(key.decode()[len(place.prefix) :] for key in list_objects(place.url)[0])
     root, place_of_out = (
         (place.directory, os.path.realpath(out)) if place.is_file else (place.url.rstrip("/"), out)
     )
@@ -127,7 +130,7 @@ def build_index(
     stop = threading.Event()
     shards = Shards(place, stop)
     try:
-        jobs, passed_over = _jobs(shards, keys, only, place.url)
+        jobs, passed_over = _jobs(shards, keys, only, place.url, listed=not named)
         built = Built(out, passed_over=passed_over)
         with writing_to(out) as sink:
             labels = _OneKind()
@@ -155,14 +158,34 @@ def build_index(
     return built
 
 
-def _jobs(shards: Shards, keys: Sequence[str], only: str | None, url: str) -> tuple[list[_Job], int]:
-    """The shards among objects, sorted by the bytes of their keys, and how many others there are."""
+def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder that holds shards, and their names, where these are named one by one."""
+    of_web = sources[0].lower().startswith(("https://", "http://"))
+    if len(sources) == 1 and not of_web:
+        return sources[0], []
+    folders, _, names = zip(*(source.rpartition("/") for source in sources), strict=True)
+    if len(set(folders)) > 1 or not all(names):
+        raise ConfigError(
+            "shards that are named one by one lie in one folder (a shell makes their names of "
+            f"https://host/train-{{0000..0099}}.tar): not {sources[0]} and {sources[-1]}"
+        )
+    return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
+
+
+def _jobs(
+    shards: Shards, keys: Sequence[str], only: str | None, url: str, *, listed: bool = True
+) -> tuple[list[_Job], int]:
+    """The shards among objects, sorted by the bytes of their keys, and how many others there are.
+
+    Where these are not all ``listed``, an index that is among them adds those that it names.
+    """
     layouts: dict[str, Layout] = {}
     for key in keys:
         if posixpath.basename(key) == INDEX_FILE:
             index = shards.open(key)
             layouts |= layouts_of(index)
             index.close()
+    keys = keys if listed else sorted({*keys, *layouts})
     jobs = []
     chosen = [key for key in keys if only is None or fnmatch.fnmatchcase(key, only)]
     for key in chosen:

@@ -30,9 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
     parser.add_argument(
         "source",
-        help="s3://bucket/prefix, file:///directory or a path that holds tars, zips, TFRecords, Parquet "
-        "files, or "
-        "shards of MDS or LitData with their index.json",
+        nargs="+",
+        help="s3://bucket/prefix, another bucket's URL, file:///directory or a path that holds tars, zips, "
+        "TFRecords, Parquet files, or shards of MDS or LitData with their index.json; or shards of one "
+        "folder, as https://host/train-{0000..0099}.tar",
     )
     parser.add_argument(
         "-o",

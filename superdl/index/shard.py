@@ -1,4 +1,4 @@
-"""A shard as every format reads it: bytes by offset, out of a file or an S3 object; and what a member is.
+"""A shard as every format reads it: bytes by offset, out of a file or an object; and what a member is.
 
 Formats ask for headers, one after the other. A :class:`Shard` fetches large blocks while these lie close
 together, and small pieces once they lie far apart: so large members are passed over unread, and small ones
@@ -16,12 +16,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.clouds import CloudError, Fault, open_cloud
+from superdl.super_wire.errors import SourceError
 
 if TYPE_CHECKING:
     import threading
 
     from superdl.coordinator.catalog import Source
+    from superdl.super_wire.clouds import Cloud
 
 __all__ = [
     "Choices",
@@ -218,6 +220,31 @@ class _BucketShard(Shard):
         return s3_failures(url)
 
 
+class _CloudShard(Shard):
+    block_bytes, near_bytes, far_bytes = _BucketShard.block_bytes, _BucketShard.near_bytes, 2**20
+
+    def __init__(self, cloud: Cloud, place: Source, key: str, stop: threading.Event) -> None:
+        from superdl.coordinator.catalog.listing_cloud import cloud_failures
+
+        self._cloud, self._key, self._failures = cloud, place.prefix + key, cloud_failures
+        url = f"{place.bucket}/{self._key}"
+        with cloud_failures(url):
+            version, size = cloud.head(self._key)
+        super().__init__(url, key, size, version, stop)
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        with self._failures(self.url):
+            try:
+                return self._cloud.read(self._key, version=self.version, begin=offset, end=offset + length)
+            except CloudError as error:
+                if error.fault is Fault.CHANGED:
+                    raise self.changed() from error
+                raise
+
+    def close(self) -> None:
+        """Every answer has told its version."""
+
+
 def _etag(answer: dict[str, Any]) -> str:
     return str(answer.get("ETag", "")).strip('"')
 
@@ -228,19 +255,23 @@ class Shards:
     def __init__(self, place: Source, stop: threading.Event) -> None:
         self._place, self._stop = place, stop
         self._client: Any = None
-        if not (place.is_file or place.is_s3):
-            raise ConfigError(
-                f"superdl index reads s3:// and directories, not {place.url}: write its key list by hand"
-            )
-        if not place.is_file:
+        self._cloud: Cloud | None = None
+        if place.is_s3:
             from superdl.coordinator.catalog.s3_client import make_s3_client
 
             self._client = make_s3_client()
+        elif not place.is_file:
+            from superdl.coordinator.catalog.listing_cloud import cloud_failures
+
+            with cloud_failures(place.url):
+                self._cloud = open_cloud(place.bucket)
 
     def open(self, key: str) -> Shard:
         """An object by its key, relative to the source."""
         if self._place.is_file:
             return _FileShard(f"{self._place.directory.rstrip('/')}/{key}", key, self._stop)
+        if self._cloud is not None:
+            return _CloudShard(self._cloud, self._place, key, self._stop)
         return _BucketShard(self._client, self._place.bucket_name, key, self._place.prefix, self._stop)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from superdl.super_wire.errors import (
     StoreGoneError,
     SuperError,
 )
-from superdl.super_wire.ids import ALIAS_SCHEME, Naming, sample_ids, split_ids
+from superdl.super_wire.ids import ALIAS_SCHEME, Naming, id_bucket, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES, parse_header
 from superdl.super_wire.record_kinds import pack_sample
@@ -169,7 +169,7 @@ class _Keys:
     def of(self, bucket: str, recipe: Recipe, wanted: set[bytes]) -> dict[bytes, _Listed]:
         """The object of each wanted id that is listed; ``SuperError`` if nothing is listed."""
         named = bucket.startswith(ALIAS_SCHEME)
-        sources = [source for source in self._sources if named or source.bucket == bucket]
+        sources = [source for source in self._sources if named or id_bucket(source.bucket, "") == bucket]
         if named and not sources:
             raise ConfigError(f"{bucket} is a name: say by --source where its objects lie")
         sources = sources or [parse_source(bucket)]
@@ -188,7 +188,7 @@ class _Keys:
             self._tell(f"listing {source.url}" + (", and reading its files" if by == "digests" else ""))
             self._listings[source.url, by] = list_objects(source.url, naming=Naming(versions=by))
         keys, versions = self._listings[source.url, by]
-        skipped = len(source.prefix.encode()) if bucket != source.bucket else 0
+        skipped = len(source.prefix.encode()) if bucket.startswith(ALIAS_SCHEME) else 0
         found: dict[bytes, _Listed] = {}
         for at in range(0, len(keys), _LISTED_AT_A_TIME):
             places = np.arange(at, min(at + _LISTED_AT_A_TIME, len(keys)))

@@ -43,6 +43,7 @@ class Room:
 ROOMS = {
     "super_wire": Room(may=frozenset({"numpy", "xxhash"})),
     "super_wire/clouds/buckets.py": Room(may=frozenset({"super_wire", "obstore"})),
+    "super_wire/clouds/web.py": Room(may=frozenset({"super_wire", "urllib3"})),
     "super_wire/coordinator_pb2.py": Room(may=frozenset({"google.protobuf"})),
     "super_wire/coordinator_pb2_grpc.py": Room(may=GRPC),
     "coordinator/core": Room(

@@ -124,7 +124,7 @@ WRONG += [
     ("source", "ftp://bucket"),
     ("source", ""),
     ("recipe", "resize"),
-    ("key_list", "http://host/keys.csv"),
+    ("key_list", "gopher://host/keys.csv"),
 ]
 WRONG += [("transform", 3), ("on_bad_sample", "ignore"), ("on_bad_sample", None), ("verify", "none")]
 WRONG += [("in_flight_bytes", 0), ("in_flight_bytes", 1.5)]

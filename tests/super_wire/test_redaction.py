@@ -25,8 +25,9 @@ def test_debug_of_the_root_does_not_reach_who_tells_secrets(name, caplog):
 
 
 def test_urls_within_a_text_are_shown_without_their_credentials():
-    told = "the function f (http://u:a/b@c@host:1) does not answer: 'https://:x@host'; s3://bucket/a@b.jpg"
-    expected = "the function f (http://***@host:1) does not answer: 'https://***@host'; s3://bucket/a@b.jpg"
+    place = "s3://bucket/a@b.jpg, hf://datasets/o/n@v1/x, gs://b/a@b, az://c/a@b"
+    told = f"the function f (http://u:a/b@c@host:1) does not answer: 'https://:x@host'; {place}"
+    expected = f"the function f (http://***@host:1) does not answer: 'https://***@host'; {place}"
     assert text_without_credentials(told) == expected
     assert text_without_credentials("http://host:1/x and mail@host") == "http://host:1/x and mail@host"
 

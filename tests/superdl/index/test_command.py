@@ -147,7 +147,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(source, tmp_path, monkeypa
 
     monkeypatch.setattr(building, "_rows", changed)
     with pytest.raises(SourceError, match=r"\.tar: it was changed while it was read"):
-        building.build_index(str(source), str(tmp_path / "list.csv"), Choices(), only="b.tar")
+        building.build_index([str(source)], str(tmp_path / "list.csv"), Choices(), only="b.tar")
 
 
 def test_a_bucket_gives_what_a_directory_does_by_few_requests(object_store, source, tmp_path, monkeypatch):

@@ -1,0 +1,207 @@
+"""Datasets of the Hugging Face Hub as buckets: ``hf://datasets/OWNER/NAME``, with ``@COMMIT`` mostly.
+
+A file's version is what git calls its content (its oid; of large files their SHA-256), so that files which a
+commit leaves alone keep their samples. The Hub says where a file's bytes lie, often at a CDN by an address
+that is signed for an hour: the token goes to the Hub alone, and addresses are in no message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from superdl.super_wire.clouds.base import CloudError, Fault
+from superdl.super_wire.clouds.web import answered, checked_path, may_read, range_header, server_of
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.message_fields import clean_text
+from superdl.super_wire.redaction import shown
+from superdl.super_wire.source_url import HUB_BUCKET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from superdl.super_wire.clouds.base import Page
+    from superdl.super_wire.clouds.web import Answer
+
+__all__ = ["Dataset", "open_dataset"]
+
+_HUB = "https://huggingface.co"
+# Places of files are remembered, so many and so long: the Hub counts requests for them, not those for bytes.
+_KEPT, _KEPT_S = 1024, 600.0
+_ANSWER_BYTES = 2**25  # a page of a listing has 1,000 files, of some 300 bytes each
+_COMMIT = re.compile("[0-9a-f]{40}")
+_OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_NEXT = re.compile(r'<([^<>]{1,4096})>\s*;\s*rel="next"')
+_REFUSING = frozenset({401, 403})
+_SHOWN = 200
+
+
+class _Place(NamedTuple):
+    url: str
+    version: str
+    size: int
+    until_s: float
+
+
+def open_dataset(bucket: str) -> Dataset:
+    """This process's client of a dataset; errors as those of ``open_cloud``."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _HUB
+    return _opened(bucket, os.getpid(), endpoint, os.environ.get("HF_TOKEN", "").strip())
+
+
+@lru_cache(maxsize=16)
+def _opened(bucket: str, _process: int, endpoint: str, token: str) -> Dataset:
+    return Dataset(bucket, endpoint, token)
+
+
+class Dataset:
+    """One dataset in one revision; see :class:`superdl.super_wire.clouds.Cloud`."""
+
+    def __init__(self, bucket: str, endpoint: str, token: str) -> None:
+        match = HUB_BUCKET.fullmatch(bucket)
+        if match is None:
+            raise ConfigError(f"a dataset of the Hub is hf://datasets/OWNER/NAME; not {bucket[:_SHOWN]!r}")
+        if not may_read(server_of(endpoint), None):
+            raise ConfigError(f"HF_ENDPOINT is https://host, or a server of this machine; not {endpoint!r}")
+        if not re.fullmatch("[!-~]*", token):  # no header takes it, and the refusal would show it
+            raise ConfigError("HF_TOKEN is no token of the Hub: it has blanks, or is not ASCII")
+        self._name, self._revision, self._endpoint = match[1], match[2] or "main", endpoint
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._places: dict[str, _Place] = {}
+
+    def pinned(self) -> str:
+        """The bucket of the commit that its branch or tag has now."""
+        commit = self._revision
+        if not _COMMIT.fullmatch(commit):
+            said, _ = self._json(f"revision/{commit}?expand=sha")
+            commit = str(said.get("sha")) if isinstance(said, dict) else ""
+            if not _COMMIT.fullmatch(commit):
+                raise CloudError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
+        return f"hf://{self._name}@{commit}"
+
+    def read(
+        self,
+        key: str,
+        *,
+        version: str = "",
+        begin: int = 0,
+        end: int | None = None,
+        before: Callable[[int], None] = lambda _: None,
+    ) -> bytes:
+        """The bytes of a file, or of a span of it."""
+        for may_be_old in (key in self._places, False):
+            place = self._place(key)
+            if version and place.version != version:
+                why = f"its version is {place.version}; the catalog lists {version}"
+                raise CloudError(Fault.CHANGED, why)
+            span = (max(place.size + begin, 0), place.size) if begin < 0 else (begin, end)
+            of_hub = self._is_hubs(place.url)
+            own, follow = (self._headers, self._is_hubs) if of_hub else ({}, self._leads_on)
+            with answered("GET", place.url, {**own, **range_header(*span)}, follow) as answer:
+                if answer.good:
+                    if answer.size != place.size or (of_hub and answer.etag() != place.version):
+                        raise CloudError(Fault.CHANGED, "other bytes came than the Hub had told of")
+                    return answer.content(*span, before)
+                self._places.pop(key, None)
+                if not may_be_old:  # else its address may have come to its end
+                    raise self._failure(answer)
+        raise AssertionError  # the second round returns or raises
+
+    def head(self, key: str) -> tuple[str, int]:
+        """Version and size of a file."""
+        place = self._place(key)
+        return place.version, place.size
+
+    def folder(self, prefix: str) -> None:
+        """Nothing: :meth:`pages` asks less of the Hub than a listing of each folder."""
+
+    def pages(self, prefix: str) -> Iterator[Page]:
+        """All files below a prefix."""
+        path = f"tree/{self._revision}" + (f"/{checked_path(prefix[:-1])}" if prefix else "")
+        query = "recursive=true"
+        while query:
+            entries, following = self._json(f"{path}?{query}")
+            if not isinstance(entries, list) or following == query:
+                raise CloudError(Fault.FAILED, "the Hub's listing is not understood")
+            yield [file for entry in entries for file in _file_in(entry)]
+            query = following
+
+    def _place(self, key: str) -> _Place:
+        """Where a file's bytes lie, and what they are."""
+        place = self._places.get(key)
+        if place is not None and place.until_s > time.monotonic():
+            return place
+        url = f"{self._endpoint}/{self._name}/resolve/{self._revision}/{checked_path(key)}"
+        with answered("HEAD", url, self._headers, self._is_hubs) as answer:
+            if not (answer.good or answer.target):
+                raise self._failure(answer)
+            linked = "X-Linked-" if answer.target else ""  # of what lies at a CDN
+            version = answer.etag(f"{linked}ETag")
+            if not _OID.fullmatch(version):
+                raise CloudError(Fault.FAILED, f"the Hub tells no version of it, but {version[:_SHOWN]!r}")
+            size = answer.number(f"{linked}Size" if linked else "Content-Length")
+            place = _Place(answer.target or answer.url, version, size, time.monotonic() + _KEPT_S)
+        self._leads_on(place.url)
+        if len(self._places) >= _KEPT:
+            self._places.clear()
+        self._places[key] = place
+        return place
+
+    def _json(self, path: str) -> tuple[Any, str]:
+        """What the Hub's API answers, and the query for the next page, empty behind the last."""
+        url = f"{self._endpoint}/api/{self._name}/{path}"
+        with answered("GET", url, self._headers, self._is_hubs) as answer:
+            if not answer.good:
+                raise self._failure(answer)
+            content = answer.read(_ANSWER_BYTES + 1)
+            following = _NEXT.search(answer.headers.get("Link", ""))
+        try:
+            said = json.loads(content) if len(content) <= _ANSWER_BYTES else None
+        except (ValueError, RecursionError):
+            said = None
+        return said, urlsplit(following[1]).query if following else ""
+
+    def _is_hubs(self, url: str) -> bool:
+        """Whether a redirect stays at the Hub, as those to a dataset's new name do: it gets the token."""
+        return server_of(url) == server_of(self._endpoint)
+
+    def _leads_on(self, url: str) -> bool:
+        """Whether bytes are read there, without the token; ``CloudError`` if not."""
+        server = server_of(url)
+        if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
+            return True
+        raise CloudError(Fault.REFUSED, f"the Hub leads to {server}, away from TLS")
+
+    def _failure(self, answer: Answer) -> CloudError:
+        """The error for a refusal, with what the Hub says of it and a remedy."""
+        code, words = (answer.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
+        remedy = f" ({code} {shown(words)})" if code else ""
+        if code == "GatedRepo":
+            remedy += (
+                f"; accept the conditions at {self._endpoint}/{self._name}, and give that account's HF_TOKEN"
+            )
+        elif answer.status in _REFUSING:
+            remedy += "; it is private or does not exist: give HF_TOKEN of an account that may read it"
+        elif answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+            remedy += "; the Hub counts requests: give HF_TOKEN, and read Parquet or tars, not loose files"
+        return answer.failure(remedy)
+
+
+def _file_in(entry: Any) -> Iterator[tuple[str, str]]:
+    """Path and version of a file in a listing; nothing of a folder."""
+    try:
+        if entry["type"] != "file":
+            return
+        path, version = entry["path"], (entry.get("lfs") or entry)["oid"]
+    except (TypeError, KeyError, AttributeError):
+        path = version = None
+    texts = isinstance(path, str) and isinstance(version, str) and clean_text(path) == path != ""
+    if not (texts and _OID.fullmatch(version)):
+        raise CloudError(Fault.FAILED, f"the Hub's listing is not understood: {str(entry)[:_SHOWN]}")
+    yield path, version

@@ -1,0 +1,262 @@
+"""Web servers as buckets, ``https://host``; and requests to a server, which :mod:`hub` makes too.
+
+Who names a web server could send this process to addresses that it alone reaches. So there may be a list of
+hosts, beyond which nothing is asked. Without one, any server will do that shows a certificate for its name,
+which internal services such as a cloud's metadata do not, and those of this machine by plain HTTP. Redirects
+are followed one by one, each by the same rule, and none from TLS to plain HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import time
+from contextlib import closing, contextmanager
+from functools import lru_cache
+from http.client import responses
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
+
+import urllib3
+
+from superdl.super_wire.clouds.base import ATTEMPTS, CloudError, Fault
+from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.source_url import WEB_BUCKET, split_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import NoReturn
+
+__all__ = ["Answer", "Site", "answered", "checked_path", "may_read", "range_header", "server_of"]
+
+_OK, _PARTIAL = 200, 206
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_FAULTS = {401: Fault.REFUSED, 403: Fault.REFUSED, 404: Fault.MISSING, 410: Fault.MISSING}
+_FAULTS |= {412: Fault.CHANGED, 416: Fault.CHANGED}  # it ends before the span begins
+_TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
+_PAUSE_S = 0.1  # doubled for each attempt
+_CONNECTIONS = 32
+_REDIRECTS = 5
+_BRIEF_BYTES = 2**16  # of an answer that nobody wants; received, so that its connection can be used again
+_VERSION_BYTES = 200
+_SHOWN = 200
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_NO_LISTING = "a web server lists nothing: name samples by key_list, and shards one by one to superdl index"
+
+
+def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
+    """Whether ``https://host`` is one of ``hosts``; where there is no list, see above."""
+    if hosts is not None:
+        return server in hosts
+    match = WEB_BUCKET.fullmatch(server)
+    return match is not None and (match[1] == "https" or is_loopback(match[2]))
+
+
+class Site:
+    """One web server; see :class:`superdl.super_wire.clouds.Cloud`.
+
+    An object's version is its ETag; where the server gives none, its size and time of change (a second's
+    worth: a server that gives ETags is safer).
+    """
+
+    def __init__(self, bucket: str, hosts: tuple[str, ...] | None) -> None:
+        self._bucket, self._hosts = bucket, hosts
+        self._check(bucket, "")
+
+    def read(
+        self,
+        key: str,
+        *,
+        version: str = "",
+        begin: int = 0,
+        end: int | None = None,
+        before: Callable[[int], None] = lambda _: None,
+    ) -> bytes:
+        """The bytes of an object, or of a span of it."""
+        with self._answered("GET", key, range_header(begin, end)) as answer:
+            if version and (found := _version(answer)) != version:
+                raise CloudError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
+            return answer.content(begin, end, before)
+
+    def head(self, key: str) -> tuple[str, int]:
+        """Version and size of an object."""
+        with self._answered("HEAD", key, {}) as answer:
+            return _version(answer), answer.size
+
+    def pages(self, prefix: str) -> NoReturn:
+        """``ConfigError``: there is no listing."""
+        raise ConfigError(f"{self._bucket}/{prefix}: {_NO_LISTING}")
+
+    folder = pages
+
+    @contextmanager
+    def _answered(self, method: str, key: str, headers: Mapping[str, str]) -> Iterator[Answer]:
+        url = f"{self._bucket}/{checked_path(key)}"
+        with answered(method, url, headers, self._may_follow) as answer:
+            if not answer.good:
+                raise answer.failure()
+            yield answer
+
+    def _may_follow(self, url: str) -> bool:
+        server = server_of(url)
+        if self._bucket.startswith("https:") and not server.startswith("https:"):
+            raise CloudError(Fault.REFUSED, f"it is redirected to {server}, away from TLS")
+        self._check(server, "it is redirected to ")
+        return True
+
+    def _check(self, server: str, words: str) -> None:
+        if not may_read(server, self._hosts):
+            why = "has no TLS, and is none" if self._hosts is None else "is none"
+            raise CloudError(
+                Fault.REFUSED, f"{words}{server}, which {why} of the servers in http_hosts (SUPER_HTTP_HOSTS)"
+            )
+
+
+class Answer(NamedTuple):
+    """What a server said; ``target`` is the URL of a redirect that was not followed, else empty."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    read: Callable[..., bytes]
+    target: str
+
+    @property
+    def good(self) -> bool:
+        """Whether it brings an object, or a span of one."""
+        return self.status in {_OK, _PARTIAL}
+
+    @property
+    def size(self) -> int:
+        """The size of the whole object."""
+        found = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
+        return int(found[3]) if found else self.number("Content-Length")
+
+    def number(self, header: str) -> int:
+        """The size that a header tells; ``CloudError`` if it tells none."""
+        text = self.headers.get(header, "")
+        if not re.fullmatch("[0-9]{1,18}", text):
+            raise CloudError(Fault.FAILED, f"the server tells no size, but {header}: {text[:_SHOWN]!r}")
+        return int(text)
+
+    def etag(self, header: str = "ETag") -> str:
+        """The ETag, without its quotes; a weak one is taken for a strong one."""
+        return self.headers.get(header, "").removeprefix("W/").strip('"')
+
+    def failure(self, remedy: str = "") -> CloudError:
+        """The error for what brings no object."""
+        said = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
+        return CloudError(_FAULTS.get(self.status, Fault.FAILED), said + remedy)
+
+    def content(self, begin: int, end: int | None, before: Callable[[int], None]) -> bytes:
+        """The bytes of the span that was asked for; ``before`` as in ``Cloud.read``."""
+        size = self.number("Content-Length")
+        if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
+            raise CloudError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
+        if range_header(begin, end):
+            if self.status != _PARTIAL:
+                raise CloudError(Fault.FAILED, "the server gives no spans of objects: it heeds no Range")
+            found = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
+            first, last, whole = map(int, found.groups()) if found else (-1, -1, 0)
+            start = max(whole + begin, 0) if begin < 0 else begin
+            stop = whole if begin < 0 or end is None else min(end, whole)
+            if (first, last + 1, size) != (start, stop, stop - start):
+                raise CloudError(Fault.FAILED, "another span came than was asked for")
+        before(size)
+        if len(data := self.read()) != size:
+            raise CloudError(Fault.FAILED, f"{len(data)} of its {size} bytes came")
+        return data
+
+
+def server_of(url: str) -> str:
+    """The server in a URL, as ``https://host``; ``CloudError`` if it is no URL."""
+    try:
+        parts = urlsplit(url)
+        return split_url(f"{parts.scheme}://{parts.netloc}", "a redirect")[0]
+    except (ValueError, ConfigError) as error:
+        raise CloudError(Fault.FAILED, f"it is redirected to what is no URL: {error}") from error
+
+
+def checked_path(key: str) -> str:
+    """A key as the path of a URL; ``CloudError`` if a server could take it for another."""
+    if not {"", ".", ".."}.isdisjoint(key.split("/")):
+        raise CloudError(Fault.REFUSED, "its key is no path: it has an empty part, '.' or '..'")
+    return quote(key)
+
+
+def range_header(begin: int, end: int | None) -> dict[str, str]:
+    """What asks for a span; nothing for all."""
+    if begin < 0:
+        return {"Range": f"bytes={begin}"}
+    return {} if end is None and not begin else {"Range": f"bytes={begin}-{'' if end is None else end - 1}"}
+
+
+@contextmanager
+def answered(
+    method: str, url: str, headers: Mapping[str, str], follow: Callable[[str], bool]
+) -> Iterator[Answer]:
+    """The answer to a request, whose body is still to be read.
+
+    ``follow`` says of the URL of each redirect whether it is followed, with the same headers; one that is not
+    is the answer. A failure of the connection, in the block too, is a ``CloudError``.
+    """
+    # No compression: ranges and lengths are of the bytes that are stored.
+    sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}
+    try:
+        for _ in range(_REDIRECTS + 1):
+            with closing(_asked(method, url, sent)) as response:
+                location = response.get_redirect_location()
+                target = urljoin(url, location) if location else ""
+                answer = Answer(url, response.status, response.headers, response.read, target)
+                if method == "HEAD" or not answer.good:
+                    response.read(_BRIEF_BYTES)
+                if not target or not follow(target):
+                    yield answer
+                    return
+            url = target
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: no URL
+        why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # what follows may be a signature
+        raise CloudError(Fault.FAILED, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
+    raise CloudError(Fault.FAILED, f"more than {_REDIRECTS} redirects lead to it")
+
+
+def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
+    """The response of urllib3, once it is none that may pass; or what went wrong last."""
+    # Its own retries would receive all that a server sends with its refusal.
+    options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            response = _pool_for(url).request(method, url, headers=headers, decode_content=False, **options)
+            if response.status not in _PASSING or attempt == ATTEMPTS:
+                return response
+            response.close()
+        except urllib3.exceptions.HTTPError:
+            if attempt == ATTEMPTS:
+                raise
+        time.sleep(_PAUSE_S * 2.0**attempt)
+    raise AssertionError  # the last attempt returns or raises
+
+
+def _pool_for(url: str) -> urllib3.PoolManager:
+    """This process's connections, by the proxy that its environment names."""
+    parts = urlsplit(url)
+    straight = is_loopback(parts.hostname or "") or proxy_bypass_environment(parts.netloc)
+    return _pool(os.getpid(), "" if straight else getproxies_environment().get(parts.scheme, ""))
+
+
+@lru_cache(maxsize=4)
+def _pool(_process: int, proxy: str) -> urllib3.PoolManager:
+    options: dict[str, Any] = {"ssl_context": ssl.create_default_context(), "timeout": _TIMEOUT}
+    options |= {"num_pools": _CONNECTIONS, "maxsize": _CONNECTIONS}
+    return urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+
+
+def _version(answer: Answer) -> str:
+    etag, changed = answer.etag(), answer.headers.get("Last-Modified", "")
+    if not 0 < len(etag or changed) <= _VERSION_BYTES:
+        why = "the server gives neither ETag nor Last-Modified, by which versions are told apart"
+        raise CloudError(Fault.FAILED, why)
+    return etag or f"{answer.size} bytes, {changed}"

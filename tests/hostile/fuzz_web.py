@@ -1,0 +1,96 @@
+"""Fuzzers of what names sources, and of what web servers and the Hub answer.
+
+An input passes if it is taken as it should be, or refused by an error of SUPER's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.clouds import CloudError
+from superdl.super_wire.clouds.hub import _file_in
+from superdl.super_wire.clouds.web import Answer, _version, checked_path, range_header, server_of
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.source_url import join_url, split_url
+from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+__all__ = ["FUZZERS"]
+
+_URLS = (
+    *(
+        b"s3://bucket/a b?x=1",
+        b"hf://datasets/o/n@refs%2Fpr%2F1/a/b@c",
+        b"hf://datasets/o/n@refs/convert/x/y",
+    ),
+    *(b"https://images.example.org:8443/a%20b/c", b"http://127.0.0.1:80/x", b"file://localhost/a"),
+)
+_FILE = {"type": "file", "oid": "0" * 40, "size": 7, "path": "a/1.jpg", "lfs": {"oid": "1" * 64}}
+
+
+def _url(chance: random.Random) -> None:
+    url = mutate(chance, chance.choice(_URLS)).decode(errors=chance.choice(["replace", "surrogateescape"]))
+    try:
+        bucket, key = split_url(url, "source")
+    except ConfigError as error:
+        assert len(str(error)) < 1000, url  # noqa: PT017  # a refusal is right, if it is short
+        return
+    if bucket:
+        assert split_url(join_url(bucket, key), "source") == (bucket, key)
+    if bucket.startswith("http"):
+        assert server_of(f"{bucket}/x?y") == bucket
+
+
+def _answer(chance: random.Random) -> None:
+    whole = chance.randbytes(chance.randint(1, 50))
+    begin = chance.choice([0, chance.randint(-60, 60)])
+    end = chance.choice([None, max(begin, 0) + chance.randint(1, 60)]) if begin >= 0 else None
+    first = max(len(whole) + begin, 0) if begin < 0 else begin
+    right = whole[first : len(whole) if end is None else end]
+    headers = {
+        "ETag": '"v"',
+        "Content-Length": str(len(right)),
+        "Last-Modified": "Tue, 24 Nov 2026 10:00:00 GMT",
+    }
+    if range_header(begin, end):
+        headers["Content-Range"] = f"bytes {first}-{first + len(right) - 1}/{len(whole)}"
+    for name in chance.sample(list(headers), chance.randint(0, 2)):
+        odd = (mutate(chance, headers[name].encode()).decode("latin-1"), chance.choice(TEXTS), "")
+        headers[name] = chance.choice(odd)
+    body = right if chance.random() < 0.9 else right[: chance.randint(0, len(right))]
+    answer = Answer("https://h/x", 206 if "Content-Range" in headers else 200, headers, lambda: body, "")
+    told: list[int] = []
+    try:
+        version = _version(answer)
+        found = answer.content(begin, end, told.append)
+    except CloudError:
+        return
+    assert (found, told) == (body, [len(body)])  # a span has to be right; who knows what a whole file is?
+    assert body == right or not range_header(begin, end)
+    assert 0 < len(version) <= 256
+
+
+def _listing(chance: random.Random) -> None:
+    entry: Any = dict(_FILE)
+    for name in chance.sample(list(entry), chance.randint(0, 3)):
+        entry[name] = any_value(chance)
+    entry = entry if chance.random() < 0.9 else any_value(chance)
+    try:
+        found = list(_file_in(entry))
+        for path, version in found:
+            assert version in {"0" * 40, "1" * 64}
+            assert path
+            assert not {"", ".", ".."} & set(checked_path(path).split("/"))
+    except CloudError as error:
+        assert len(str(error)) < 1000  # noqa: PT017  # a refusal is right, if it is short
+
+
+FUZZERS: dict[str, Callable[[random.Random], None]] = {
+    "URL of a source": _url,
+    "answer of a web server": _answer,
+    "listing of the Hub": _listing,
+}
+"""Name -> makes one input and tries it; ``AssertionError`` where a user would see what nobody should."""
