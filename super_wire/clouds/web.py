@@ -156,9 +156,10 @@ class Answer(NamedTuple):
         size = self.number("Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
             raise CloudError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
-        if range_header(begin, end):
-            if self.status != _PARTIAL:
-                raise CloudError(Fault.FAILED, "the server gives no spans of objects: it heeds no Range")
+        ranged = bool(range_header(begin, end))
+        if ranged is not (self.status == _PARTIAL):
+            raise CloudError(Fault.FAILED, "the server gives no spans of objects: it heeds no Range")
+        if ranged:
             found = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
             first, last, whole = map(int, found.groups()) if found else (-1, -1, 0)
             start = max(whole + begin, 0) if begin < 0 else begin

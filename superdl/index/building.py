@@ -164,10 +164,10 @@ def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
     if len(sources) == 1 and not of_web:
         return sources[0], []
     folders, _, names = zip(*(source.rpartition("/") for source in sources), strict=True)
-    if len(set(folders)) > 1 or not all(names):
+    if len(set(folders)) > 1 or not all(names) or "{" in names[0]:
         raise ConfigError(
-            "shards that are named one by one lie in one folder (a shell makes their names of "
-            f"https://host/train-{{0000..0099}}.tar): not {sources[0]} and {sources[-1]}"
+            f"{sources[0]}: name shards of one folder, one by one, since a web server lists nothing: a shell "
+            "makes their names of https://host/train-{0000..0099}.tar, without quotes"
         )
     return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
 
