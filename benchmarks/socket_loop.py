@@ -54,7 +54,7 @@ def open_loop(loading: Loading) -> Contender:
             dataset[ref]  # read, so that it has been produced
             digits = ref.sample_ids.hex()
             ids += [digits[at : at + 2 * _ID_BYTES] for at in range(0, len(digits), 2 * _ID_BYTES)]
-            labels += ref.label_array().tolist()
+            labels += list(ref.label_array())
     finally:
         sampler.close()
     return Contender(SocketLoop(connected(refs[0].cache), ids, labels, loading))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.batch_ref import BatchRef, Places
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.labels import unpack_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,11 +187,9 @@ def planned_batch(
     ``packs`` are those that its page names. What is part of a mix's batch may be empty.
     """
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
-    label_bytes = label_dtype_of(binding.label_dtype).itemsize
     for what, length, right in (
         ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
         ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
-        ("bytes of labels", len(batch.labels), len(batch.labels) == size * label_bytes),
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
         ("bytes of repetitions", len(batch.repetitions), len(batch.repetitions) in {0, 4 * size}),
         ("keys", len(batch.keys), len(batch.keys) in {0, size}),
@@ -202,11 +200,12 @@ def planned_batch(
         if not right:
             raise ValueError(f"batch {batch.position} of {size} samples has {length} {what}")
     places = None
-    if batch.pack_of and binding.store:
-        try:
+    try:
+        unpack_labels(batch.labels, binding.label_dtype, size)
+        if batch.pack_of and binding.store:
             places = Places.of_page(packs, batch.pack_of, batch.offsets, batch.lengths)
-        except ValueError as error:
-            raise ValueError(f"batch {batch.position}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"batch {batch.position}: {error}") from error
     return BatchRef(
         dataset_id=binding.dataset_id,
         job=job,

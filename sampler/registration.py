@@ -14,13 +14,14 @@ from superdl.sampler.rpc.connection import checked_address
 from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.errors import SourceError, UnknownJobError
-from superdl.super_wire.label_dtype import label_dtype_of
-from superdl.super_wire.sample_list import SampleList, labels_of
+from superdl.super_wire.labels import joined, unpack_labels
+from superdl.super_wire.sample_list import SampleList
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from superdl.super_wire.batch_ref import Bindable
+    from superdl.super_wire.labels import Labels
 
 __all__ = ["binding_of", "client_of", "describe", "list_labels", "list_samples", "tells_progress"]
 
@@ -94,13 +95,18 @@ def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
     """
     pages, label_dtype = _pages(dataset, fingerprint, with_keys=True)
     keys, lengths = (b"".join(parts) for parts in zip(*((p.keys, p.key_lengths) for p in pages), strict=True))
-    return SampleList(pages[0].bucket, keys, lengths, labels_of((page.labels for page in pages), label_dtype))
+    return SampleList(pages[0].bucket, keys, lengths, _labels_of(pages, label_dtype))
 
 
-def list_labels(dataset: Bindable, fingerprint: bytes) -> Any:
-    """The labels alone, a read-only array of shape (samples, ...); raises as :func:`list_samples`."""
-    pages, label_dtype = _pages(dataset, fingerprint, with_keys=False)
-    return labels_of((page.labels for page in pages), label_dtype)
+def list_labels(dataset: Bindable, fingerprint: bytes) -> Labels:
+    """The labels alone, read-only, an array of shape (samples, ...) or ``RaggedLabels``; raises as
+    :func:`list_samples`.
+    """
+    return _labels_of(*_pages(dataset, fingerprint, with_keys=False))
+
+
+def _labels_of(pages: Sequence[Any], label_dtype: str) -> Labels:
+    return joined([unpack_labels(page.labels, label_dtype) for page in pages])
 
 
 def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[list[Any], str]:
@@ -129,11 +135,11 @@ def _pages_of(client: Client, facts: Any, *, with_keys: bool) -> Iterator[Any]:
     """Pages up to the first that is of another listing."""
     from superdl.super_wire import coordinator_pb2 as pb
 
-    label_bytes, start = label_dtype_of(facts.label_dtype).itemsize, 0
+    start = 0
     while start < facts.size:
         request = pb.GetSamplesRequest(dataset_id=facts.dataset_id, start=start, with_keys=with_keys)
         page = client.call("GetSamples", request, FIRST_CONTACT)
         yield page
         if page.fingerprint != facts.fingerprint:
             return
-        start += max(1, len(page.labels) // label_bytes)
+        start += max(1, len(unpack_labels(page.labels, facts.label_dtype)))

@@ -15,9 +15,8 @@ from superdl.super_wire.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from superdl.super_wire.batch_ref import Bindable, DatasetBinding
+    from superdl.super_wire.labels import Labels
     from superdl.super_wire.sample_list import SampleList
 
 __all__ = ["Coordination", "ListedSource", "coordinate_by", "coordination"]
@@ -39,7 +38,7 @@ class Coordination(Protocol):
         """The samples of a dataset whose fingerprint is known."""
 
     @property
-    def list_labels(self) -> Callable[[Bindable, bytes], NDArray[Any]]:
+    def list_labels(self) -> Callable[[Bindable, bytes], Labels]:
         """The labels alone."""
 
 
@@ -78,7 +77,7 @@ class ListedSource:
         self.coordinator = coordinator
         self._binding: DatasetBinding | None = None
         self._samples: SampleList | None = None
-        self._targets: NDArray[Any] | None = None
+        self._targets: Labels | None = None
         self._made_in = os.getpid()
 
     @property
@@ -100,8 +99,10 @@ class ListedSource:
         return self._samples
 
     @property
-    def targets(self) -> NDArray[Any]:
-        """The label of each sample, in the order of :attr:`samples`: read-only, shape (samples, ...)."""
+    def targets(self) -> Labels:
+        """The label of each sample, in the order of :attr:`samples`: read-only, shape (samples, ...). Where
+        a list varies by sample they are a sequence, of which ``targets["boxes"]`` is a field.
+        """
         if self._samples is not None:
             return self._samples.labels
         if self._targets is None:

@@ -7,13 +7,13 @@ connection and no pixels. Before the first one, the sampler binds its dataset by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.errors import UsageError
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.labels import unpack_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.super_wire.ids import Naming
+    from superdl.super_wire.labels import Labels
     from superdl.super_wire.recipe import Recipe
 
 __all__ = ["BatchRef", "Bindable", "DatasetBinding", "MixedRef", "Places"]
@@ -64,7 +65,7 @@ class BatchRef:
     """One batch of one rank's plan.
 
     ``sample_ids`` holds 16 bytes for each sample, in order; ``labels`` the labels' bytes in ``label_dtype``
-    (:mod:`superdl.super_wire.label_dtype`); ``padding`` one byte for each sample, 1 where the sample only
+    (:mod:`superdl.super_wire.labels`); ``padding`` one byte for each sample, 1 where the sample only
     fills up the tail of the epoch (empty: none does). ``repetitions`` holds a little-endian uint32 for each
     sample, how often it was drawn before in the epoch (empty: none was). ``keys`` names the samples for
     messages and may be empty where they did not fit into the page. ``cache`` is an address without
@@ -93,19 +94,14 @@ class BatchRef:
         """Number of samples."""
         return len(self.sample_ids) // ID_BYTES
 
-    def label_array(self) -> NDArray[Any]:
-        """The labels, read-only: shape (samples,), also of named fields, or (samples, ...) of arrays.
+    def label_array(self) -> Labels:
+        """The labels, read-only: shape (samples,), also of named fields, or (samples, ...) of arrays;
+        ``RaggedLabels`` where lists vary by sample.
 
         Raises:
             ConfigError: ``label_dtype`` is none that labels have, or there are not as many as samples.
         """
-        dtype = label_dtype_of(self.label_dtype)
-        if len(self.labels) != len(self) * dtype.itemsize:
-            raise ConfigError(
-                f"batch {self.batch_id.hex()} has {len(self)} samples and {len(self.labels)} bytes of "
-                f"labels, which is not {dtype.itemsize} for each: use one version of SUPER on both sides"
-            )
-        return np.frombuffer(self.labels, dtype=dtype)
+        return unpack_labels(self.labels, self.label_dtype, len(self))
 
     def padding_mask(self) -> NDArray[np.bool_]:
         """Which samples are padding, as an array of shape (samples,)."""

@@ -4,9 +4,10 @@
 |---|---|
 | numbers | numpy's name: ``int64`` |
 | arrays of one shape | the name and the shape: ``float64[4]``, ``int64[2,3]`` |
+| lists that vary by sample | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
 | named fields | a JSON object of these, in the order of the fields: ``{"age":"int64","box":"float64[4]"}`` |
 
-The bytes of labels are C-order, without gaps between fields. Names are matched against a list, sizes are
+What bytes these are is :mod:`superdl.super_wire.labels`'s. Names are matched against a list, sizes are
 bounded and nothing is evaluated, so text off the network makes no surprising dtype.
 """
 
@@ -16,13 +17,24 @@ import json
 import math
 import re
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["LABEL_KINDS", "MAX_LABEL_BYTES", "MAX_LABEL_FIELDS", "label_dtype_of", "label_dtype_text"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "LABEL_KINDS",
+    "MAX_LABEL_BYTES",
+    "MAX_LABEL_FIELDS",
+    "LabelField",
+    "label_dtype_of",
+    "label_dtype_text",
+    "label_fields_of",
+]
 
 LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
@@ -36,30 +48,50 @@ MAX_LABEL_BYTES = 2**16
 MAX_LABEL_FIELDS = 64
 
 _MAX_TEXT = 2**14
-_PLAIN = re.compile(r"([a-z]+[0-9]*)(?:\[([1-9][0-9]{0,5}(?:,[1-9][0-9]{0,5}){0,7})\])?")
+_PLAIN = re.compile(r"([a-z]+[0-9]*)(?:\[((?:\*|[1-9][0-9]{0,5})(?:,[1-9][0-9]{0,5}){0,7})\])?")
+_COUNT = np.dtype(np.uint32)
 
 
-def label_dtype_text(dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> str:
-    """The text of labels of a dtype, each of a shape; one with named fields has the shape ``()``.
+class LabelField(NamedTuple):
+    """What labels are, or a field of theirs: of a dtype with a shape, or ``varies``: lists of such."""
+
+    dtype: np.dtype[Any]
+    varies: bool = False
+
+    @property
+    def of_row(self) -> np.dtype[Any]:
+        """What each sample has of fixed size: the number, the array, or how many items its list has."""
+        return _COUNT if self.varies else self.dtype
+
+
+def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
+    """The text of labels of these named fields; of labels without, whose name is empty.
 
     Raises:
         ConfigError: labels cannot have it.
     """
-    text = _plain_text(dtype, shape)
-    if dtype.names is not None:
-        fields = {name: _plain_text(dtype[name].base, dtype[name].shape) for name in dtype.names}
-        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
-    label_dtype_of(text)
+    texts = {name: _plain_text(field) for name, field in fields.items()}
+    text = texts[""] if "" in texts else json.dumps(texts, separators=(",", ":"), ensure_ascii=False)
+    label_fields_of(text)
     return text
 
 
-def _plain_text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    return dtype.name + (f"[{','.join(map(str, shape))}]" if shape else "")
+def _plain_text(field: LabelField) -> str:
+    shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
+    return field.dtype.base.name + (f"[{','.join(shape)}]" if shape else "")
+
+
+def label_dtype_of(text: str) -> np.dtype[Any]:
+    """What each sample has of fixed size, as ``np.frombuffer`` takes it; see :func:`label_fields_of`."""
+    fields = label_fields_of(text)
+    if "" in fields:
+        return fields[""].of_row
+    return np.dtype([(name, field.of_row) for name, field in fields.items()])
 
 
 @lru_cache(maxsize=64)
-def label_dtype_of(text: str) -> np.dtype[Any]:
-    """The numpy dtype that a text names; arrays are a dtype with a shape, as ``np.frombuffer`` takes it.
+def label_fields_of(text: str) -> Mapping[str, LabelField]:
+    """The fields that a text names, in their order; of labels that have no names one, whose name is empty.
 
     Raises:
         ConfigError: it is no such text, or labels of it would be too large; the message shows it.
@@ -70,28 +102,34 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
         raise ConfigError(f"labels of dtype {text[:200]!r} cannot be read: {error}") from error
 
 
-def _read(text: str) -> np.dtype[Any]:
+def _read(text: str) -> dict[str, LabelField]:
     if len(text) > _MAX_TEXT:
         raise ValueError(f"its text has {len(text)} characters, more than {_MAX_TEXT}")
-    dtype = _fields(text) if text.startswith("{") else _plain(text)
-    if dtype.itemsize > MAX_LABEL_BYTES:
-        raise ValueError(f"a label has {dtype.itemsize} bytes, more than {MAX_LABEL_BYTES}")
-    return dtype
+    fields = _fields(text) if text.startswith("{") else {"": _plain(text)}
+    size = sum(field.of_row.itemsize for field in fields.values())
+    if size > MAX_LABEL_BYTES:
+        raise ValueError(f"a label has {size} bytes, more than {MAX_LABEL_BYTES}")
+    return fields
 
 
-def _plain(text: str) -> np.dtype[Any]:
+def _plain(text: str) -> LabelField:
     match = _PLAIN.fullmatch(text)
     if match is None or match[1] not in LABEL_KINDS:
         raise ValueError(
             f"{text[:60]!r} is not one of {', '.join(sorted(LABEL_KINDS))}, with or without a shape"
         )
-    shape = tuple(map(int, match[2].split(","))) if match[2] else ()
+    sizes = match[2].split(",") if match[2] else []
+    varies = sizes[:1] == ["*"]
+    shape = tuple(map(int, sizes[varies:]))
     if math.prod(shape) > MAX_LABEL_BYTES:  # numpy has bounds of its own, and other words for them
         raise ValueError(f"a label has {math.prod(shape)} numbers, more than {MAX_LABEL_BYTES} bytes")
-    return np.dtype((match[1], shape)) if shape else np.dtype(match[1])
+    dtype = np.dtype((match[1], shape))
+    if dtype.itemsize > MAX_LABEL_BYTES:
+        raise ValueError(f"it has {dtype.itemsize} bytes, more than {MAX_LABEL_BYTES}")
+    return LabelField(dtype, varies)
 
 
-def _fields(text: str) -> np.dtype[Any]:
+def _fields(text: str) -> dict[str, LabelField]:
     try:
         pairs = json.loads(text, object_pairs_hook=list)
     except RecursionError as error:
@@ -102,4 +140,4 @@ def _fields(text: str) -> np.dtype[Any]:
     kinds = [kind for _, kind in pairs]
     if not all(isinstance(kind, str) for kind in kinds):
         raise ValueError("fields are numbers or arrays of them")
-    return np.dtype([(name, _plain(kind)) for name, kind in zip(names, kinds, strict=True)])
+    return {name: _plain(kind) for name, kind in zip(names, kinds, strict=True)}

@@ -6,24 +6,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from superdl.super_wire.label_dtype import label_dtype_of
-
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from superdl.super_wire.labels import Labels
 
-__all__ = ["SampleList", "labels_of"]
-
-
-def labels_of(parts: Iterable[bytes], label_dtype: str) -> NDArray[Any]:
-    """Labels that came in parts, read-only: shape (samples, ...)."""
-    labels = np.frombuffer(b"".join(parts), dtype=label_dtype_of(label_dtype))
-    labels.flags.writeable = False
-    return labels
+__all__ = ["SampleList"]
 
 
 class SampleList(Sequence[tuple[str, Any]]):
@@ -31,16 +22,17 @@ class SampleList(Sequence[tuple[str, Any]]):
 
     Paths are files, or URLs of objects (``s3://bucket/key``); members of objects show as ``path::member``. A
     label is an int or a float where the dataset gives numbers, an array or a numpy record where it gives
-    those. A million samples take the bytes of their keys and 16 more for each.
+    those, a dict where a field varies in length. A million samples take the bytes of their keys and 16 more
+    for each.
 
     Args:
         bucket: ``s3://name`` or ``file:///directory``, which keys lie below.
         keys: one after another.
         lengths: of each key, a little-endian number of 4 bytes.
-        labels: of each sample, read-only, shape (samples, ...).
+        labels: of each sample, read-only, shape (samples, ...), or RaggedLabels.
     """
 
-    def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: NDArray[Any]) -> None:
+    def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: Labels) -> None:
         self._below = bucket.removeprefix("file://").rstrip("/") + "/"
         self._keys = keys
         self._ends = np.cumsum(np.frombuffer(lengths, dtype="<u4"), dtype=np.int64)

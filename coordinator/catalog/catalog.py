@@ -8,9 +8,8 @@ How a source is listed is :mod:`superdl.coordinator.catalog.lister`'s; which sam
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from superdl.coordinator.catalog.members import narrowed
 from superdl.coordinator.catalog.strings import RepeatedStrings, Strings, compact
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.label_dtype import label_dtype_text
+from superdl.super_wire.labels import RaggedLabels, label_sizes, labels_text, pack_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.members import Members
     from superdl.coordinator.catalog.strings import PackedStrings
+    from superdl.super_wire.labels import Labels
 
 __all__ = ["MAX_CLASS_NAMES_BYTES", "Catalog"]
 
@@ -45,8 +45,9 @@ class Catalog:
     their digests. With an ``alias``, ids and fingerprint are made of that and of keys without ``prefix``,
     which begins them all; without one, ``prefix`` is empty.
     ``labels`` are int64 (places in ``classes``, or integers) or float64 of shape (samples, ...), or of a
-    structured dtype of both. They are held in the smallest dtype that takes their numbers, and given out in
-    their own by :meth:`labels_at`. ``classes`` is empty where no label is a text.
+    structured dtype of both; ``RaggedLabels`` where lists vary by sample. They are held in the smallest dtype
+    that takes their numbers, and given out in their own, ``label_dtype``, which is written as
+    :mod:`superdl.super_wire.label_dtype` says. ``classes`` is empty where no label is a text.
     ``members`` say where in their objects samples lie; ``None`` where each sample is an object. With them,
     samples of one object have one key and version, and are sorted by offset.
     """
@@ -54,7 +55,7 @@ class Catalog:
     bucket: str
     keys: Strings
     versions: Strings
-    labels: NDArray[Any]
+    labels: Labels
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     alias: str = ""
@@ -64,19 +65,23 @@ class Catalog:
     """BLAKE2b-128 over bucket, keys, versions, labels, classes and members: equal content, equal
     fingerprint.
     """
-    _dtype: np.dtype[Any] = field(init=False)
+    label_dtype: str = field(init=False)
+    label_bytes: int = field(init=False)
+    """Bytes of a label that is given out; of the mean one where lists vary, rounded up."""
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
             raise ValueError(
                 f"a catalog has one version and one label for each key; not {len(self.keys)} keys, "
-                f"{len(self.versions)} versions and labels of shape {self.labels.shape}"
+                f"{len(self.versions)} versions and {len(self.labels)} labels"
             )
         if self.members is not None and len(self.members) != len(self.keys):
             raise ValueError(f"a catalog has {len(self.keys)} samples, and {len(self.members)} members")
-        object.__setattr__(self, "_dtype", self.labels.dtype)
+        object.__setattr__(self, "label_dtype", labels_text(self.labels))
         object.__setattr__(self, "fingerprint", _fingerprint(self))
-        object.__setattr__(self, "labels", narrowed(self.labels))
+        object.__setattr__(self, "label_bytes", -(-int(self.label_sizes().sum()) // max(1, len(self))))
+        held = self.labels.map(narrowed) if isinstance(self.labels, RaggedLabels) else narrowed(self.labels)
+        object.__setattr__(self, "labels", held)
         object.__setattr__(self, "keys", compact(self.keys))
         object.__setattr__(self, "versions", compact(self.versions))
 
@@ -86,7 +91,7 @@ class Catalog:
         bucket: str,
         keys: PackedStrings,
         versions: PackedStrings,
-        labels: NDArray[Any],
+        labels: Labels,
         classes: Sequence[str] = (),
         warnings: Sequence[str] = (),
         *,
@@ -138,15 +143,14 @@ class Catalog:
         """Whether no other source has ids of the same bucket: it is a directory without an alias."""
         return self.id_bucket.startswith("file:")
 
-    @property
-    def label_dtype(self) -> str:
-        """What a label is, as :mod:`superdl.super_wire.label_dtype` writes it."""
-        return label_dtype_text(self._dtype, self.labels.shape[1:])
+    def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
+        """The bytes of the labels at places of the catalog, as they are given out."""
+        return label_sizes(self.labels, self.label_dtype, places)
 
-    @property
-    def label_bytes(self) -> int:
-        """Bytes of a label that is given out."""
-        return self._dtype.itemsize * math.prod(self.labels.shape[1:])
+    def most_label_bytes(self, count: int, *, again: bool) -> int:
+        """Bytes of the labels of ``count`` samples at most, of which one may come ``again``."""
+        sizes = np.sort(self.label_sizes())
+        return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
 
     def names_at(self, places: NDArray[np.int64]) -> list[bytes]:
         """How people are shown the samples at places of the catalog: by keys, and members if they are."""
@@ -156,9 +160,9 @@ class Catalog:
         pairs = zip(keys, self.members.names.take(places), strict=True)
         return [ids.shown_name(key.decode(), name.decode()).encode() for key, name in pairs]
 
-    def labels_at(self, places: NDArray[np.int64]) -> NDArray[Any]:
-        """The labels at places of the catalog, in their dtype: shape (places, ...)."""
-        return self.labels[places].astype(self._dtype)
+    def labels_at(self, places: NDArray[np.int64]) -> bytes:
+        """The labels at places of the catalog, as they travel."""
+        return b"".join(pack_labels(self.labels[places], self.label_dtype))
 
     def sample_ids(
         self,
@@ -210,7 +214,8 @@ def _fingerprint(catalog: Catalog) -> bytes:
         for encoding in catalog.members.row_encodings:
             add(encoding.encode())
     add(catalog.label_dtype.encode())
-    add(catalog.labels.astype(catalog.labels.dtype.newbyteorder("<"), copy=False).tobytes())
+    for piece in pack_labels(catalog.labels, catalog.label_dtype):
+        add(piece)
     for name in catalog.classes:
         add(name.encode())
     return digest.digest()

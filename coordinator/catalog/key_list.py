@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 
@@ -31,11 +31,10 @@ from superdl.super_wire.source_url import split_url
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from superdl.coordinator.catalog.key_list_rows import Row
     from superdl.coordinator.catalog.listing import Tally
     from superdl.coordinator.catalog.members import Members
+    from superdl.super_wire.labels import Labels
 
 __all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
 
@@ -67,7 +66,7 @@ class KeyList:
     url: str
     keys: PackedStrings
     versions: PackedStrings | None
-    labels: NDArray[Any]
+    labels: Labels
     classes: tuple[str, ...]
     members: Members | None = None
     lines: Sequence[int] = ()

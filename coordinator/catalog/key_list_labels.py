@@ -2,8 +2,9 @@
 
 A label is a number, a text that names a class, a list of numbers (nested lists are arrays), or an object of
 named fields that are each one of these. The first row decides which; every other row agrees with it, so that
-a typing error among numbers is found instead of turning them all into class names. How labels travel is
-:mod:`superdl.super_wire.label_dtype`'s.
+a typing error among numbers is found instead of turning them all into class names. For the same reason a list
+that has another length in each row says so in its name: ``boxes[]``, ``label[]``. How labels travel is
+:mod:`superdl.super_wire.labels`'s.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ import numpy as np
 
 from superdl.coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES
 from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, MAX_LABEL_FIELDS
+from superdl.super_wire.labels import RaggedLabels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-__all__ = ["BadLabelError", "LabelColumn", "number_or_text"]
+    from superdl.super_wire.labels import Labels
+
+__all__ = ["VARIES", "BadLabelError", "LabelColumn", "number_or_text"]
+
+VARIES = "[]"
+"""Ends the name of a list that has another length in each row."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -37,6 +44,7 @@ _ONE_KIND = (
     '(CSV cannot tell the text "7" from the number 7; JSONL and Parquet can)'
 )
 _WHAT = "a label is a number, a text, a list of numbers or an object of such fields, in all rows alike"
+_MAY_VARY = '; where the length of a list varies by row, its name says so: "boxes[]", "label[]"'
 _SHOWN = 60  # characters of a bad label that a message shows
 
 
@@ -66,12 +74,15 @@ class LabelColumn:
         if self._column is None:
             self._column = _Fields(label) if isinstance(label, dict) else _column_for(label)
         self._column.append(label)
+        if self._column.row_bytes > MAX_LABEL_BYTES:
+            found = self._column.row_bytes
+            raise BadLabelError(f"a label has at most {MAX_LABEL_BYTES} bytes, 8 a number; this has {found}")
 
-    def finish(self) -> tuple[NDArray[Any], tuple[str, ...]]:
+    def finish(self) -> tuple[Labels, tuple[str, ...]]:
         """Labels of at least one row, and the class names sorted (numbers have none).
 
         int64 or float64 of shape (rows,), or (rows, ...) where each label is a list; a structured dtype of
-        such where it has named fields.
+        such where it has named fields; ``RaggedLabels`` where a list has another length in each row.
         """
         if self._column is None:
             return np.empty(0, dtype=np.int64), ()
@@ -83,14 +94,18 @@ class _Column(ABC):
 
     classes: tuple[str, ...] = ()
     """Once finished: the class names sorted, if labels are texts."""
+    row_bytes = 8
+    """Of the row that came last."""
+    is_text = False
+    """Whether its labels name classes."""
 
     @abstractmethod
     def append(self, label: Any) -> None:
         """Take the next row's label."""
 
     @abstractmethod
-    def finish(self) -> NDArray[Any]:
-        """The labels, shape (rows, ...)."""
+    def finish(self) -> Any:
+        """The labels, an array of shape (rows, ...), or ragged."""
 
 
 def _column_for(label: object) -> _Column:
@@ -127,6 +142,8 @@ class _Numbers(_Column):
 
 class _Texts(_Column):
     """Names of classes: places in order of appearance, sorted in the end."""
+
+    is_text = True
 
     def __init__(self) -> None:
         self._codes = array("q")
@@ -165,22 +182,51 @@ class _Lists(_Column):
         if not 0 < math.prod(self._shape) <= _NUMBERS_MAX or len(self._shape) > _MAX_NDIM:
             raise BadLabelError(
                 f"a list has 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, none of them "
-                f"empty; this has the shape {self._shape}"
+                f"empty; this has the shape {self._shape}{_MAY_VARY}"
             )
         self._numbers = _Numbers()
+        self.row_bytes = 8 * math.prod(self._shape)
 
     def append(self, label: Any) -> None:
         numbers = np.array(label, dtype=object)
         if not isinstance(label, list) or numbers.shape != self._shape:
             raise BadLabelError(
                 f"{str(label)[:_SHOWN]!r} has the shape {numbers.shape}, the first label has {self._shape}: "
-                "all have the same shape"
+                f"all have the same shape{_MAY_VARY}"
             )
         for number in numbers.flat:
             self._numbers.append(number)
 
     def finish(self) -> NDArray[Any]:
         return self._numbers.finish().reshape(-1, *self._shape)
+
+
+class _Varying(_Column):
+    """Lists of any length, whose items are of the form of the first that there is."""
+
+    def __init__(self) -> None:
+        self.counts = array("I")
+        self._items: _Column | None = None
+
+    def append(self, label: Any) -> None:
+        if not isinstance(label, list):
+            raise BadLabelError(f"{str(label)[:_SHOWN]!r} is no list, as the [] behind its name says it is")
+        if self._items is None and label:
+            self._items = _column_for(label[0])
+            self.is_text = self._items.is_text
+        if self._items is not None:
+            self.row_bytes = 4 + len(label) * self._items.row_bytes
+            for item in label:
+                self._items.append(item)
+        self.counts.append(len(label))
+
+    def finish(self) -> NDArray[Any]:
+        """The items of all rows."""
+        if self._items is None:
+            return np.empty(0, dtype=np.int64)
+        items: NDArray[Any] = self._items.finish()
+        self.classes = self._items.classes
+        return items
 
 
 class _Fields(_Column):
@@ -191,16 +237,16 @@ class _Fields(_Column):
             raise BadLabelError(
                 f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields; this has {len(first)}"
             )
-        self._columns = {name: _column_for(value) for name, value in first.items()}
-        texts = [name for name, column in self._columns.items() if isinstance(column, _Texts)]
-        if len(texts) > 1:
-            words = (
-                f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"
-            )
-            raise BadLabelError(words[:400])
-        for name in first:
-            if not name or len(name.encode()) > _MAX_NAME:
-                raise BadLabelError(f"a field's name has 1 to {_MAX_NAME} bytes; not {name[:_SHOWN]!r}")
+        self._columns = {
+            name: _Varying() if name.endswith(VARIES) else _column_for(value) for name, value in first.items()
+        }
+        names = [name.removesuffix(VARIES) for name in first]
+        for name in names:
+            bare = list(first) == [VARIES]
+            if not (name or bare) or len(name.encode()) > _MAX_NAME or names.count(name) > 1:
+                raise BadLabelError(
+                    f"a field's name has 1 to {_MAX_NAME} bytes, and is there once; not {name[:_SHOWN]!r}"
+                )
 
     def append(self, label: Any) -> None:
         if not isinstance(label, dict) or label.keys() != self._columns.keys():
@@ -212,12 +258,27 @@ class _Fields(_Column):
                 column.append(label[name])
             except ValueError as error:
                 raise BadLabelError(f"in the field {name[:_SHOWN]!r}: {error}") from error
+        self.row_bytes = sum(column.row_bytes for column in self._columns.values())
+        if len(texts := [name for name, column in self._columns.items() if column.is_text]) > 1:
+            words = (
+                f"one field of a label may be a text, which names its class; these are: {', '.join(texts)}"
+            )
+            raise BadLabelError(words[:400])
 
-    def finish(self) -> NDArray[Any]:
-        columns = {name: column.finish() for name, column in self._columns.items()}
+    def finish(self) -> Labels:
+        values, columns = {}, {}
+        for name, column in self._columns.items():
+            finished = column.finish()
+            if isinstance(column, _Varying):
+                values[name.removesuffix(VARIES)] = finished
+                finished = np.array(column.counts, dtype=np.uint32)
+            columns[name.removesuffix(VARIES)] = finished
+        named = [column for column in self._columns.values() if column.classes]
+        self.classes = named[0].classes if named else ()
+        if "" in columns:
+            return RaggedLabels(columns[""], values)
         dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
         rows = np.empty(len(next(iter(columns.values()))), dtype=dtype)
         for name, column in columns.items():
             rows[name] = column
-        self.classes = next((one.classes for one in self._columns.values() if one.classes), ())
-        return rows
+        return RaggedLabels(rows, values) if values else rows

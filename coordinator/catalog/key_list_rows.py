@@ -10,7 +10,7 @@ import csv
 import json
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from superdl.coordinator.catalog.key_list_labels import number_or_text
+from superdl.coordinator.catalog.key_list_labels import VARIES, number_or_text
 from superdl.coordinator.catalog.members import MemberRow
 
 if TYPE_CHECKING:
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "BadRowError", "Row"]
 
-_MAX_LINE_BYTES = 2**16
+_MAX_LINE_BYTES = 2**18  # the longest label that may be has 8192 numbers
 _ROWS_AT_A_TIME = 8192
 _MAX_BATCH_BYTES = 2**28  # of so many rows; in a Parquet file a few bytes can stand for gigabytes
 _FIELD = "label."
+_LABELS = ("label", f"label{VARIES}")
 _MEMBER = ("member", "offset", "length")
 
 
@@ -87,6 +88,7 @@ def _csv_labels(header: list[str], number: int) -> Callable[[dict[str, str]], ob
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
     versioned: bool | None = None
     of_members: bool | None = None
+    labelled = ""
     for number, line in _lines(stream):
         if not line.strip():
             continue
@@ -94,8 +96,10 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise BadRowError(number, f"no JSON: {error}") from error
-        if not isinstance(row, dict) or "key" not in row or "label" not in row:
-            raise BadRowError(number, 'a row is {"key": ..., "label": ...}, with or without "version"')
+        labelled = labelled or _LABELS[isinstance(row, dict) and _LABELS[1] in row]
+        if not isinstance(row, dict) or "key" not in row or labelled not in row:
+            reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
+            raise BadRowError(number, reason)
         if versioned is None:
             versioned = "version" in row
         if versioned is not ("version" in row):
@@ -105,7 +109,8 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
         if of_members is not _names_members(row, number):
             raise BadRowError(number, "either all rows have member, offset and length or none")
         version = _or_empty(row["version"]) if versioned else None
-        yield Row(number, row["key"], row["label"], version, _member(row) if of_members else None)
+        label = _label(row[labelled], labelled)
+        yield Row(number, row["key"], label, version, _member(row) if of_members else None)
 
 
 def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
@@ -119,8 +124,9 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
     try:
         table = parquet.ParquetFile(stream)
         names = list(table.schema_arrow.names)
-        _check_columns(names, 0)
-        wanted = [name for name in ("key", "label", "version") if name in names]
+        labelled = _LABELS[_LABELS[1] in names]
+        _check_columns(names, 0, needed=("key", labelled))
+        wanted = [name for name in ("key", labelled, "version") if name in names]
         if of_members := _names_members(names, 0):
             wanted += [name for name in (*_MEMBER, "encoding") if name in names]
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
@@ -128,11 +134,12 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
             columns = {name: batch.column(name).to_pylist() for name in wanted}
             versions = map(_or_empty, columns["version"]) if "version" in columns else [None] * batch.num_rows
             for at, (key, label, version) in enumerate(
-                zip(columns["key"], columns["label"], versions, strict=True)
+                zip(columns["key"], columns[labelled], versions, strict=True)
             ):
                 number += 1
                 row = {name: column[at] for name, column in columns.items()} if of_members else {}
-                yield Row(number, key, label, version, _member(row) if of_members else None)
+                of_row = _member(row) if of_members else None
+                yield Row(number, key, _label(label, labelled), version, of_row)
     except BadRowError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also of values Python lacks
@@ -155,6 +162,11 @@ def _check_columns(names: Sequence[Any], number: int, needed: Sequence[str] = ("
             f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
         )
         raise BadRowError(number, reason[:400])
+
+
+def _label(value: object, name: str) -> object:
+    """A row's label; a list whose length varies is a field without a name."""
+    return {VARIES: value} if name == _LABELS[1] else value
 
 
 def _names_members(names: Collection[Any], number: int) -> bool:

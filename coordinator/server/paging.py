@@ -15,6 +15,7 @@ from superdl.coordinator.core import SampleState
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import PlanError
 from superdl.super_wire.ids import ID_BYTES, batch_ids
+from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 
 if TYPE_CHECKING:
@@ -128,7 +129,6 @@ def page_of(
     span = job.plan.span(epoch, start, stop, rank)
     offsets: list[int] = span.offsets.tolist()
     ids = dataset.ids(span.indices, epoch)
-    labels, label_bytes = catalog.labels_at(span.indices).tobytes(), catalog.label_bytes
     states = core.state.states(job.samples_of(epoch), span.indices)
     page, size = pb.Page(), 0
     found = places.of(dataset.content, span.indices) if places else None
@@ -143,7 +143,9 @@ def page_of(
         padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
         again = None if span.repetitions is None else span.repetitions[first:end]
         new_packs = placing.new_packs(first, end) if placing else []
-        batch_bytes = (end - first) * sample_bytes + len(padding_bytes) + _BATCH_BYTES
+        labels = catalog.labels_at(span.indices[first:end])
+        batch_bytes = (end - first) * (sample_bytes - catalog.label_bytes) + len(labels)
+        batch_bytes += len(padding_bytes) + _BATCH_BYTES
         batch_bytes += len(new_packs) * _PACK_NAME_BYTES
         if number and size + batch_bytes + key_bytes > _PAGE_BYTES:
             break
@@ -154,7 +156,7 @@ def page_of(
             position=start + number,
             batch_id=batch,
             sample_ids=ids[first * ID_BYTES : end * ID_BYTES],
-            labels=labels[first * label_bytes : end * label_bytes],
+            labels=labels,
             padding=padding_bytes,
             keys=cast("list[str]", keys),  # protobuf takes UTF-8 as it is
             resident=resident[number],
@@ -173,19 +175,22 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     """
     if start > len(catalog):
         raise PlanError(f"a dataset of {len(catalog)} samples has no place {start}")
-    sample_bytes = catalog.label_bytes + (_KEY_BYTES if with_keys else 0)
-    stop = min(len(catalog), start + max(1, _PAGE_BYTES // max(1, sample_bytes)))
+    least_bytes = label_dtype_of(catalog.label_dtype).itemsize
+    places = np.arange(start, min(len(catalog), start + max(1, _PAGE_BYTES // least_bytes)))
+    ends = np.cumsum(catalog.label_sizes(places))
+    stop = start + min(len(places), max(1, int(np.searchsorted(ends, _PAGE_BYTES, side="right"))))
     keys = list[bytes]()
     if with_keys:
         room, end, stop = _SAMPLES_BYTES, stop, start
         while stop < end and room > 0:
             some = catalog.names_at(np.arange(stop, min(stop + _KEYS_AT_A_TIME, end)))
-            sizes = np.cumsum([len(key) + sample_bytes for key in some])
+            label_sizes = catalog.label_sizes(np.arange(stop, stop + len(some)))
+            sizes = np.cumsum(label_sizes + [len(key) + _KEY_BYTES for key in some])
             fitting = int(np.searchsorted(sizes, room, side="right"))
             keys += some[: max(fitting, 0 if keys else 1)]
             stop, room = start + len(keys), room - int(sizes[-1])
     return pb.Samples(
-        labels=catalog.labels_at(np.arange(start, stop)).tobytes(),
+        labels=catalog.labels_at(np.arange(start, stop)),
         bucket=catalog.bucket,
         keys=b"".join(keys),
         key_lengths=np.fromiter(map(len, keys), dtype="<u4", count=len(keys)).tobytes(),

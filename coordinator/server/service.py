@@ -342,11 +342,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"cache budget of {budget:,} bytes: raise cache_bytes (SUPER_CACHE_BYTES) or the cache "
                 "server's maxmemory, or lower batch_size"
             )
-        reply_bytes = samples * (ID_BYTES + dataset.catalog.label_bytes + 1)
+        label_bytes = dataset.catalog.most_label_bytes(samples, again=bool(plan.draws))
+        reply_bytes = samples * (ID_BYTES + 1) + label_bytes
         if reply_bytes > _MAX_BATCH_REPLY_BYTES:
             raise ConfigError(
-                f"the ids and labels of a batch of {samples:,} samples have {reply_bytes:,} bytes, more than "
-                f"the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
+                f"the ids and labels of a batch of {samples:,} samples have up to {reply_bytes:,} bytes, "
+                f"more than the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
             )
 
     def _exceeds_cache(self, dataset: Dataset) -> list[str]:

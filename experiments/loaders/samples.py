@@ -114,9 +114,9 @@ def list_samples(source: Source, kind: str) -> Samples:
     if key_list is not None and "://" not in key_list:
         key_list = str(Path(key_list).expanduser())
     catalog = list_source(source.url, key_list, naming=checked_naming(source.alias, source.versions))
-    if not catalog.classes:
+    if not catalog.classes or not isinstance(catalog.labels, np.ndarray) or catalog.label_dtype != "int64":
         raise ConfigError(
-            f"the labels in {source.key_list} are numbers, and loader.kind {kind} takes class names alone; "
+            f"the labels in {source.key_list} are no class names, and loader.kind {kind} takes those alone; "
             "set loader.kind=super"
         )
     if catalog.members is not None:

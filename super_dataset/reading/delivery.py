@@ -12,7 +12,7 @@ import logging
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from superdl.super_dataset.reading.checks import layout_columns
 from superdl.super_dataset.reading.progress import bad_sample_error, batch_name
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.label_dtype import label_fields_of
+from superdl.super_wire.labels import RaggedLabels
 from superdl.super_wire.record import RecordKind, parse_header
 from superdl.super_wire.record_kinds import array_places
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_dataset.reading.progress import BatchProgress
     from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.labels import Labels
     from superdl.super_wire.record_kinds import ArrayPlace
 
 __all__ = [
@@ -119,19 +121,30 @@ class BadSampleLog:
 def check_label_dtype(name: str) -> None:
     """Refuse, by :class:`~superdl.super_wire.errors.ConfigError`, a label dtype that no tensor can have."""
     try:
-        label_tensor(np.empty(0, dtype=label_dtype_of(name)), None)
+        for field in label_fields_of(name).values():
+            torch.from_numpy(np.empty(0, dtype=field.dtype.base))
     except TypeError as error:
         raise ConfigError(f"labels of dtype {name!r} cannot be a tensor: {error}") from error
 
 
-def label_tensor(labels: NDArray[Any], order: Sequence[int] | None) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Labels as a tensor of their own dtype and shape (samples, ...), a copy; a dict of such tensors where
-    they have named fields. Those at ``order`` if it is given.
+def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:
+    """Labels as a tensor of their own dtype and shape (samples, ...), a copy; where a list varies by sample,
+    as a list of tensors; a dict of these where they have named fields. Those at ``order`` if it is given.
     """
-    chosen = labels if order is None else labels[np.asarray(order, dtype=np.intp)]
+    places = np.arange(len(labels)) if order is None else np.asarray(order, dtype=np.intp)
+    chosen = labels[places]
+    if isinstance(chosen, RaggedLabels):
+        fields = {name: _column_tensors(chosen, name) for name in chosen.names}
+        return fields.get("", fields)
     if chosen.dtype.names is None:
-        return torch.from_numpy(chosen.copy() if order is None else chosen)
+        return torch.from_numpy(chosen)
     return {name: torch.from_numpy(chosen[name].copy()) for name in chosen.dtype.names}
+
+
+def _column_tensors(labels: RaggedLabels, name: str) -> _Tensors:
+    if name not in labels.values:
+        return torch.from_numpy(labels.of_rows(name).copy())
+    return list(torch.split(torch.from_numpy(labels.values[name]), labels.of_rows(name).tolist()))
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 import torch
 from pyarrow import parquet
 from torch.utils.data import DataLoader
 
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
+from superdl import Recipe, SuperDataset, SuperLoader, SuperMix, SuperSampler
+from superdl.super_wire.errors import ConfigError
 from tests.fixtures.images import SIDE
 
 if TYPE_CHECKING:
@@ -54,3 +56,118 @@ def test_fields_come_as_a_dict_of_tensors(shared_stack: Stack, images: Path, tmp
                 assert dataset.classes[labels["kind"][at]] == key.split("/")[-2]
             numbers += labels["number"].tolist()
     assert sorted(numbers) == list(range(150))
+
+
+def boxes_of(number: int) -> list[list[float]]:
+    """As many boxes as the number says, none too."""
+    return [[float(number), float(place), 1.0, 2.5] for place in range(number % 5)]
+
+
+def detected(images: Path, path: Path) -> Path:
+    """A key list of boxes and the names of their classes."""
+    rows = rows_of(
+        images,
+        lambda number, kind: {
+            "number": number,
+            "boxes[]": boxes_of(number),
+            "kinds[]": [kind] * (number % 5),
+        },
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def assert_detected(labels: dict[str, Any], classes: tuple[str, ...]) -> list[int]:
+    """See that each sample has its own boxes; the samples' numbers."""
+    numbers: list[int] = labels["number"].tolist()
+    assert len(labels["boxes"]) == len(labels["kinds"]) == len(numbers)
+    for number, boxes, kinds in zip(numbers, labels["boxes"], labels["kinds"], strict=True):
+        assert (boxes.dtype, kinds.dtype, boxes.shape[1:]) == (torch.float64, torch.int64, (4,))
+        assert boxes.tolist() == boxes_of(number)
+        assert len({classes[kind] for kind in kinds}) == (1 if number % 5 else 0)
+    return numbers
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_boxes_come_as_a_list_of_tensors(
+    shared_stack: Stack, images: Path, tmp_path: Path, workers: int
+) -> None:
+    dataset = SuperDataset(images, RECIPE, key_list=detected(images, tmp_path / "boxes.jsonl"))
+    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
+        assert dataset.classes == ("ant", "bee", "cat", "dog")
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+        numbers = [number for _, labels in loader for number in assert_detected(labels, dataset.classes)]
+    assert sorted(numbers) == list(range(150))
+    assert [dataset.targets[place]["boxes"].tolist() for place in range(150)] == [
+        boxes_of(int(path.rpartition("/")[2].removesuffix(".jpg"))) for path, _ in dataset.samples
+    ]
+    assert len(dataset.targets["kinds"]) == 150
+
+
+def test_boxes_go_with_padding_columns_transforms_and_mixes(
+    shared_stack: Stack, images: Path, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"key_list": detected(images, tmp_path / "boxes.jsonl")}
+    how |= {"coordinator": shared_stack.address}
+    a, b = (SuperDataset(images, RECIPE, **how) for _ in range(2))
+    with SuperLoader(SuperMix([a, b]), batch_size=16, shuffle=True) as loader:
+        numbers = [number for _, labels in loader for number in assert_detected(labels, a.classes)]
+    assert sorted(numbers) == sorted([*range(150)] * 2)
+    columns = SuperDataset(
+        images,
+        RECIPE,
+        columns={"pixels": "images", "boxes": "labels.boxes", "number": "labels.number"},
+        transform=lambda image: torch.tensor(image.size),
+        **how,
+    )
+    seen = []
+    for rank in range(4):  # 150 samples make 152 for 4 ranks
+        with SuperSampler(columns, batch_size=16, rank=rank, num_replicas=4, job="boxes") as sampler:
+            for batch in DataLoader(columns, sampler=sampler, batch_size=None):
+                assert batch["pixels"].tolist() == [[SIDE, SIDE]] * len(batch["number"])
+                assert [one.tolist() for one in batch["boxes"]] == [
+                    boxes_of(n) for n in batch["number"].tolist()
+                ]
+                seen += batch["number"].tolist()
+    assert len(seen) == 152
+    assert set(seen) == set(range(150))
+
+
+@pytest.mark.parametrize(("policy", "batches"), [("skip", [7, 8]), ("replace", [8, 8])])
+def test_boxes_follow_the_samples_that_are_delivered(
+    shared_stack: Stack, images: Path, tmp_path: Path, policy: Any, batches: list[int]
+) -> None:
+    rows, source = [], tmp_path / "source"
+    source.mkdir()
+    for number, path in enumerate(sorted(images.glob("*/*.jpg"))[:16]):
+        content = path.read_bytes() if number != 3 else b"no image"
+        (source / f"{number:02d}.jpg").write_bytes(content)
+        rows.append({"key": f"{number:02d}.jpg", "label": {"number": number, "boxes[]": boxes_of(number)}})
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = SuperDataset(source, RECIPE, key_list=tmp_path / "list.jsonl", on_bad_sample=policy)
+    with SuperSampler(dataset, batch_size=8, shuffle=False, coordinator=shared_stack.address) as sampler:
+        found = []
+        for pixels, labels in DataLoader(dataset, sampler=sampler, batch_size=None):
+            assert len(pixels) == len(labels["boxes"])
+            assert [one.tolist() for one in labels["boxes"]] == [
+                boxes_of(n) for n in labels["number"].tolist()
+            ]
+            found.append(labels["number"].tolist())
+    assert list(map(len, found)) == batches
+    assert 3 not in found[0]
+    assert found[0].count(4) == (2 if policy == "replace" else 1)
+
+
+def test_a_batch_whose_labels_may_not_fit_is_refused_when_the_sampler_is_made(
+    shared_stack: Stack, images: Path, tmp_path: Path
+) -> None:
+    rows = rows_of(images, lambda number, _: [0] * (8000 if number % 2 else 1))
+    (tmp_path / "list.jsonl").write_text(
+        "".join(json.dumps({"key": row["key"], "label[]": row["label"]}) + "\n" for row in rows)
+    )
+    dataset = SuperDataset(images, RECIPE, key_list=tmp_path / "list.jsonl")
+    with pytest.raises(ConfigError, match=r"a batch of 128 samples have up to .* lower batch_size"):
+        SuperSampler(dataset, batch_size=128, coordinator=shared_stack.address)
+    with SuperSampler(dataset, batch_size=60, coordinator=shared_stack.address) as sampler:
+        _, labels = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))
+    assert set(map(len, labels)) == {1, 8000}

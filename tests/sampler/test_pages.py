@@ -101,7 +101,7 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
         ({"sample_ids": b"x" * 31}, "batch 7 of 1 samples has 31 bytes of sample ids"),
         ({"sample_ids": b""}, "0 bytes of sample ids"),
         ({"batch_id": b"b"}, "1 bytes of a batch id"),
-        ({"labels": b"l" * 15}, "15 bytes of labels"),
+        ({"labels": b"l" * 15}, "15 bytes are no labels of 2 samples"),
         ({"padding": b"p"}, "1 bytes of padding"),
         ({"keys": ["a"]}, "batch 7 of 2 samples has 1 keys"),
         ({"pack_of": bytes(4)}, "4 bytes of packs' numbers"),

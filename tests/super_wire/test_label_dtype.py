@@ -8,29 +8,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.label_dtype import LABEL_KINDS, MAX_LABEL_BYTES, label_dtype_of, label_dtype_text
+from superdl.super_wire.label_dtype import (
+    LABEL_KINDS,
+    MAX_LABEL_BYTES,
+    LabelField,
+    label_dtype_of,
+    label_dtype_text,
+    label_fields_of,
+)
+from superdl.super_wire.labels import labels_text
 
 KINDS = st.sampled_from(sorted(LABEL_KINDS))
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
-PLAIN = st.tuples(KINDS, SHAPES)
+FIELDS = st.builds(
+    lambda kind, shape, varies: LabelField(np.dtype((kind, shape)), varies), KINDS, SHAPES, st.booleans()
+)
 
 
-@given(PLAIN)
-def test_numbers_and_arrays_travel(plain):
-    kind, shape = plain
-    text = label_dtype_text(np.dtype(kind), shape)
-    dtype = label_dtype_of(text)
-    assert (dtype.base, dtype.shape) == (np.dtype(kind), shape)
-    labels = np.zeros((3, *shape), dtype=kind)
-    assert np.frombuffer(labels.tobytes(), dtype=dtype).shape == labels.shape
+@given(FIELDS)
+def test_numbers_arrays_and_lists_travel(field):
+    text = label_dtype_text({"": field})
+    assert label_fields_of(text) == {"": field}
+    row = label_dtype_of(text)
+    assert row == (np.uint32 if field.varies else field.dtype)
+    assert np.frombuffer(bytes(3 * row.itemsize), dtype=row).shape == (3, *row.shape)
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=8), PLAIN, min_size=1, max_size=6))
+@given(st.dictionaries(st.text(min_size=1, max_size=8), FIELDS, min_size=1, max_size=6))
 def test_named_fields_travel_in_their_order(fields):
-    dtype = np.dtype([(name, kind, shape) for name, (kind, shape) in fields.items()])
-    again = label_dtype_of(label_dtype_text(dtype))
-    assert again == dtype
-    assert again.names == tuple(fields)
+    text = label_dtype_text(fields)
+    assert list(label_fields_of(text).items()) == list(fields.items())
+    assert label_dtype_of(text).names == tuple(fields)
+
+
+def test_texts_are_those_that_stand_in_the_module():
+    field = LabelField(np.dtype(("f8", 4)), varies=True)
+    assert label_dtype_text({"": field}) == "float64[*,4]"
+    fields = {"age": LabelField(np.dtype("i8")), "ids": LabelField(np.dtype("i8"), varies=True)}
+    assert label_dtype_text(fields) == '{"age":"int64","ids":"int64[*]"}'
 
 
 @pytest.mark.parametrize(
@@ -38,6 +53,7 @@ def test_named_fields_travel_in_their_order(fields):
     [
         "", "object", "O", "|O8", "<U5", "<i8", "i8", "S100", "V8", "M8[ns]", "datetime64", "complex64",
         "int64,float64", "(2,)int64", "int64[]", "int64[0]", "int64[-1]", "int64[1,]", "int64[ 1]", "int64[1",
+        "int64[*", "int64[**]", "int64[*1]", "int64[4,*]", "int64[*,*]", "int64[*,0]", "float64[*,10000]",
         "int64[1][1]", "int64[1,1,1,1,1,1,1,1,1]", f"uint8[{MAX_LABEL_BYTES + 1}]", "float64[10000]",
         "float64[999999,999999,999999,999999,999999,999999,999999,999999]", "int64[9999999]",
         "{", "{}", "[]", '{"a":"object"}', '{"a":1}', '{"a":{"b":"int64"}}', '{"a":["int64"]}',
@@ -58,4 +74,4 @@ def test_other_texts_are_refused(text):
 )
 def test_labels_of_other_dtypes_have_no_text(dtype):
     with pytest.raises(ConfigError):
-        label_dtype_text(dtype)
+        labels_text(np.empty(0, dtype=dtype))

@@ -8,16 +8,15 @@ import random
 import numpy as np
 import pytest
 
-from superdl.super_wire.sample_list import SampleList, labels_of
+from superdl.super_wire.labels import joined
+from superdl.super_wire.sample_list import SampleList
 
 KEYS = [b"cat/a.jpg", b"dog/\xff.jpg", "dog/größe.jpg".encode()]
 
 
 def listed(bucket: str = "file:///images", labels: object = (0, 1, 1)) -> SampleList:
     lengths = np.array([len(key) for key in KEYS], dtype="<u4").tobytes()
-    given = np.array(labels)
-    dtype = f"{given.dtype}[{given.shape[1]}]" if given.ndim > 1 else str(given.dtype)
-    return SampleList(bucket, b"".join(KEYS), lengths, labels_of([given.tobytes()], dtype))
+    return SampleList(bucket, b"".join(KEYS), lengths, joined([np.array(labels)]))
 
 
 def test_it_is_a_sequence_of_paths_and_labels():

@@ -111,7 +111,7 @@ BAD_CSV = {
     "leaves upwards": ("key,label\n../a.jpg,1\n", "line 2: .*'../a.jpg' is not a path below"),
     "absolute": ("key,label\n/etc/a.jpg,1\n", "line 2: .*is not a path below"),
     "double slash": ("key,label\na//b.jpg,1\n", "line 2: .*is not a path below"),
-    "line too long": (f"key,label\na,{'x' * 70_000}\n", "line 2: longer than 65536 bytes"),
+    "line too long": (f"key,label\na,{'x' * 270_000}\n", "line 2: longer than 262144 bytes"),
     "key too long": (f"key,label\n{'x' * 5000},1\n", "line 2: .*has 5000 bytes; at most 4096"),
     "key twice": ("key,label\na,1\nb,1\na,1\nb,2\nc,1\n", "a key is listed once.*'a', 'b'$"),
 }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.labels import RaggedLabels, unpack_labels
 from tests.coordinator.catalog.key_lists import read, write_jsonl, written
 
 BOXED = [
@@ -93,12 +93,91 @@ def test_any_labels_come_out_as_they_went_in_also_over_the_wire(tmp_path_factory
     write_jsonl(path, [{"key": f"{n}", "label": label} for n, label in enumerate(labels)])
     found = read(path)
     catalog = Catalog("file:///x", found.keys, found.keys, found.labels, found.classes)
-    travelled = np.frombuffer(
-        catalog.labels_at(np.arange(len(catalog))).tobytes(), dtype=label_dtype_of(catalog.label_dtype)
-    )
+    travelled = unpack_labels(catalog.labels_at(np.arange(len(catalog))), catalog.label_dtype)
     for name, column in columns.items():
         assert np.array_equal(travelled[name], column)
         assert travelled[name].dtype == column.dtype
+
+
+# ------------------------------------------------------------------------ lists that vary in length by row
+
+DETECTED = [
+    {"boxes[]": [], "classes[]": [], "size": [48, 64]},
+    {
+        "classes[]": ["dog", "cat", "dog"],
+        "boxes[]": [[0, 1, 2, 3.5], [4, 5, 6, 7], [0, 0, 1, 1]],
+        "size": [5, 6],
+    },
+    {"boxes[]": [[1, 1, 2, 2]], "classes[]": ["emu"], "size": [7, 8]},
+]
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "parquet"])
+def test_lists_whose_names_say_so_may_have_any_length_and_name_classes(tmp_path, extension):
+    found = read(
+        written(tmp_path, extension, [{"key": f"{n}", "label": one} for n, one in enumerate(DETECTED)])
+    )
+    assert found.classes == ("cat", "dog", "emu")
+    assert found.labels.names == ("boxes", "classes", "size")
+    assert found.labels["size"].tolist() == [[48, 64], [5, 6], [7, 8]]
+    for label, given_label in zip(found.labels, DETECTED, strict=True):
+        assert label["boxes"].shape == (len(given_label["boxes[]"]), 4)
+        assert label["boxes"].tolist() == given_label["boxes[]"]
+        assert [found.classes[place] for place in label["classes"]] == given_label["classes[]"]
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "parquet"])
+def test_a_label_itself_may_be_such_a_list(tmp_path, extension):
+    tokens = [[5, 6, 7], [], [8]]
+    rows = [{"key": f"{n}", "label[]": one} for n, one in enumerate(tokens)]
+    found = read(written(tmp_path, extension, rows))
+    assert isinstance(found.labels, RaggedLabels)
+    assert [one.tolist() for one in found.labels] == tokens
+    rows = [{"key": f"{n}", "label[]": []} for n in range(3)]  # nothing says of what
+    assert [one.shape for one in read(written(tmp_path, "jsonl", rows)).labels] == [(0,)] * 3
+
+
+@given(
+    st.lists(st.lists(st.lists(NUMBER, min_size=2, max_size=2), max_size=4), min_size=1, max_size=6),
+    st.randoms(),
+)
+def test_any_lists_come_out_as_they_went_in_also_over_the_wire_and_in_any_order(
+    tmp_path_factory, lists, chance
+):
+    rows = [{"key": f"{n:03}", "label": {"n": n, "pairs[]": one}} for n, one in enumerate(lists)]
+    path = tmp_path_factory.getbasetemp() / "any-lists.jsonl"
+    write_jsonl(path, rows)
+    fingerprints = set()
+    for _ in range(2):
+        found = read(path)
+        columns = found.keys, found.keys, found.labels, found.classes
+        catalog = Catalog.build("file:///x", *columns)
+        fingerprints.add(catalog.fingerprint)
+        places = chance.choices(range(len(lists)), k=5)
+        travelled = unpack_labels(catalog.labels_at(np.array(places)), catalog.label_dtype, 5)
+        assert [label["pairs"].tolist() for label in travelled] == [lists[place] for place in places]
+        assert [label["n"] for label in travelled] == places
+        sizes = catalog.label_sizes(np.array(places))
+        assert len(catalog.labels_at(np.array(places))) == sizes.sum() + 4
+        assert catalog.most_label_bytes(5, again=True) >= sizes.sum()
+        chance.shuffle(rows)  # the order of rows is none of a catalog's
+        write_jsonl(path, rows)
+    assert len(fingerprints) == 1
+    rows[0]["label"]["pairs[]"] = [*rows[0]["label"]["pairs[]"], [1, 2]]
+    write_jsonl(path, rows)
+    found = read(path)
+    columns = found.keys, found.keys, found.labels, found.classes
+    assert Catalog.build("file:///x", *columns).fingerprint not in fingerprints
+
+
+def test_such_lists_take_the_bytes_of_their_numbers(tmp_path):
+    rows = [{"key": f"{n}", "label": {"ids[]": list(range(n % 7))}} for n in range(700)]
+    path = tmp_path / "x.jsonl"
+    write_jsonl(path, rows)
+    found = read(path)
+    catalog = Catalog.build("file:///x", found.keys, found.keys, found.labels)
+    assert catalog.labels.values["ids"].nbytes == 100 * sum(range(7))  # in one byte each
+    assert catalog.label_bytes == 4 + 8 * 3
 
 
 BAD = {
@@ -138,6 +217,47 @@ BAD = {
     "number among objects": (
         '{"key": "a", "label": {"x": 1}}\n{"key": "b", "label": 7}\n',
         "line 2: the label is '7', those before it have the fields x",
+    ),
+    "a longer list, and how to say so": (
+        '{"key": "a", "label": {"x": [1]}}\n{"key": "b", "label": {"x": [1, 2]}}\n',
+        r"""line 2: in the field 'x': .*; where the length of a list varies by row, its name says so: "b""",
+    ),
+    "no list": ('{"key": "a", "label": {"x[]": 1}}\n', r"line 1: in the field 'x\[\]': '1' is no list"),
+    "no list itself": (
+        '{"key": "a", "label[]": "x"}\n',
+        "line 1: .*'x' is no list, as the .. behind its name",
+    ),
+    "an empty text among names": (
+        '{"key": "a", "label": {"x[]": ["u"]}}\n{"key": "b", "label": {"x[]": ["u", ""]}}\n',
+        "line 2: .*the label is empty",
+    ),
+    "a number among names": (
+        '{"key": "a", "label": {"x[]": ["u"]}}\n{"key": "b", "label": {"x[]": [3]}}\n',
+        "line 2: .*the label 3 is a number, those before it are texts",
+    ),
+    "other boxes": (
+        '{"key": "a", "label": {"x[]": [[1, 2]]}}\n{"key": "b", "label": {"x[]": [[1, 2], [1, 2, 3]]}}\n',
+        r"line 2: .*has the shape \(3,\), the first label has \(2,\)",
+    ),
+    "two names of one field": (
+        '{"key": "a", "label": {"x[]": [], "x": 1}}\n',
+        "line 1: .*is there once; not 'x'",
+    ),
+    "classes twice": (
+        '{"key": "a", "label": {"x[]": [], "y": "u"}}\n{"key": "b", "label": {"x[]": ["v"], "y": "u"}}\n',
+        "line 2: one field of a label may be a text, which names its class; these are: x.., y",
+    ),
+    "varying or not": (
+        '{"key": "a", "label[]": [1]}\n{"key": "b", "label": [1]}\n',
+        r'line 2: a row is {"key": ..., "label\[\]": ...}',
+    ),
+    "too many": (
+        '{"key": "a", "label": {"x[]": [' + "0," * 8191 + "0]}}\n",
+        "line 1: a label has at most 65536 bytes, 8 a number; this has 65540",
+    ),
+    "too many together": (
+        '{"key": "a", "label": {"x[]": [' + "0," * 5000 + '0], "y[]": [' + "0," * 5000 + "0]}}\n",
+        "line 1: a label has at most 65536 bytes, 8 a number; this has 80024",
     ),
     "bad field": (
         '{"key": "a", "label": {"x": 1}}\n{"key": "b", "label": {"x": "u"}}\n',

@@ -22,6 +22,7 @@ from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_o
 from superdl.coordinator.store.places import Joined, Places
 from superdl.super_wire.errors import PlanError
 from superdl.super_wire.ids import ID_BYTES, batch_id
+from superdl.super_wire.labels import RaggedLabels, unpack_labels
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
@@ -33,9 +34,13 @@ RECIPE = Recipe.image(resize=8, crop=8)
 class Planned:
     """A job on a catalog in memory: ``page()`` is what NextBatches would answer."""
 
-    def __init__(self, size=10, batch_size=4, *, key_bytes=12, recipe=RECIPE, float_labels=False, **plan):
+    def __init__(
+        self, size=10, batch_size=4, *, key_bytes=12, recipe=RECIPE, float_labels=False, counts=None, **plan
+    ):
         keys = [f"class/{number:0{key_bytes - 6}d}".encode() for number in range(size)]
         labels = np.arange(size) * 0.5 if float_labels else np.arange(size)
+        if counts is not None:
+            labels = RaggedLabels(np.array(counts, dtype=np.uint32), {"": np.arange(sum(counts))})
         catalog = Catalog.build(
             "s3://bucket", PackedStrings.pack(keys), PackedStrings.pack([b"v"] * size), labels
         )
@@ -222,3 +227,34 @@ def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, w
     assert not samples_from(catalog, size, with_keys=with_keys).labels
     with pytest.raises(PlanError, match=f"no place {size + 1}"):
         samples_from(catalog, size + 1, with_keys=with_keys)
+
+
+@pytest.mark.parametrize("most", [3, 2000, 8000])  # numbers of a label: from none to 64,000 bytes
+def test_labels_whose_lists_vary_are_whole_in_bounded_pages(most):
+    size, batch_size = 3000, 16
+    counts = np.random.default_rng(most).integers(0, most, size)
+    begins = np.cumsum(counts) - counts
+    planned = Planned(size, batch_size, counts=counts.tolist(), shuffle=True, seed=2)
+    catalog = planned.dataset.catalog
+
+    def expected(place):
+        return list(range(begins[place], begins[place] + counts[place]))
+
+    start, pages = 0, 0
+    while start < planned.plan.batches_per_epoch:
+        page = planned.page(start=start, with_keys=True)
+        assert page.ByteSize() < MAX_REPLY_BYTES
+        for batch in page.batches:
+            labels = unpack_labels(batch.labels, catalog.label_dtype, len(batch.sample_ids) // ID_BYTES)
+            indices = planned.plan.batch(0, batch.position, 0).indices
+            assert [label.tolist() for label in labels] == [expected(place) for place in indices]
+        start, pages = start + len(page.batches), pages + 1
+    # As many batches go together as the mean label lets, not as few as the largest would.
+    assert pages <= 2 + 1.5 * size * (ID_BYTES + catalog.label_bytes + 20) / MAX_REPLY_BYTES
+    for with_keys in (True, False):
+        found = []
+        while len(found) < size:
+            samples = samples_from(catalog, len(found), with_keys=with_keys)
+            assert samples.ByteSize() < MAX_REPLY_BYTES
+            found += unpack_labels(samples.labels, catalog.label_dtype)
+        assert [label.tolist() for label in found] == [expected(place) for place in range(size)]

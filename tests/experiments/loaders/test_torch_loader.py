@@ -88,7 +88,7 @@ def test_a_key_list_names_images_and_classes(folders):
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        ("key,label\nants/1.png,3\n", ConfigError, r"are numbers, .* set loader\.kind=super"),
+        ("key,label\nants/1.png,3\n", ConfigError, r"are no class names, .* set loader\.kind=super"),
         ("key,label\nants/100.png,ant\n", SourceError, r"1 of its 1 keys are not in .*ants/100\.png"),
     ],
 )

@@ -19,6 +19,7 @@ from superdl.super_dataset.reading.buffer import BatchBuffer
 from superdl.super_dataset.reading.delivery import (
     BadSampleLog,
     batch_info,
+    check_label_dtype,
     delivered_order,
     label_tensor,
     sample_tensors,
@@ -26,6 +27,7 @@ from superdl.super_dataset.reading.delivery import (
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError
 from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.labels import unpack_labels
 from superdl.super_wire.record import DTYPE_CODES, HEADER_BYTES
 from tests.super_dataset.stored_batches import id_at, images, record, ref_of, stored, tombstone
 
@@ -214,3 +216,22 @@ def test_labels_that_are_arrays_or_have_fields():
         assert tensors["box"].tolist() == [[[2, 3], [5, 6]][place] for place in places]
         tensors["box"][:] = 0
         assert labels["box"].max() == 6
+
+
+def test_labels_whose_lists_vary_come_as_lists_of_tensors_of_their_own():
+    text = '{"boxes":"float64[*,2]","age":"int64"}'
+    rows = np.array([(2, 7), (0, 8), (1, 9)], dtype=label_dtype_of(text))
+    boxes = [[[0.0, 1.0], [2.0, 3.0]], [], [[4.0, 5.0]]]
+    data = b"\3\0\0\0" + rows.tobytes() + np.arange(6.0).tobytes()
+    for order in (None, [2, 0, 0, 1]):
+        tensors = label_tensor(unpack_labels(data, text), order)
+        places = [0, 1, 2] if order is None else order
+        assert tensors["age"].tolist() == [[7, 8, 9][place] for place in places]
+        assert [one.tolist() for one in tensors["boxes"]] == [boxes[place] for place in places]
+        assert {(one.dtype, one.shape[1:]) for one in tensors["boxes"]} == {(torch.float64, (2,))}
+        tensors["boxes"][-2][:] = -1  # what changes one changes no other, nor what was received
+        assert [one.tolist() for one in tensors["boxes"]][:2] == [boxes[place] for place in places][:2]
+    tokens = label_tensor(unpack_labels(b"\2\0\0\0\1\0\0\0\0\0\0\0\5", "uint8[*]"), None)
+    assert [one.tolist() for one in tokens] == [[5], []]
+    for dtype in (text, "uint8[*]", "uint16[*]"):
+        check_label_dtype(dtype)

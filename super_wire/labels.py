@@ -1,0 +1,186 @@
+"""The labels of many samples, packed, and their bytes where they travel.
+
+Where each sample has as much of each field, they are a numpy array, and its bytes in C-order, without gaps
+between fields. Where a list varies by sample, as the boxes of images do, they are :class:`RaggedLabels`. Then
+come the number of samples (uint32); a row for each, where the number of items (uint32) stands for such a
+list; and the items of all samples, of one list after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.label_dtype import (
+    MAX_LABEL_BYTES,
+    LabelField,
+    label_dtype_of,
+    label_dtype_text,
+    label_fields_of,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Labels", "RaggedLabels", "joined", "label_sizes", "labels_text", "pack_labels", "unpack_labels"]
+
+_COUNT_BYTES = 4
+
+
+class RaggedLabels(Sequence[Any]):
+    """Labels of which a list, or more than one, varies by sample.
+
+    ``labels[3]`` is what the fourth sample has: a dict by the fields' names, in which a list is an array of
+    shape (items, ...), with no item or more; labels that have no names are such an array. ``labels["boxes"]``
+    is one field of all.
+
+    Args:
+        rows: of each sample, with the number of items in the place of a list, as
+            :func:`~superdl.super_wire.label_dtype.label_dtype_of` says.
+        values: by the name of each such list the items of all samples, one sample after the other.
+    """
+
+    def __init__(self, rows: NDArray[Any], values: Mapping[str, NDArray[Any]]) -> None:
+        self.rows, self.values = rows, dict(values)
+        self._ends = {name: np.cumsum(self.of_rows(name), dtype=np.int64) for name in values}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the fields; an empty one where they have none."""
+        return self.rows.dtype.names or ("",)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, wanted: Any) -> Any:
+        """A field by its name; a label by its place; the labels of a slice, or an array, of places."""
+        if isinstance(wanted, str):
+            rows = self.of_rows(wanted)
+            return RaggedLabels(rows, {"": self.values[wanted]}) if wanted in self.values else rows
+        if isinstance(wanted, int | np.integer):
+            found = {name: self._of_sample(name, range(len(self))[wanted]) for name in self.names}
+            return found.get("", found)
+        rows, values = self.rows[wanted], {}
+        for name in self.values:
+            ends, counts = self._ends[name][wanted], self.of_rows(name)[wanted].astype(np.int64)
+            # Each item lies as far before its list's old end as it will before the new one.
+            moved = np.repeat(ends - np.cumsum(counts), counts)
+            values[name] = self.values[name][moved + np.arange(len(moved))]
+        return RaggedLabels(rows, values)
+
+    def __repr__(self) -> str:
+        return f"<RaggedLabels of {len(self)} samples: {labels_text(self)}>"
+
+    def of_rows(self, name: str) -> NDArray[Any]:
+        """A field's column of ``rows``."""
+        found: NDArray[Any] = self.rows[name] if name else self.rows
+        return found
+
+    def map(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> RaggedLabels:
+        """The same, with the items of every list changed."""
+        return RaggedLabels(self.rows, {name: change(items) for name, items in self.values.items()})
+
+    def _of_sample(self, name: str, place: int) -> Any:
+        row = self.of_rows(name)[place]
+        if name not in self.values:
+            return row
+        end = self._ends[name][place]
+        return self.values[name][end - row : end]
+
+
+Labels: TypeAlias = "NDArray[Any] | RaggedLabels"
+
+
+def labels_text(labels: Labels) -> str:
+    """What a label is, as :mod:`superdl.super_wire.label_dtype` writes it; ``ConfigError`` if it is none."""
+    if not isinstance(labels, RaggedLabels):
+        kind = labels.dtype
+        named = {name: LabelField(kind[name]) for name in kind.names or ()}
+        return label_dtype_text(named or {"": LabelField(np.dtype((kind, labels.shape[1:])))})
+    fields = {
+        name: LabelField(labels.rows.dtype[name] if name else labels.rows.dtype) for name in labels.names
+    }
+    for name, items in labels.values.items():
+        fields[name] = LabelField(np.dtype((items.dtype, items.shape[1:])), varies=True)
+    return label_dtype_text(fields)
+
+
+def label_sizes(
+    labels: Labels, text: str, places: NDArray[np.int64] | slice = slice(None)
+) -> NDArray[np.int64]:
+    """The bytes of each of these labels of this dtype where they travel, or of those at some places."""
+    fields, row_bytes = label_fields_of(text), label_dtype_of(text).itemsize
+    rows = labels.rows[places] if isinstance(labels, RaggedLabels) else labels[places]
+    sizes = np.full(len(rows), row_bytes, dtype=np.int64)
+    for name, field in fields.items():
+        if field.varies:
+            sizes += (rows[name] if name else rows).astype(np.int64) * field.dtype.itemsize
+    return sizes
+
+
+def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
+    """The bytes of labels of this dtype, in pieces."""
+    if not isinstance(labels, RaggedLabels):
+        yield labels.astype(label_dtype_of(text).base, copy=False).tobytes()
+        return
+    yield len(labels).to_bytes(_COUNT_BYTES, "little")
+    yield labels.rows.tobytes()
+    for name, items in labels.values.items():
+        yield items.astype(label_fields_of(text)[name].dtype.base, copy=False).tobytes()
+
+
+def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
+    """The labels of ``size`` samples, or of as many as there are: views of ``data``.
+
+    Raises:
+        ConfigError: it is the text of no labels, these are no bytes of such, or of another number of them.
+    """
+    lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
+    rows, wrong = label_dtype_of(text), ""
+    try:
+        found = _unpacked(data, text, rows, lists) if lists else np.frombuffer(data, dtype=rows)
+        if size in {None, len(found)}:
+            return found
+    except ValueError as error:
+        wrong = f": {error}"
+    whose = "samples" if size is None else f"{size} samples"
+    raise ConfigError(
+        f"{len(data)} bytes are no labels of {whose}, of dtype {text[:200]!r}{wrong}; use one version of "
+        "SUPER on both sides"
+    )
+
+
+def _unpacked(
+    data: bytes, text: str, kind: np.dtype[Any], lists: Mapping[str, np.dtype[Any]]
+) -> RaggedLabels:
+    size, at = int.from_bytes(data[:_COUNT_BYTES], "little"), _COUNT_BYTES
+    rows: NDArray[Any] = np.frombuffer(data, dtype=kind, count=size, offset=at)
+    at, values = at + rows.nbytes, {}
+    for name, of_item in lists.items():
+        count = int((rows[name] if name else rows).sum())
+        values[name] = np.frombuffer(data, dtype=of_item, count=count, offset=at)
+        at += values[name].nbytes
+    if at != len(data):
+        raise ValueError(f"{len(data) - at} bytes are left over")
+    found = RaggedLabels(rows, values)
+    if size and label_sizes(found, text).max() > MAX_LABEL_BYTES:
+        raise ValueError(f"one has more than {MAX_LABEL_BYTES} bytes")
+    return found
+
+
+def joined(parts: Sequence[Labels]) -> Labels:
+    """Labels that came in one part or more, as one, read-only."""
+
+    def join(arrays: Sequence[Any]) -> NDArray[Any]:
+        array: NDArray[Any] = np.concatenate(arrays)
+        array.flags.writeable = False
+        return array
+
+    ragged = [part for part in parts if isinstance(part, RaggedLabels)]
+    if not ragged:
+        return join(parts)
+    values = {name: join([part.values[name] for part in ragged]) for name in ragged[0].values}
+    return RaggedLabels(join([part.rows for part in ragged]), values)
