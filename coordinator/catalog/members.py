@@ -157,8 +157,8 @@ class MemberColumns:
 
     def _code_of(self, encoding: object, who: str) -> int:
         """The number of an encoding, a new one for a column that no row has named before."""
-        if encoding in self._codes:
-            return self._codes[str(encoding)]
+        if isinstance(encoding, str) and encoding in self._codes:  # JSON may hold what no dict looks up
+            return self._codes[encoding]
         if not isinstance(encoding, str) or not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
                 f"{who} has the encoding {str(encoding)[:60]!r}, which this SUPER does not know: leave it "

@@ -36,7 +36,8 @@ from superdl.sampler.session import JobSpec
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import ConfigError, SourceError
-from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, label_dtype_of
+from superdl.super_wire.labels import unpack_labels
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
 
 if TYPE_CHECKING:
@@ -60,13 +61,18 @@ def _rows(chance: random.Random) -> list[dict[str, Any]]:
         lambda: chance.choice(["cat", "dog", *TEXTS]),
         lambda: [chance.randrange(5) for _ in range(3)],
         lambda: {"x": chance.random(), "y": [1, 2]},
+        lambda: {"x[]": [[1, 2]] * chance.randrange(3), "y[]": ["a", "b"][: chance.randrange(3)], "z": 1},
         lambda: _value(chance),
     ]
     label, versioned, of_members = chance.choice(labels), chance.random() < 0.5, chance.random() < 0.4
+    varying = chance.random() < 0.1
     rows = []
     for number in range(chance.randrange(1, 6)):
         key = f"cat/{number}.jpg" if chance.random() < 0.9 else _value(chance)
         rows.append({"key": key, "label": label()} | ({"version": "e1"} if versioned else {}))
+        if varying:
+            rows[-1]["label[]"] = [chance.randrange(5) for _ in range(chance.randrange(4))]
+            del rows[-1]["label"]
         if of_members:
             encoding = chance.choice(["", "", "deflate", "parquet:image"]) if chance.random() < 0.1 else ""
             place = {"member": f"{number}.jpg", "offset": 10 * number, "length": 10, "encoding": encoding}
@@ -120,10 +126,9 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
             return
     assert len(catalog) == len(found.labels) == len(found.members or found.keys) > 0
     assert len(catalog.names_at(np.arange(len(catalog)))) == len(catalog)
-    assert (
-        catalog.labels_at(np.arange(len(catalog))).nbytes
-        == len(catalog) * label_dtype_of(catalog.label_dtype).itemsize
-    )
+    labels = unpack_labels(catalog.labels_at(np.arange(len(catalog))), catalog.label_dtype, len(catalog))
+    assert len(list(labels)) == len(catalog)
+    assert catalog.label_sizes().max() <= MAX_LABEL_BYTES
 
 
 _SPEC = JobSpec(batch_size=8, seed=-7, shuffle=True, drop_last=False, rank=0, num_replicas=4)
@@ -161,12 +166,15 @@ def _checkpoint(chance: random.Random) -> None:
 
 def _page(chance: random.Random) -> None:
     size = chance.randrange(1, 5)
-    dtype = chance.choice(["int64", "float32[2]", '{"a":"int64"}'])
+    dtype = chance.choice(
+        ["int64", "float32[2]", '{"a":"int64"}', "uint8[*]", '{"a":"int64","b":"uint8[*,2]"}']
+    )
+    counts = b"" if "*" not in dtype else size.to_bytes(4, "little")
     message = pb.Batch(
         position=chance.randrange(9),
         batch_id=b"b" * 16,
         sample_ids=chance.randbytes(16 * size),
-        labels=bytes(size * label_dtype_of(dtype).itemsize),
+        labels=counts + bytes(size * label_dtype_of(dtype).itemsize),
         padding=chance.choice([b"", bytes(size)]),
         keys=chance.choice([[], [f"{offset}.jpg" for offset in range(size)]]),
     )

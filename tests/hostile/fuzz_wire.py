@@ -31,6 +31,7 @@ from superdl.super_wire.cache import (
 from superdl.super_wire.coordinator_credentials import parse_tokens
 from superdl.super_wire.errors import ConfigError, RecordError, StoreFormatError
 from superdl.super_wire.label_dtype import label_dtype_of
+from superdl.super_wire.labels import unpack_labels
 from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import (
@@ -206,7 +207,12 @@ PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
     "result": (json.dumps(_RESULT.to_mapping()).encode(), _as_json(PrefetchResult.from_mapping), ConfigError),
     "outcome": (pack_outcome(_RESULT), lambda data: read_outcome({OUTCOME_FIELD: data}), ValueError),
     "recipe": (Recipe.image(resize=8, crop=8).json.encode(), Recipe.from_json, ConfigError),
-    "label dtype": (b'{"age":"int64","box":"float64[4]"}', _text(label_dtype_of), ValueError),
+    "label dtype": (b'{"age":"int64","box":"float64[*,4]"}', _text(label_dtype_of), ValueError),
+    "labels": (
+        b"\2\0\0\0" + b"\1\0\0\0\0\0\0\0" + b"\5\6",
+        lambda data: list(unpack_labels(data, "uint8[*,2]")),
+        ConfigError,
+    ),
     "tokens": (
         b"0123456789abcdef,fedcba9876543210\n",
         _text(lambda text: parse_tokens(text, "x")),
