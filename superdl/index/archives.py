@@ -6,26 +6,26 @@ In a tar a sample is what shares its name up to the first dot, as WebDataset wri
 
 from __future__ import annotations
 
-import json
-import re
 import struct
 import tarfile
 import zipfile
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from superdl.index.index_files import end_of, indexed_members, stale
+from superdl.index.label_files import LABEL_FILE_BYTES, json_label, text_label
 from superdl.index.shard import Member, ShardFile, refuse_compressed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.index.shard import Choices, Label, Shard
+    from superdl.index.shard import Choices, Label, Shard, Shards
 
 __all__ = ["tar_members", "zip_members"]
 
 _BLOCK = tarfile.BLOCKSIZE
 _PADDING_BYTES = 2**24  # zeros that may follow the end mark: tar -b fills up whole records
 _HEADER_BYTES = 2**20  # of long names and pax headers
-_LABEL_BYTES = 2**20  # of a file that holds a label
 _LABELS = ("cls", "cls.txt")
 # What Python's parsers raise for bytes that are no archive.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError)
@@ -37,7 +37,6 @@ _LOCAL_MAGIC = b"PK\3\4"
 _UTF8 = 0x800
 _ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a masked header
 _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 class _File(NamedTuple):
@@ -50,26 +49,28 @@ class _File(NamedTuple):
     content: bytes | None
 
 
-def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
+def tar_members(
+    shard: Shard, choices: Choices, shards: Shards | None = None, index: str = ""
+) -> Iterator[Member]:
     """The images in a tar, with the labels that stand in files beside them.
 
-    Raises:
-        ShardError: it is cut off, broken, compressed or sparse.
-    """
-    from superdl.coordinator.catalog.listing import is_image
+    ``index`` is the key, among ``shards``, of an index file that may say where they lie.
 
-    refuse_compressed(shard)
+    Raises:
+        ShardError: it is cut off, broken, compressed or sparse, or its index is another tar's.
+    """
     labels = (choices.label_field, "json", *_LABELS) if choices.reads_labels else ()
     group: list[_File] = []
     stem = ""
-    for info in _tar_entries(shard):
+    entries = _indexed_entries(shard, shards.open(index)) if shards and index else _tar_entries(shard)
+    for info in entries:
         shard.check(info.offset_data, info.size, info.name)
         folder, slash, base = info.name.rpartition("/")
         first, _, extension = base.partition(".")
         if stem != (stem := folder + slash + first):
             yield from _samples(shard, group, choices)
             group = []
-        wanted = extension == choices.image_field if choices.image_field else is_image(info.name)
+        wanted = extension == choices.image_field if choices.image_field else choices.is_image(info.name)
         if wanted or extension in labels:
             if info.issparse():
                 raise shard.refusal(
@@ -80,7 +81,7 @@ def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
                     "it is a link: pack what it leads to (tar -h --hard-dereference)", info.name
                 )
             # Read while its place is at hand; labels are short.
-            small = extension in labels and info.size <= _LABEL_BYTES
+            small = extension in labels and info.size <= LABEL_FILE_BYTES
             content = shard.read(info.offset_data, info.size, info.name) if small else None
             group.append(
                 _File(info.name, extension if not wanted else "", info.offset_data, info.size, content)
@@ -88,13 +89,27 @@ def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
     yield from _samples(shard, group, choices)
 
 
-def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
-    """Every member but directories, seen to go on until the end mark."""
+def _indexed_entries(shard: Shard, index: Shard) -> Iterator[tarfile.TarInfo]:
+    """What the index names, and seen that the tar ends there; every member where the index names none."""
+    found = indexed_members(shard, index)
+    index.close()
+    yield from found or ()
+    for info in _tar_entries(shard, end_of(found[-1]) if found else 0):
+        # Hidden files and links are not in it.
+        if found and info.isreg() and not info.name.rpartition("/")[2].startswith("."):
+            raise stale(shard, index, info.name)
+        yield info
+
+
+def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
+    """Every member from there on but directories, seen to go on until the end mark."""
+    if not begin:
+        refuse_compressed(shard)
     try:
+        file = ShardFile(shard, _HEADER_BYTES)
+        file.seek(begin)
         # Not by tarfile.open, which would try to uncompress.
-        tar = tarfile.TarFile(
-            fileobj=ShardFile(shard, _HEADER_BYTES), encoding="utf-8", errors="surrogateescape"
-        )
+        tar = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             if not info.isdir():
@@ -135,31 +150,13 @@ def _label(shard: Shard, beside: dict[str, _File], choices: Choices) -> Label | 
     own = [choices.label_field] if choices.label_field else list(_LABELS)
     for extension in own:
         if extension in beside:
-            return _text_label(shard, beside[extension])
+            file = beside[extension]
+            return text_label(file.content or b"", partial(shard.error, member=file.name))
     if "json" not in beside:
         return None
     file = beside["json"]
-    try:
-        fields = json.loads(file.content or b"")
-    except (ValueError, RecursionError) as error:
-        raise shard.error(f"no JSON: {error}", file.name) from error
-    label = fields.get(choices.label_field or "label") if isinstance(fields, dict) else None
-    if isinstance(label, bool):
-        return int(label)
-    if label is None or isinstance(label, int | float | str):
-        return label
-    raise shard.error(f"the label is a number or a text; not {str(label)[:60]!r}", file.name)
-
-
-def _text_label(shard: Shard, file: _File) -> Label:
-    """A label that is a file of its own: a number, or a class's name."""
-    try:
-        text = (file.content or b"").decode().strip()
-    except UnicodeDecodeError as error:
-        raise shard.error(f"it is a label and not UTF-8: {error}", file.name) from error
-    if not text:
-        raise shard.error(f"it is a label, and empty or longer than {_LABEL_BYTES} bytes", file.name)
-    return int(text) if _INTEGER.fullmatch(text) else text
+    field = choices.label_field or "label"
+    return json_label(file.content or b"", field, partial(shard.error, member=file.name))
 
 
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
@@ -168,8 +165,6 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
     Raises:
         ShardError: it is cut off, broken or encrypted, or a member is packed in another way.
     """
-    from superdl.coordinator.catalog.listing import is_image
-
     try:
         with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as archive:
             entries, directory = (
@@ -180,8 +175,7 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         raise shard.error(f"it is no zip, or cut off: {error}") from error
     for info in entries:
         name = info.filename
-        wanted = name.endswith(f".{choices.image_field}") if choices.image_field else is_image(name)
-        if not wanted or name.endswith("/"):
+        if not choices.is_image(name) or name.endswith("/"):
             continue
         if info.flag_bits & _ENCRYPTED:
             raise shard.refusal("it is encrypted: pack it without a password", name)

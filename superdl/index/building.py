@@ -1,4 +1,5 @@
-"""Goes over the shards of a source, several at a time, and writes their members down in the order of keys.
+"""Goes over the shards of a source, several at a time, and writes their members down in the order of keys; or
+over the label files of images that lie in none.
 
 Memory is bounded by the members of the few shards that are read at a time.
 """
@@ -20,6 +21,8 @@ from urllib.parse import unquote
 
 from superdl.index.archives import tar_members, zip_members
 from superdl.index.chunks import INDEX_FILE, Layout, chunk_members, layouts_of
+from superdl.index.index_files import index_files, index_of_tar
+from superdl.index.loose import loose_readers
 from superdl.index.parquet import parquet_members
 from superdl.index.shard import Choices, Member, ShardError, ShardFormatError, Shards
 from superdl.index.tfrecord import tfrecord_members
@@ -28,8 +31,9 @@ from superdl.super_wire.errors import ConfigError, SourceEmptyError
 from superdl.super_wire.request import Limits, is_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from superdl.index.loose import LooseRow
     from superdl.index.shard import Label, Shard
 
     Reader = Callable[[Shard, Choices], Iterator[Member]]
@@ -42,6 +46,7 @@ LABELS = {
     "folder": "the folder that the image lies in",
     "shard": "the shard's name, up to its first dot",
     "none": "0",
+    "yolo": "the boxes in the .txt that YOLO has beside an image, or below labels for images",
 }
 """Where labels come from."""
 
@@ -65,13 +70,15 @@ _MEMBER_BYTES = Limits().object_bytes
 @dataclass(slots=True)
 class Built:
     """What was written. ``passed_over`` objects have the name of no shard; ``empty`` members, which have no
-    bytes, are left out.
+    bytes, are left out. Of the ``index_files`` beside shards, ``indexes`` say where members of tars lie.
     """
 
     out: str
     samples: int = 0
     shards: int = 0
     passed_over: int = 0
+    index_files: int = 0
+    indexes: int = 0
     empty: int = 0
     member_bytes: int = 0
     seconds: float = 0.0
@@ -86,7 +93,7 @@ class Built:
 class _Job:
     key: str
     format: str
-    reader: Reader
+    reader: Any  # of a shard a Reader, of some loose images what gives their rows
 
 
 def build_index(
@@ -99,53 +106,73 @@ def build_index(
     force: bool = False,
     tell: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Built:
-    """Write the key list of a source's shards.
+    """Write the key list of a source's shards; where it has none, of its images and the labels beside them.
 
     Args:
         sources: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory`` or a path; or several
             shards of one folder, which web servers need, since they list nothing.
         out: path or ``s3://`` URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
         choices: what the user says of the samples.
-        only: a pattern such as ``train-*`` for the keys of shards, relative to the source; ``None``: all.
+        only: a pattern such as ``train-*`` for keys of shards or images, relative to the source.
         threads: shards read at a time; ``None``: 16 of a bucket, 4 of a directory.
         force: replace what is at ``out``.
         tell: told shards done, shards in all, and samples found.
 
     Raises:
         ConfigError: an argument is wrong, or something is at ``out``.
-        SourceError: the source cannot be read, holds no shard or no sample (``SourceEmptyError``), or a shard
-            is broken (``ShardError``) or in a form that cannot be read in place (``ShardFormatError``).
+        SourceError: the source cannot be read, holds no shard or no sample (``SourceEmptyError``), a label
+            file is missing or wrong, or a shard is broken (``ShardError``) or in a form that cannot be read
+            in place (``ShardFormatError``).
     """
     from superdl.coordinator.catalog import list_objects, parse_source, pinned
+    from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
 
     check_out(out, force=force)
+    if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
+        raise ConfigError(
+            f"-o {out!r}: boxes are as many as an image has: write .jsonl, which holds such lists"
+        )
     begin_s = time.monotonic()
     folder, named = _named(sources)
-    place = pinned(parse_source(folder))
-    keys = named or sorted(key.decode()[len(place.prefix) :] for key in list_objects(place.url)[0])
+    place, built, stop = pinned(parse_source(folder)), Built(out), threading.Event()
+    if named and choices.of_loose_images:
+        raise ConfigError(
+            f"{sources[0]}: labels beside images are found in a listing: name their folder alone"
+        )
+    listed = () if named else zip(*list_objects(place.url), strict=True)
+    every = {key.decode()[len(place.prefix) :]: version.decode() for key, version in listed}
     root, place_of_out = (
         (place.directory, os.path.realpath(out)) if place.is_file else (place.url.rstrip("/"), out)
     )
-    keys = [key for key in keys if f"{root}/{key}" != place_of_out]  # of the list that is replaced
-    stop = threading.Event()
-    shards = Shards(place, stop)
+    # Without the list that is replaced.
+    every = {key: version for key, version in every.items() if f"{root}/{key}" != place_of_out}
+    keys = named or sorted(every)
+    chosen = [key for key in keys if only is None or fnmatch.fnmatchcase(key, only)]
+    loose = not named and any(map(choices.is_image, chosen)) and not any(map(_may_be_shard, chosen))
+    shards: Shards | None = None
     try:
-        jobs, passed_over = _jobs(shards, keys, only, place.url, listed=not named)
-        built = Built(out, passed_over=passed_over)
+        if loose or choices.of_loose_images:
+            readers, built.passed_over = loose_readers(place, every, chosen, choices)
+            jobs, read = [_Job("", "", reader) for reader in readers], _loose_rows
+        else:
+            shards = Shards(place, stop)
+            indexes = index_files(shards, keys)
+            jobs, others = _jobs(shards, keys, only, place.url, indexes, listed=not named)
+            built.passed_over, built.index_files = others - len(indexes), len(indexes)
+            built.indexes = sum(job.format == "tar" and bool(index_of_tar(job.key, indexes)) for job in jobs)
+            read = partial(_rows, shards, choices)
         with writing_to(out) as sink:
             labels = _OneKind()
             for job, rows, empty in _read_all(
-                partial(_rows, shards, choices),
-                jobs,
-                threads or (_THREADS if place.is_file else _BUCKET_THREADS),
-                stop,
+                read, jobs, threads or (_THREADS if place.is_file else _BUCKET_THREADS), stop
             ):
                 labels.check(rows)
                 sink.write(rows)
-                built.samples, built.shards = built.samples + len(rows), built.shards + 1
-                built.empty += empty
-                built.member_bytes += sum(row.length for row in rows if not is_row(row.encoding))
-                built.formats[job.format] = built.formats.get(job.format, 0) + 1
+                built.samples += len(rows)
+                if shards is not None:
+                    built.shards, built.empty = built.shards + 1, built.empty + empty
+                    built.member_bytes += sum(row.length for row in rows if not is_row(row.encoding))
+                    built.formats[job.format] = built.formats.get(job.format, 0) + 1
                 tell(built.shards, len(jobs), built.samples)
             if not built.samples:
                 raise SourceEmptyError(
@@ -153,7 +180,9 @@ def build_index(
                     "extension or column by --image-field"
                 )
     finally:
-        shards.close()
+        if shards is not None:
+            shards.close()
+        close_lean_clients()
     built.seconds = round(time.monotonic() - begin_s, 3)
     return built
 
@@ -172,12 +201,29 @@ def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
     return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
 
 
+def _loose_rows(job: _Job) -> tuple[list[Any], int]:
+    return job.reader(), 0
+
+
+def _may_be_shard(key: str) -> bool:
+    extension = posixpath.splitext(key)[1].lower()
+    named = extension in FORMATS or posixpath.basename(key) == INDEX_FILE
+    return bool(named or _SHARD_OF.search(key) or _PACKED.search(key.lower()))
+
+
 def _jobs(
-    shards: Shards, keys: Sequence[str], only: str | None, url: str, *, listed: bool = True
+    shards: Shards,
+    keys: Sequence[str],
+    only: str | None,
+    url: str,
+    indexes: Collection[str] = (),
+    *,
+    listed: bool = True,
 ) -> tuple[list[_Job], int]:
     """The shards among objects, sorted by the bytes of their keys, and how many others there are.
 
-    Where these are not all ``listed``, an index that is among them adds those that it names.
+    ``indexes`` are the index files among them. Where these are not all ``listed``, an index of shards that is
+    among them adds those that it names.
     """
     layouts: dict[str, Layout] = {}
     for key in keys:
@@ -193,12 +239,9 @@ def _jobs(
             reader = partial(chunk_members, layout=layouts[key])
             jobs.append(_Job(key, layouts[key].format, reader))
             continue
-        extension = posixpath.splitext(key)[1].lower()
-        if extension not in FORMATS and _SHARD_OF.search(key):
-            extension = ".tfrecord"
-        if extension in FORMATS:
-            jobs.append(_Job(key, extension.removeprefix("."), FORMATS[extension]))
-        elif _PACKED.search(key.lower()):
+        if job := _job_of(key, shards, indexes):
+            jobs.append(job)
+        elif key not in indexes and _PACKED.search(key.lower()):
             raise ShardFormatError(
                 f"{url.rstrip('/')}/{key}: it is compressed as a whole, so that no member can be read "
                 "alone: unpack it "
@@ -219,9 +262,22 @@ def _jobs(
     return sorted(jobs, key=lambda job: job.key.encode()), len(keys) - len(jobs)
 
 
+def _job_of(key: str, shards: Shards, indexes: Collection[str]) -> _Job | None:
+    """A shard that its name tells."""
+    extension = posixpath.splitext(key)[1].lower()
+    if extension not in FORMATS and _SHARD_OF.search(key):
+        extension = ".tfrecord"
+    if extension not in FORMATS:
+        return None
+    reader, index = FORMATS[extension], index_of_tar(key, indexes) if extension == ".tar" else None
+    if index:
+        reader = partial(tar_members, shards=shards, index=index)
+    return _Job(key, extension.removeprefix("."), reader)
+
+
 def _read_all(
-    read: Callable[[_Job], tuple[list[Row], int]], jobs: Sequence[_Job], threads: int, stop: threading.Event
-) -> Iterator[tuple[_Job, list[Row], int]]:
+    read: Callable[[_Job], tuple[list[Any], int]], jobs: Sequence[_Job], threads: int, stop: threading.Event
+) -> Iterator[tuple[_Job, list[Any], int]]:
     """What ``read`` gives for each, in their order; few are read ahead of what is taken."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-index") as pool:
         pending = deque((job, pool.submit(read, job)) for job in jobs[: threads * _AHEAD])
@@ -310,16 +366,18 @@ class _OneKind:
     """Sees that all labels are numbers, or all are texts: a key list has one kind."""
 
     def __init__(self) -> None:
-        self._first: Row | None = None
+        self._first: Row | LooseRow | None = None
 
-    def check(self, rows: Sequence[Row]) -> None:
+    def check(self, rows: Sequence[Row | LooseRow]) -> None:
         """Look at some more."""
         for row in rows:
             first = self._first = self._first or row
             if isinstance(row.label, str) is not isinstance(first.label, str):
                 raise ShardError(
-                    f"{row.key}: member {row.member!r}: its label is {row.label!r}, that of {first.key}, "
-                    "member "
-                    f"{first.member!r}, is {first.label!r}: labels are all numbers or all texts "
-                    "(--label-field, --labels)"
+                    f"{_shown(row)}: its label is {row.label!r:.60}, that of {_shown(first)} is "
+                    f"{first.label!r:.60}: labels are all numbers or all texts (--label-field, --labels)"
                 )
+
+
+def _shown(row: Row | LooseRow) -> str:
+    return f"{row.key}: member {row.member!r}" if isinstance(row, Row) else row.key

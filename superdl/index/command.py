@@ -1,5 +1,5 @@
-"""``superdl index SOURCE -o OUT``: write the key list of samples that lie in shards. The work is
-:mod:`superdl.index`'s.
+"""``superdl index SOURCE -o OUT``: write the key list of samples that lie in shards, or have label files. The
+work is :mod:`superdl.index`'s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["add_arguments", "run"]
 
 _LINE_EVERY_S = 10.0
 _THREADS_MAX = 256
-_LABELS = ("auto", "numbers", "folder", "shard", "none")
+_LABELS = ("auto", "numbers", "folder", "shard", "none", "yolo")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="+",
         help="s3://bucket/prefix, another bucket's URL, file:///directory or a path that holds tars, zips, "
-        "TFRecords, Parquet files, or shards of MDS or LitData with their index.json; or shards of one "
-        "folder, as https://host/train-{0000..0099}.tar",
+        "TFRecords, Parquet files, or shards of MDS or LitData with their index.json; or images with label "
+        "files beside them; or shards of one folder, as https://host/train-{0000..0099}.tar",
     )
     parser.add_argument(
         "-o",
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="the key list: .jsonl, .csv or .parquet, a path or s3://",
     )
-    parser.add_argument("--only", metavar="PATTERN", help="shards whose key is like this, such as 'train-*'")
+    parser.add_argument(
+        "--only", metavar="PATTERN", help="shards, or images, whose key is like this, such as 'train-*'"
+    )
     parser.add_argument(
         "--image-field",
         metavar="NAME",
@@ -57,9 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels",
         choices=_LABELS,
         default="auto",
-        help="from where: what the shard says, else the first folder (auto); numbers for ClassLabels; the "
-        "folder that "
-        "the image lies in; the shard's name; none",
+        help="from where: what the shard or a file beside the image says, else the first folder (auto); "
+        "numbers for ClassLabels; the folder that the image lies in; the shard's name; none; YOLO's boxes",
+    )
+    parser.add_argument(
+        "--missing-label",
+        metavar="TEXT",
+        help="what stands for the label file of an image that has none: '' for no boxes, 0, ...",
+    )
+    parser.add_argument(
+        "--coco", metavar="FILE", help="boxes out of instances_*.json, a path or s3://; SOURCE has the images"
     )
     parser.add_argument(
         "--threads", type=int, metavar="COUNT", help="shards read at a time (16; 4 of a directory)"
@@ -84,7 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
         built = build_index(
             arguments.source,
             arguments.out,
-            Choices(arguments.image_field, arguments.label_field, arguments.labels),
+            Choices(
+                arguments.image_field,
+                arguments.label_field,
+                arguments.labels,
+                arguments.missing_label,
+                arguments.coco,
+            ),
             only=arguments.only,
             threads=arguments.threads,
             force=arguments.force,
@@ -100,13 +115,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _text(built: Built) -> str:
     formats = ", ".join(f"{count:,} {name}" for name, count in sorted(built.formats.items()))
+    where = f" in {counted(built.shards, 'shard')} ({formats})" if built.shards else ""
     others = f"; {counted(built.passed_over, 'other object')} passed over" if built.passed_over else ""
     others += f"; {counted(built.empty, 'empty member')} left out" if built.empty else ""
-    return (
-        f"{built.out}: {counted(built.samples, 'sample')} in {counted(built.shards, 'shard')} ({formats}), "
-        "in "
-        f"{built.seconds:.1f} s{others}"
-    )
+    if built.index_files:
+        others += (
+            f"; {counted(built.index_files, 'index file')}, of which {built.indexes} say where members lie"
+        )
+    return f"{built.out}: {counted(built.samples, 'sample')}{where}, in {built.seconds:.1f} s{others}"
 
 
 class _Progress:
@@ -121,7 +137,8 @@ class _Progress:
 
     def tell(self, done: int, shards: int, samples: int) -> None:
         """Show how far it is."""
-        text = f"{done:,} of {counted(shards, 'shard')}, {counted(samples, 'sample')}"
+        text = f"{done:,} of {counted(shards, 'shard')}, " if done else ""
+        text += counted(samples, "sample")
         if self._console.is_terminal:
             self._status.update(text)
         elif (now_s := time.monotonic()) >= self._next_s:

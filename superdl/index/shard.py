@@ -37,7 +37,7 @@ __all__ = [
     "refuse_compressed",
 ]
 
-Label = int | float | str
+Label = int | float | str | dict[str, Any]
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _UNPACK = "unpack it first (gunzip, unzstd, ...), which costs JPEGs and PNGs hardly any room"
@@ -71,17 +71,32 @@ class Choices:
     """What the user says of the samples.
 
     ``image_field`` and ``label_field`` name the columns, features or extensions of image and label; ``None``:
-    the usual ones. ``labels`` is one of ``auto``, ``numbers``, ``folder``, ``shard`` and ``none``.
+    the usual ones. ``labels`` is one of ``auto``, ``numbers``, ``folder``, ``shard``, ``none`` and ``yolo``.
+    ``missing_label`` is what stands for the label file of an image that has none; ``None``: that is an error.
+    ``coco`` is the path or URL of an ``instances_*.json``.
     """
 
     image_field: str | None = None
     label_field: str | None = None
     labels: str = "auto"
+    missing_label: str | None = None
+    coco: str | None = None
 
     @property
     def reads_labels(self) -> bool:
         """Whether labels come out of the shards."""
         return self.labels in {"auto", "numbers"}
+
+    @property
+    def of_loose_images(self) -> bool:
+        """Whether only images that are objects of their own can be meant."""
+        return self.coco is not None or self.missing_label is not None or self.labels == "yolo"
+
+    def is_image(self, name: str) -> bool:
+        """Whether a file's name is an image's."""
+        from superdl.coordinator.catalog.listing import is_image
+
+        return name.endswith(f".{self.image_field}") if self.image_field else is_image(name)
 
 
 class Shard(ABC):

@@ -1,4 +1,4 @@
-"""Writes a key list of members, as CSV, JSONL or Parquet: whole or not at all, to a file or an S3 object."""
+"""Writes a key list, as CSV, JSONL or Parquet: whole or not at all, to a file or an S3 object."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 class RowSink(Protocol):
     """What takes rows, in their order."""
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[Any]) -> None:
         """Take some more."""
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class _Jsonl:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[Any]) -> None:
         lines = (json.dumps(row._asdict(), ensure_ascii=False) for row in rows)
         self._stream.write("".join(f"{line}\n" for line in lines).encode())
 
@@ -74,9 +74,12 @@ class _Csv:
 
         self._read_back = number_or_text
         self._writer = csv.writer(_Text(stream), lineterminator="\n")
-        self._writer.writerow(Row._fields)
+        self._begun = False
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[Any]) -> None:
+        if rows and not self._begun:
+            self._begun = True
+            self._writer.writerow(rows[0]._fields)
         for row in rows:
             if isinstance(row.label, str) and not isinstance(self._read_back(row.label), str):
                 raise ConfigError(f"the label {row.label!r} of {row.key} names a class; {_NOT_IN_CSV}")
@@ -98,14 +101,14 @@ class _Parquet:
         self._pa, self._parquet, self._stream = pa, parquet, stream
         self._writer: Any = None
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[Any]) -> None:
         if not rows:
             return
         pa = self._pa
         if self._writer is None:
             label = {int: pa.int64(), float: pa.float64()}.get(type(rows[0].label), pa.string())
             fields = {
-                name: pa.int64() if name in {"offset", "length"} else pa.string() for name in Row._fields
+                name: pa.int64() if name in {"offset", "length"} else pa.string() for name in rows[0]._fields
             }
             self._schema = pa.schema({**fields, "label": label})
             self._writer = self._parquet.ParquetWriter(self._stream, self._schema)
@@ -116,7 +119,7 @@ class _Parquet:
                         f"the label {row.label} of {row.key} is no integer, those before it are, and a "
                         "column of Parquet has one type: write .jsonl"
                     )
-        columns = dict(zip(Row._fields, map(list, zip(*rows, strict=True)), strict=True))
+        columns = dict(zip(rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
         try:
             self._writer.write_table(pa.table(columns, self._schema))
         except OverflowError as error:

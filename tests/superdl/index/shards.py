@@ -6,9 +6,11 @@ import io
 import json
 import struct
 import tarfile
+import threading
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from superdl.index.shard import Shard
 from superdl.index.tfrecord import masked_crc32c
 from superdl.main import main
 
@@ -46,6 +48,35 @@ def tar_of(path: Path, files: Mapping[str, bytes], form: int = tarfile.GNU_FORMA
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return path
+
+
+class HeldShard(Shard):
+    """A shard in memory; ``fetched`` are the offsets and lengths that were asked for."""
+
+    block_bytes, near_bytes, far_bytes = 2**20, 2**12, 2**16
+
+    def __init__(self, content: bytes, key: str = "a.tar") -> None:
+        super().__init__(f"held/{key}", key, len(content), "1", threading.Event())
+        self.content, self.fetched = content, list[tuple[int, int]]()
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        self.fetched.append((offset, length))
+        return self.content[offset : offset + length]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def dali_index_of(tar: Path) -> bytes:
+    """The index of a tar, as ``wds2idx`` of DALI writes it: a line for the files that share a name."""
+    lines: dict[str, list[str]] = {}
+    with tarfile.open(tar) as archive:
+        for info in archive:
+            base, _, extension = info.name.rpartition("/")[2].partition(".")
+            if info.isreg() and base:
+                stem = info.name.removesuffix(f".{extension}")
+                lines.setdefault(stem, []).append(f"{extension} {info.offset_data} {info.size} {info.name}")
+    return "".join([f"v1.2 {len(lines)}\n", *(" ".join(line) + "\n" for line in lines.values())]).encode()
 
 
 def _varint(value: int) -> bytes:

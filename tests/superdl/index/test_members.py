@@ -358,7 +358,7 @@ def _written(name, content):
         (_written("a.tfrecord", bytes(600)), "member '0': the checksum of its length is wrong"),
         (_written("a.tar", b""), "a.tar: it is no tar"),
         (_written("a.parquet", b"PAR1"), "a.parquet: it is no Parquet"),
-        (_written("1.jpg", b""), "holds no shard"),
+        (_written("1.txt", b""), "holds no shard"),
         (_written("index.json", b'{"shards": [1]}'), "index.json: it is no index"),
     ],
 )

@@ -1,0 +1,325 @@
+"""Images that lie in no shard: labels in files beside them, YOLO's boxes, COCO's; what is missing or bad."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.key_list import read_key_list
+from superdl.coordinator.catalog.listing import Tally
+from superdl.index.coco import labels_in
+from superdl.index.label_files import LABEL_FILE_BYTES, boxes_in
+from superdl.main import main
+from superdl.super_wire.errors import SourceError
+from tests.fixtures.clouds import cloud_server
+from tests.superdl.index.shards import HeldShard, index
+
+__all__ = ["cloud_server"]
+
+
+def write(directory, files):
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return directory
+
+
+@pytest.fixture
+def source(tmp_path):
+    return tmp_path / "source"
+
+
+BESIDE = {
+    "numbers": ({"a/1.jpg": "", "a/1.cls": "7\n", "b.2.png": "", "b.2.txt": " -8 "}, (), [7, -8]),
+    "texts": ({"1.jpg": "", "1.txt": "a dog\n", "2.JPEG": "", "2.cls": "cat"}, (), ["a dog", "cat"]),
+    "JSON": ({"1.jpg": "", "1.json": '{"label": 3, "mood": "glad"}'}, (), [3]),
+    "a field": ({"1.jpg": "", "1.json": '{"mood": "glad"}'}, ("--label-field", "mood"), ["glad"]),
+    "an extension": ({"1.jpg": "", "1.cap": "dog", "1.cls": "1"}, ("--label-field", "cap"), ["dog"]),
+    "first of several": ({"1.jpg": "", "1.cls": "1", "1.txt": "2", "1.json": "{}"}, (), [1]),
+    "a parallel folder": (
+        {"images/t/1.jpg": "", "labels/t/1.txt": "4", "images/images/2.jpg": "", "images/labels/2.cls": "5"},
+        (),
+        [5, 4],
+    ),
+    "what a missing file stands for": (
+        {"1.jpg": "", "1.txt": "4", "2.jpg": ""}, ("--missing-label", "0"), [4, 0]
+    ),
+    "folders": ({"x/cat/1.jpg": "", "x/dog/2.jpg": ""}, ("--labels", "folder"), ["cat", "dog"]),
+    "none": ({"1.jpg": "", "2.jpg": ""}, ("--labels", "none"), [0, 0]),
+    "other extensions": ({"1.dcm": "", "1.cls": "1", "2.jpg": ""}, ("--image-field", "dcm"), [1]),
+    "some": ({"a/1.jpg": "", "a/1.cls": "1", "b/2.jpg": ""}, ("--only", "a/*"), [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "words", "labels"), BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("extension", ["jsonl", "csv", "parquet"])
+def test_labels_come_out_of_files_beside_images(files, words, labels, extension, source, tmp_path):
+    write(source, files)
+    out = tmp_path / f"list.{extension}"
+    assert main(["index", str(source), "-o", str(out), *words]) == 0
+    found = read_key_list(str(out), Tally(lambda _: None, threading.Event()), of_files=True)
+    classes = found.classes or {label: label for label in labels}
+    assert [classes[place] for place in found.labels] == labels
+    keys = [key.decode() for key in found.keys]
+    assert keys == sorted(keys)
+    for key, version in zip(keys, found.versions, strict=True):
+        status = (source / key).stat()
+        assert version.decode() == f"{status.st_size}-{status.st_mtime_ns}"
+
+
+YOLO = {
+    "images/1.jpg": "",
+    "labels/1.txt": "0 0.5 0.5 0.25 1\n12 .1 .2 .3 4e-1\n\n",
+    "images/2.jpg": "",
+    "labels/2.txt": "",
+    "images/3.png": "",
+    "labels/classes.txt": "cat",
+}
+
+
+def test_yolos_boxes_are_as_many_as_an_image_has(source, tmp_path, capsys):
+    write(source, YOLO)
+    words = ("--labels", "yolo", "--missing-label", "")
+    rows = index(source, tmp_path / "list.jsonl", *words)
+    assert [row["label"] for row in rows] == [
+        {"boxes[]": [[0.5, 0.5, 0.25, 1], [0.1, 0.2, 0.3, 0.4]], "classes[]": [0, 12]},
+        {"boxes[]": [], "classes[]": []},
+        {"boxes[]": [], "classes[]": []},
+    ]
+    assert "3 samples, in" in (told := capsys.readouterr().err)
+    assert "1 other object passed over" in told
+    catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
+    assert catalog.labels[0]["boxes"].tolist() == [[0.5, 0.5, 0.25, 1], [0.1, 0.2, 0.3, 0.4]]
+    assert catalog.labels[2]["boxes"].shape == (0, 4)
+    assert main(["index", str(source), "-o", str(tmp_path / "list.csv"), *words]) == 2
+    assert "write .jsonl" in capsys.readouterr().err
+
+
+def test_a_bucket_gives_what_a_directory_does(object_store, tmp_path):
+    files = {f"images/{place:03d}.jpg": b"i" for place in range(600)}
+    files |= {f"labels/{place:03d}.txt": f"{place} .5 .5 .1 .1" for place in range(600)}
+    write(object_store.directory / "data" / "set", files)
+    rows = index("s3://data/set", tmp_path / "list.jsonl", "--labels", "yolo")
+    local = index(object_store.directory / "data" / "set", tmp_path / "local.jsonl", "--labels", "yolo")
+    assert [row["label"]["classes[]"] for row in rows] == [[place] for place in range(600)]
+    assert len({row.pop("version") for row in rows}) == 1  # of one content
+    assert all(row.pop("version") for row in local)
+    assert rows == local
+    catalog = list_source("s3://data/set", str(tmp_path / "list.jsonl"))
+    assert len(catalog) == 600
+
+
+@pytest.mark.parametrize("bucket", ["gs://pets", "az://pets"])
+def test_other_clouds_give_it_too(cloud_server, bucket, tmp_path):
+    pytest.importorskip("obstore")
+    files = {"images/1.jpg": b"i", "labels/1.txt": b"3 .5 .5 .1 .1", "images/2.jpg": b"j"}
+    cloud_server.objects = {f"set/{name}": content for name, content in files.items()}
+    rows = index(f"{bucket}/set", tmp_path / "list.jsonl", "--labels", "yolo", "--missing-label", "")
+    assert [row["label"]["classes[]"] for row in rows] == [[3], []]
+    assert len(list_source(f"{bucket}/set", str(tmp_path / "list.jsonl"))) == 2
+
+
+MISSING = (
+    "2 of 3 images have no label file, such as images/1.jpg (not images/1.cls, labels/1.cls, images/1.txt, "
+)
+WRONG = {
+    "missing": (dict.fromkeys([*(f"images/{n}.jpg" for n in (1, 2, 3)), "labels/3.txt"], "1"), (), MISSING),
+    "no box": ({"1.jpg": "", "1.txt": "0 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1: a line has a class"),
+    "polygons": (
+        {"1.jpg": "", "1.txt": "0 1 1 1 1\n0 1 1 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 2: a line has",
+    ),
+    "a class of a half": ({"1.jpg": "", "1.txt": "0.5 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1"),
+    "not finite": ({"1.jpg": "", "1.txt": "0 1 1 1 nan"}, ("--labels", "yolo"), "1.txt: line 1"),
+    "texts": ({"1.jpg": "", "1.txt": "a dog"}, ("--labels", "yolo"), "1.txt: line 1"),
+    "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: it is a label and not UTF-8"),
+    "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: it is a label, and empty"),
+    "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt: its label cannot be read"),
+    "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: no JSON"),
+    "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: it has no label"),
+    "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: the label is a number or a text"),
+    "mixed": ({"1.jpg": "", "1.txt": "1", "2.jpg": "", "2.txt": "x"}, (), "2.jpg: its label is 'x', that"),
+    "shards": ({"1.jpg": "", "1.txt": "1"}, ("--labels", "shard"), "these images lie in no shard"),
+    "in no folder": ({"1.jpg": ""}, ("--labels", "folder"), "1.jpg: it has no label"),
+    "no image": ({"1.txt": "1"}, ("--labels", "yolo"), "holds no image"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "words", "message"), WRONG.values(), ids=WRONG)
+def test_labels_that_are_missing_or_wrong_are_named(files, words, message, source, tmp_path, capsys):
+    write(source, files)
+    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl"), *words]) in {1, 2}
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_labels_of_images_that_are_named_one_by_one_are_refused(source, tmp_path, capsys):
+    write(source, {"1.jpg": "", "2.jpg": "", "1.txt": "", "2.txt": ""})
+    words = [str(source / "1.jpg"), str(source / "2.jpg"), "-o", str(tmp_path / "list.jsonl")]
+    assert main(["index", *words, "--labels", "yolo"]) == 2
+    assert "labels beside images are found in a listing" in capsys.readouterr().err
+
+
+def test_a_label_that_changes_meanwhile_is_told(source, tmp_path, capsys, monkeypatch):
+    from superdl.index import loose
+
+    write(source, {"1.jpg": "", "1.txt": "1"})
+    files = loose._LabelFiles
+
+    def then_changed(*args):
+        made = files(*args)
+        (source / "1.txt").write_text("12")
+        return made
+
+    monkeypatch.setattr(loose, "_LabelFiles", then_changed)
+    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
+    assert "1.txt: its label cannot be read: its version is" in capsys.readouterr().err
+
+
+def test_links_to_labels_are_followed_as_those_to_images_are(source, tmp_path):
+    write(source, {"1.jpg": ""})
+    write(tmp_path, {"elsewhere.txt": "5"})
+    (source / "1.txt").symlink_to(tmp_path / "elsewhere.txt")
+    assert [row["label"] for row in index(source, tmp_path / "list.jsonl")] == [5]
+
+
+NUMBER = st.floats(-1e9, 1e9)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), *[NUMBER] * 4), max_size=5), st.sampled_from(["\n", "\r\n", " \n"])
+)
+def test_any_boxes_of_yolo_come_back(boxes, end):
+    text = "".join(" ".join(map(repr, box)) + end for box in boxes)
+    found = boxes_in(text.encode(), ValueError)
+    assert found == {"boxes[]": [list(box[1:]) for box in boxes], "classes[]": [box[0] for box in boxes]}
+
+
+# ------------------------------------------------------------------------------------------------------ COCO
+
+INSTANCES = {
+    "info": {"year": 2017},
+    "images": [
+        {"id": 9, "file_name": "b.jpg", "height": 480, "width": 640, "coco_url": "http://x"},
+        {"id": 4, "file_name": "a/a.jpg", "height": 5, "width": 6},
+    ],
+    "annotations": [
+        {"id": 1, "image_id": 9, "category_id": 18, "bbox": [1, 2.5, 3, 4], "area": 12, "iscrowd": 0,
+         "segmentation": [[1, 2, 3, 4, 5, 6]]},
+        {"id": 2, "image_id": 9, "category_id": 1, "bbox": [0, 0, 10, 10], "iscrowd": 1,
+         "segmentation": {"counts": [1, 2], "size": [480, 640]}},
+    ],
+    "categories": [{"id": 1, "name": "person"}, {"id": 18, "name": "dog"}],
+}  # fmt: skip
+
+
+def test_cocos_boxes_become_a_key_list(source, tmp_path, capsys):
+    write(source, {"b.jpg": "", "a/a.jpg": "", "c.jpg": "", "notes.txt": ""})
+    (tmp_path / "instances.json").write_text(json.dumps(INSTANCES))
+    words = ("--coco", str(tmp_path / "instances.json"))
+    rows = index(source, tmp_path / "list.jsonl", *words)
+    assert [(row["key"], row["label"]) for row in rows] == [
+        ("a/a.jpg", {"image_id": 4, "size": [5, 6], "boxes[]": [], "classes[]": [], "crowd[]": []}),
+        (
+            "b.jpg",
+            {
+                "image_id": 9,
+                "size": [480, 640],
+                "boxes[]": [[1, 2.5, 4, 6.5], [0, 0, 10, 10]],
+                "classes[]": [18, 1],
+                "crowd[]": [0, 1],
+            },
+        ),
+    ]
+    assert "2 other objects passed over" in capsys.readouterr().err
+    catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
+    assert catalog.labels[1]["boxes"].tolist() == [[1, 2.5, 4, 6.5], [0, 0, 10, 10]]
+    assert [row["key"] for row in index(source, tmp_path / "list.jsonl", *words, "--only", "a/*")] == [
+        "a/a.jpg"
+    ]
+
+
+def test_coco_in_a_bucket(object_store, tmp_path):
+    write(
+        object_store.directory / "data",
+        {"val/b.jpg": "", "val/a/a.jpg": "", "of/x.json": json.dumps(INSTANCES)},
+    )
+    rows = index("s3://data/val", tmp_path / "list.jsonl", "--coco", "s3://data/of/x.json")
+    assert [row["key"] for row in rows] == ["a/a.jpg", "b.jpg"]
+
+
+def _instances(**changed):
+    return json.dumps(INSTANCES | changed)
+
+
+IMAGE, BOX = INSTANCES["images"][0], INSTANCES["annotations"][0]
+NO_COCO = {
+    "no JSON": ("{", "JSONDecodeError"),
+    "a list": ("[1]", "TypeError"),
+    "deep": ("[" * 100_000, "RecursionError"),
+    "no images": ('{"annotations": []}', "KeyError.'images'"),
+    "images of numbers": (_instances(images=[1]), "TypeError"),
+    "names of lists": (_instances(images=[IMAGE | {"file_name": ["b"]}]), "TypeError"),
+    "no size": (_instances(images=[{"id": 9, "file_name": "b.jpg"}]), "KeyError.'height'"),
+    "a text for an id": (_instances(images=[IMAGE | {"id": "9"}]), "'str' object cannot be interpreted"),
+    "one id twice": (
+        _instances(images=[IMAGE, IMAGE | {"file_name": "c.jpg"}]),
+        "1 images have the",
+    ),
+    "one name twice": (
+        _instances(images=[IMAGE, IMAGE | {"id": 5}]),
+        "1 images have the id or the file",
+    ),
+    "captions": (_instances(annotations=[{"image_id": 9, "caption": "x"}]), "annotation 0 has no bbox, or"),
+    "three numbers": (_instances(annotations=[BOX | {"bbox": [1, 2, 3]}]), "not enough values"),
+    "texts": (_instances(annotations=[BOX | {"bbox": ["x", 2, 3, 4]}]), "could not convert string to float"),
+    "not finite": (_instances(annotations=[BOX | {"bbox": [1, 2, 3, math.inf]}]), "the bbox .1, 2, 3, inf"),
+    "too large": (_instances(annotations=[BOX | {"bbox": [1, 2, 3, 10**400]}]), "OverflowError"),
+    "of no image": (_instances(annotations=[BOX, BOX | {"image_id": 7}]), "annotation 1 .*is of no image"),
+    "of a list": (_instances(annotations=[BOX | {"image_id": [7]}]), "unhashable"),
+    "a class of a text": (_instances(annotations=[BOX | {"category_id": "dog"}]), "'str' object cannot be"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), NO_COCO.values(), ids=NO_COCO)
+def test_what_is_no_coco_is_told(content, message):
+    with pytest.raises(SourceError, match=f"^--coco held/x.json: .*{message}"):
+        labels_in(HeldShard(content.encode(), "x.json"))
+
+
+def test_images_that_coco_names_and_the_source_lacks_are_told(source, tmp_path, capsys):
+    write(source, {"b.jpg": "", "val/a/a.jpg": ""})
+    for name in ("../../etc/passwd", "/etc/passwd", "a/a.jpg"):
+        images = [IMAGE, INSTANCES["images"][1] | {"file_name": name}]
+        (tmp_path / "instances.json").write_text(_instances(images=images))
+        words = ["--coco", str(tmp_path / "instances.json"), "-o", str(tmp_path / "list.jsonl")]
+        assert main(["index", str(source), *words]) == 1
+        told = capsys.readouterr().err
+        assert f"lacks 1 of the images that {tmp_path}/instances.json names, such as {name!r}" in told
+    assert (
+        main(["index", str(source), "--coco", str(tmp_path / "none.json"), "-o", str(tmp_path / "x.jsonl")])
+        == 1
+    )
+    assert "none.json cannot be read" in capsys.readouterr().err
+
+
+def test_labels_of_many_objects_take_no_memory_each(tmp_path):
+    """Boxes of a thousand images are flat arrays, however many objects the JSON had."""
+    image = {"height": 4, "width": 5}
+    images = [image | {"id": place, "file_name": f"{place:04d}.jpg"} for place in range(1000)]
+    boxes = [BOX | {"image_id": place % 1000} for place in range(5000)]
+    labels = labels_in(HeldShard(json.dumps({"images": images, "annotations": boxes}).encode(), "x.json"))
+    lines = [json.dumps({"key": key, "label": label}) for key, label in labels.items()]
+    (tmp_path / "list.jsonl").write_text("\n".join(lines))
+    found = read_key_list(
+        str(tmp_path / "list.jsonl"), Tally(lambda _: None, threading.Event()), of_files=True
+    )
+    assert found.labels.values["boxes"].shape == (5000, 4)
+    assert np.array_equal(found.labels.rows["boxes"], np.full(1000, 5))
