@@ -46,7 +46,8 @@ def test_all_files_arrive_with_their_types_and_are_a_source(directory, bucket, o
     assert {every for _, every in told} == {total}
     assert files_below(bucket / "mine") == files_below(directory)
     assert list_source("s3://images/mine/train").labels.tolist() == [0] * 20 + [1] * 20
-    client = boto3.client("s3", endpoint_url=object_store.url)
+    # In a session of its own: the default one keeps the credentials that another test's environment had.
+    client = boto3.Session().client("s3", endpoint_url=object_store.url)
     types = [client.head_object(Bucket="images", Key=f"mine/{name}")["ContentType"] for name in NAMES]
     assert set(types) == {"image/jpeg", "image/png", "application/octet-stream"}
     client.close()
