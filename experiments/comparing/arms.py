@@ -5,6 +5,7 @@ And in which order: interleaved, so that a machine that grows slower or faster m
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,8 @@ _DEFAULT_ARMS: dict[str, dict[str, Any]] = {
 _RESERVED = ("name", "output", "compare", "trials", "quick")
 """What the comparison itself decides for its runs."""
 
+_LAUNCH = "launch"
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -38,11 +41,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of doing the work: its trials run at once. ``values`` are what it sets, by dotted keys."""
+    """One way of doing the work: its trials run at once. ``values`` are what it sets, by dotted keys.
+
+    ``launch`` is the command that gets ``-m superdl.main run SPEC`` behind it; without it Python does.
+    """
 
     name: str
     values: Mapping[str, Any]
     trials: tuple[Trial, ...]
+    launch: tuple[str, ...] = ()
 
     @property
     def sharing(self) -> Spec | None:
@@ -102,8 +109,12 @@ def _values_of(name: str, named: Mapping[str, dict[str, Any]]) -> dict[str, Any]
 def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
     where = f"compare.arms.{name}"
     _check_values(where, values)
+    launch = _launch_of(where, values)
+    own_values = {key: value for key, value in values.items() if key != _LAUNCH}
     if not spec.trials:
-        return Arm(name, values, (Trial("", _spec_of(spec, name, values, {}, where)),))
+        return Arm(name, values, (Trial("", _spec_of(spec, name, own_values, {}, where)),), launch)
+    if launch:
+        raise ConfigError(f"{where}: {_LAUNCH} starts one run, and this spec has trials; leave one out")
     trials = []
     for trial, own in spec.trials.items():
         _check_values(f"trials.{trial}", own)
@@ -116,6 +127,17 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
             f"({', '.join(sorted(executors))}); set one for all"
         )
     return Arm(name, values, tuple(trials))
+
+
+def _launch_of(where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    text = values.get(_LAUNCH, "")
+    try:
+        return tuple(shlex.split(text))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"{where}: {_LAUNCH} is a command that takes '-m superdl.main run SPEC' behind it, such as "
+            f"'torchrun --standalone --nproc-per-node 2'; not {text!r} ({error})"
+        ) from error
 
 
 def _check_values(where: str, values: Mapping[str, Any]) -> None:

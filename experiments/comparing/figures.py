@@ -56,6 +56,7 @@ class Figure(NamedTuple):
 
 FIGURES = (
     Figure("images_per_s", "throughput", "images/s", more_is_better=True),
+    Figure("step_ms", "a step", "ms"),
     Figure("wait_percent", "waiting for data", "% of training time"),
     Figure("cpu_ms_per_image", "CPU of all processes", "ms/image"),
     Figure("outside_ms_per_image", "thereof outside the trainer", "ms/image"),
@@ -65,6 +66,7 @@ FIGURES = (
     Figure("usd", "cost in all", "USD", whole=True),
     Figure("wall_s", "wall time", "s", whole=True),
     Figure("first_batch_s", "first batch after", "s", whole=True),
+    Figure("accuracy", "best accuracy of validation", "", more_is_better=True, whole=True),
 )
 
 
@@ -77,6 +79,7 @@ class RoundFigures:
     """
 
     images_per_s: float | None
+    step_ms: float | None
     wait_percent: float
     cpu_ms_per_image: float | None
     outside_ms_per_image: float | None
@@ -86,6 +89,7 @@ class RoundFigures:
     usd: float | None
     wall_s: float | None
     first_batch_s: float | None
+    accuracy: float | None
     stall_percent_by_cause: dict[str, float]
     cpu_ms_by_group: dict[str, float]
 
@@ -139,9 +143,14 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     images = sum(one["samples"] for epoch in counted for one in _passes(epoch))
     used_s = _cpu_by_group(measured, warmup_epochs)
     firsts = [run.report["first_batch_s"] for run in measured.runs]
+    steps = sum(one["batches"] for one in trained)
+    validated = [
+        one["val"]["accuracy"] for run in measured.runs for one in run.report["epochs"] if one["val"]
+    ]
     per_image = {name: 1000 * used / images for name, used in used_s.items()} if images else {}
     return RoundFigures(
         images_per_s=_images_per_s(measured.runs, trained, warmup_epochs),
+        step_ms=1000 * wall_s / steps if steps else None,
         wait_percent=100 * waited_s / wall_s if wall_s > 0 else 0.0,
         cpu_ms_per_image=math.fsum(per_image.values()) if per_image else None,
         outside_ms_per_image=sum(per_image.values()) - per_image.get("trainer", 0.0) if per_image else None,
@@ -151,6 +160,7 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
         usd=_usd(measured.runs),
         wall_s=measured.wall_s,
         first_batch_s=None if None in firsts else measured.services_start_s + max(firsts),
+        accuracy=max(validated, default=None),
         stall_percent_by_cause={cause: 100 * s / wall_s for cause, s in stalls_s.items()}
         if wall_s > 0
         else {},

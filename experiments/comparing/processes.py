@@ -1,8 +1,8 @@
 """The processes of a round: a run each, started together, watched until the last has ended.
 
 ``python -P -m superdl.experiments.comparing.processes PARENT WORD...`` is one such process: ``superdl
-WORD...``, tied to the one that started it. At its end it waits for what the run started, so that its parent
-gets the CPU time of all.
+WORD...``, or a launcher with ``--launch``, tied to the one that started it. At its end it waits for what the
+run started, so that its parent gets the CPU time of all.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 __all__ = ["RunProcess", "main", "run_together"]
 
@@ -36,6 +36,7 @@ _RANK_VARIABLES = frozenset(
     | {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 )
 """Of a launcher around the comparison: with them, runs would take themselves for ranks of one."""
+_LAUNCH = "--launch"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -43,28 +44,24 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 class RunProcess:
     """A run: who it is to people, its spec's file, and the file that gets all it prints.
 
-    ``was_told_to`` says that it was ended from here, because another failed or a person asked.
+    ``launch`` is a command of its arm's own (`Arm.launch`). ``was_told_to`` says that it was ended from here,
+    because another failed or a person asked.
     """
 
     title: str
     spec_file: Path
     output: Path
+    launch: tuple[str, ...] = ()
     was_told_to: bool = False
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it."""
         module = "superdl.experiments.comparing.processes"
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            module,
-            str(os.getpid()),
-            "run",
-            "--no-page",
-            str(self.spec_file),
-        ]
+        run = ["run", "--no-page", str(self.spec_file)]
+        if self.launch:
+            run = [_LAUNCH, *map(_found, self.launch), "-m", "superdl.main", *run]
+        command = [sys.executable, "-P", "-m", module, str(os.getpid()), *run]
         kept = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
@@ -157,6 +154,8 @@ def main(arguments: Sequence[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != int(parent):  # it died before the call above
         sys.exit(1)
+    if words[0] == _LAUNCH:
+        sys.exit(_run_command(words[1:]))
     command = entry_points(group="console_scripts")["superdl"]  # which knows this package, not the reverse
     try:
         sys.exit(command.load()(words))
@@ -164,6 +163,22 @@ def main(arguments: Sequence[str]) -> None:
         embedded = sys.modules.get("superdl.sampler.embedded.embedded")  # absent where the loader needs none
         if embedded is not None:
             embedded.release_all()
+
+
+def _found(word: str) -> str:
+    """``python`` is this one, and what this environment's folder holds is taken from there."""
+    own = Path(sys.executable).parent / word
+    return str(own) if "/" not in word and own.is_file() else word
+
+
+def _run_command(words: Sequence[str]) -> int:
+    """Run a command to its end, and pass on what interrupts it; its exit code."""
+    with subprocess.Popen(words) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

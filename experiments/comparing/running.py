@@ -183,7 +183,7 @@ def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
         services = None
         if arm.sharing is not None and not os.environ.get("SUPER_COORDINATOR"):
             services = stack.enter_context(_shared_services(arm.sharing))
-        runs = [_run_of(trial, folder, one, services) for trial in arm.trials]
+        runs = [_run_of(trial, folder, one, services, arm.launch) for trial in arm.trials]
         start_s = time.time() - begun_at_s
         run_together(runs, services.sample if services else lambda: None)
     cpu_s = _children_cpu_s() - before_s  # when all has ended, what was shared too
@@ -199,7 +199,9 @@ def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
     )
 
 
-def _run_of(trial: Trial, folder: Path, one: Round, services: _SharedServices | None) -> RunProcess:
+def _run_of(
+    trial: Trial, folder: Path, one: Round, services: _SharedServices | None, launch: tuple[str, ...]
+) -> RunProcess:
     """Write the trial's spec, whole, so that ``superdl run`` repeats it."""
     place = folder / trial.name if trial.name else folder
     place.mkdir(parents=True)
@@ -210,7 +212,7 @@ def _run_of(trial: Trial, folder: Path, one: Round, services: _SharedServices | 
     file = place / "spec.yaml"
     spec.write(file)
     title = f"{one.arm}, repeat {one.repeat}" + (f", trial {trial.name}" if trial.name else "")
-    return RunProcess(title, file, place / "output.txt")
+    return RunProcess(title, file, place / "output.txt", launch)
 
 
 def _run_in(place: Path) -> Path:

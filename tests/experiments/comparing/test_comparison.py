@@ -101,6 +101,26 @@ def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+def test_an_arm_is_started_by_its_own_command(colours: Path, console: Console) -> None:
+    """Two ranks beside one; what a launcher started has ended with it, and a failure is the launcher's."""
+    arms = {
+        "one": {"loader.kind": "torch"},
+        "two": {"launch": "torchrun --standalone --nproc-per-node 2", "loader.batch_size": 4},
+    }
+    report = compare(spec_of(colours, compare={"repeats": 1, "arms": arms}), console=console)
+    one, two = (report.figures_of(name)[0] for name in ("one", "two"))
+    assert two.decodes_per_image == 1.0
+    assert two.cpu_ms_per_image is None, "rank 0's alone"
+    assert two.cpu_s > one.cpu_s
+    (run,) = (the_directory(colours) / "runs" / "02-two").glob("colours-two-*")
+    assert json.loads((run / "report.json").read_text())["ranks"] == 2
+    failing = {"fails": {"launch": "env SUPER_TOKEN_FILE=/nowhere false"}}
+    with pytest.raises(ComparisonFailedError, match="fails, repeat 1"):
+        compare(spec_of(colours, compare={"repeats": 1, "arms": failing}), console=console)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) -> None:
     trials = {"a": {"loader.batch_size": 4}, "b": {}, "c": {"optimizer.lr": 0.01, "epochs": 3}}
     spec = spec_of(colours, trials=trials, compare={"repeats": 2, "warmup_epochs": 0})

@@ -10,11 +10,22 @@ from superdl.experiments.comparing.figures import mean_by_name, round_figures, s
 from superdl.experiments.comparing.measured import RoundMeasured, RunMeasured
 
 
-def one_pass(*, samples=100, wall_s=2.0, wait_s=0.5, first_batch_s=0.25, produced=0, stalls=None):
+def one_pass(
+    *,
+    samples=100,
+    batches=4,
+    accuracy=0.5,
+    wall_s=2.0,
+    wait_s=0.5,
+    first_batch_s=0.25,
+    produced=0,
+    stalls=None,
+):
     causes = {cause: {"wait_s": waited_s} for cause, waited_s in (stalls or {}).items()}
     times = {"wall_s": wall_s, "wait_s": wait_s, "first_batch_s": first_batch_s}
     job = None if produced is None else {"samples_produced": produced}
-    return {"samples": samples, "job": job, "stalls": {"causes": causes}, **times}
+    counts = {"samples": samples, "batches": batches, "accuracy": accuracy}
+    return {**counts, "job": job, "stalls": {"causes": causes}, **times}
 
 
 def run_of(
@@ -53,7 +64,11 @@ PASSES = (
 alone = partial(
     run_of,
     *PASSES,
-    vals=(one_pass(samples=50, produced=50), one_pass(samples=50), one_pass(samples=50)),
+    vals=(
+        one_pass(samples=50, produced=50),
+        one_pass(samples=50, accuracy=0.75),
+        one_pass(samples=50, accuracy=0.625),
+    ),
     phases=(
         (None, 4.0, {"trainer": 2.0, "coordinator": 1.0}),
         (0, 10.0, {"trainer": 5.0, "functions": 6.0}),
@@ -71,6 +86,8 @@ def test_a_run_alone_after_its_warmup():
     measured = RoundMeasured((ALONE,), wall_s=30.0, cpu_s=25.0, services_start_s=2.5)
     figures = round_figures(measured, warmup_epochs=1)
     assert figures.images_per_s == pytest.approx(200 / 5.0)
+    assert figures.step_ms == pytest.approx(1000 * 5.0 / 8)
+    assert figures.accuracy == 0.75
     assert figures.wait_percent == pytest.approx(100 * 1.25 / 5.0)
     # 4.5 s of CPU for 200 training and 100 validation images
     assert figures.cpu_ms_per_image == pytest.approx(1000 * 4.5 / 300)

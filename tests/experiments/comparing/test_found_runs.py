@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def found_run(place: Path, *walls_s: float, first: int = 0, **changes: object) -> str:
     """The directory of a run of which only the report is there."""
     place.mkdir(parents=True)
-    one = {"samples": 4000, "wait_s": 1.0, "first_batch_s": 0.5, "job": None, "stalls": None}
+    one = {"samples": 4000, "batches": 500, "wait_s": 1.0, "first_batch_s": 0.5, "job": None, "stalls": None}
     report = {
         "format": 2,
         "name": "found",
