@@ -68,6 +68,7 @@ from superdl.coordinator.core.events import (
 from superdl.coordinator.core.filling import Filled
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import Job
+from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.ledger import Costs, Ledger, Spending
 from superdl.coordinator.core.neighbours import runs_of
 from superdl.coordinator.core.plan import Plan
@@ -86,6 +87,7 @@ __all__ = [
     "CacheGrew",
     "CacheReset",
     "CacheResized",
+    "Cause",
     "Core",
     "CoreSettings",
     "Costs",

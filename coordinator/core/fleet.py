@@ -11,6 +11,7 @@ them there may be executors for the store alone: they restore and save for those
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,11 @@ class ExecutorState:
     """Produced so far."""
     usd: float = 0.0
     """Billed for them so far."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Requests that ended so far: ``answered``, or the name of a failure's kind in small letters."""
+    cold_starts: int = 0
+    cold_s: float = 0.0
+    """From asking for functions that were not there to their beginning, in all."""
     read_back_s: float = -math.inf
     """When one of its records was chosen to be read back last."""
     store: StoreAccess | None = None

@@ -52,7 +52,7 @@ class Spending(enum.StrEnum):
 
 @dataclass(slots=True)
 class Costs:
-    """US dollars by what is paid for; a field ``x`` is the counter ``super_x_total`` of :meth:`counters`.
+    """US dollars by what is paid for.
 
     ``functions_usd``: invocations and their memory times duration; ``source_requests_usd``: GETs;
     ``store_requests_usd``: GETs and PUTs of the store; ``transfer_usd``: bytes out of the source, into the
@@ -74,10 +74,6 @@ class Costs:
         """Add a share of other costs; a negative one takes them away."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + share * getattr(other, name))
-
-    def counters(self) -> dict[str, float]:
-        """The costs under the names of metrics."""
-        return {f"super_{name}_total": getattr(self, name) for name in self.__slots__}
 
     @property
     def usd(self) -> float:
@@ -248,6 +244,13 @@ class Ledger:
         total = Costs()
         for job in self.jobs():
             total.add(self.job_costs(job))
+        return total
+
+    def spent(self) -> Costs:
+        """The same, found without asking who bears it."""
+        total = self._hours(sum(self._hours_usd - since for since in self._present.values()))
+        for costs in (*self._own.values(), *(pool.costs for pool in self._pools.values())):
+            total.add(costs)
         return total
 
     def jobs(self) -> set[str]:

@@ -261,6 +261,11 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
         now=now,
     )
     executor = state.fleet.executors[request.executor]
+    if answer is not None:
+        executor.outcomes["answered"] += 1
+        if answer.cold_start:
+            executor.cold_starts += 1
+            executor.cold_s += max(0.0, now - request.made_s - answer.duration_us / 1e6)
     executor.usd += usd
     executor.most_in_flight = math.inf
     return usd
@@ -268,6 +273,7 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
 
 def charge_for_nothing(state: State, request: Request, event: RequestFailed, now: float) -> None:
     """Account for a request that came to nothing, unless it was never run."""
+    state.fleet.executors[request.executor].outcomes[event.kind.name.lower()] += 1
     if event.refused or (event.kind in UNCOUNTED_FAILURES and not event.gb_s):
         request.counters.invocations -= 1
     else:

@@ -13,6 +13,7 @@ import logging
 import resource
 import socket
 import stat
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,11 +81,12 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
     grpc.aio itself waits for the message before it runs anything of ours, for as long as the caller likes,
     and writes a traceback for bytes that are none. So each call is taken as a stream of bytes, of which one
-    message is read.
+    message is read. ``called`` gets each call's method, and the seconds that its answer took.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, called: Callable[[str, float], None] | None) -> None:
         self._timeout_s = timeout_s
+        self._called = called
         self._ending: set[asyncio.Task[None]] = set()
 
     async def intercept_service(
@@ -96,8 +98,11 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler  # type: ignore[no-any-return]  # it is what was asked for
+        method = handler.unary_unary
+        if self._called is not None:
+            method = _timed(method, partial(self._called, str(handler_call_details.method)))
         return grpc.stream_unary_rpc_method_handler(
-            partial(self._answer, handler.unary_unary, handler.request_deserializer or bytes),
+            partial(self._answer, method, handler.request_deserializer or bytes),
             None,
             handler.response_serializer,
         )
@@ -138,12 +143,26 @@ class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             )
 
 
+def _timed(
+    method: Callable[[Any, Any], Awaitable[Any]], called: Callable[[float], None]
+) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def call(request: Any, context: Any) -> Any:
+        begun_s = time.perf_counter()
+        try:
+            return await method(request, context)
+        finally:
+            called(time.perf_counter() - begun_s)
+
+    return call
+
+
 async def listen(
     address: str,
     service: pb_grpc.CoordinatorServicer,
     *,
     tls: ServerTls | None = None,
     tokens: Tokens | None = None,
+    called: Callable[[str, float], None] | None = None,
 ) -> tuple[grpc.aio.Server, Health]:
     """Serve on ``address`` from now on, and say so to whoever asks for health.
 
@@ -152,6 +171,7 @@ async def listen(
         service: what answers.
         tls: what the port is encrypted with, if it is.
         tokens: of which a caller must know one, if any.
+        called: gets each answered call's method and seconds.
 
     Raises:
         ConfigError: the address is taken or cannot be listened on.
@@ -165,7 +185,7 @@ async def listen(
         ),
         interceptors=[
             *([TokenInterceptor(tokens)] if tokens is not None else []),
-            _MessageDeadline(_MESSAGE_TIMEOUT_S),
+            _MessageDeadline(_MESSAGE_TIMEOUT_S, called),
         ],
         maximum_concurrent_rpcs=_CALLS_MAX,
     )

@@ -27,6 +27,8 @@ from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import listen, listen_for_health, raise_limit_of_open_files
+from superdl.coordinator.server.metrics import Metrics
+from superdl.coordinator.server.metrics_port import listen_for_metrics
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tls import ServerTls
@@ -108,9 +110,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     """
     warn_if_insecure(settings)
     facts = _facts(settings)  # what is wrong here is told at once
-    tls = (
-        ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
-    )
+    tls = _tls(settings)
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
@@ -153,12 +153,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.push_async_callback(upkeep.keep_spent)
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
-    server, health = await listen(settings.listen, service, tls=tls, tokens=tokens)
-    stack.push_async_callback(server.stop, _DRAIN_S)
-    if settings.health_listen:
-        probed = await listen_for_health(settings.health_listen, health)
-        stack.push_async_callback(probed.stop, None)
-    stack.callback(health.end)
+    metrics = Metrics(engine, lambda: eligibility.absences) if settings.metrics_listen else None
+    await _open_doors(settings, service, metrics, (tls, tokens), stack)
 
     async def follow_executors() -> None:
         """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
@@ -189,6 +185,34 @@ async def _with_store(
     stack.push_async_callback(keeper.close)
     await keeper.open()
     return datasets, keeper
+
+
+async def _open_doors(
+    settings: Settings,
+    service: CoordinatorService,
+    metrics: Metrics | None,
+    guards: tuple[ServerTls | None, Tokens | None],
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    """Listen, also for probes of health and for scrapes where settings say so."""
+    tls, tokens = guards
+    called = metrics.called if metrics else None
+    server, health = await listen(settings.listen, service, tls=tls, tokens=tokens, called=called)
+    stack.push_async_callback(server.stop, _DRAIN_S)
+    if settings.health_listen:
+        probed = await listen_for_health(settings.health_listen, health)
+        stack.push_async_callback(probed.stop, None)
+    if metrics is not None:
+        scraped = await listen_for_metrics(
+            settings.metrics_listen, metrics.look, tls=_tls(settings), tokens=tokens
+        )
+        stack.callback(scraped.close)
+    stack.callback(health.end)
+
+
+def _tls(settings: Settings) -> ServerTls | None:
+    given = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+    return ServerTls(*given) if settings.tls_cert else None
 
 
 def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:

@@ -66,6 +66,21 @@ class ServerTls:
             require_client_authentication=bool(self._given["tls_client_ca"]),
         )
 
+    def context(self) -> ssl.SSLContext:
+        """For a server of asyncio's, which shows what is on disk at each handshake, too. Who takes this asks
+        for no :meth:`credentials`: of two that look for changes, one would miss them.
+        """
+        newest = [_checked_context(self._loaded)]
+
+        def show(socket: ssl.SSLObject, *_: object) -> None:
+            if self._renewed() is not None:
+                newest[0] = _checked_context(self._loaded)
+            socket.context = newest[0]
+
+        first = _checked_context(self._loaded)
+        first.sni_callback = show
+        return first
+
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """Called by gRPC in a thread of its own, before each handshake; ``None`` leaves all as it is."""
         with self._lock:
@@ -87,12 +102,7 @@ class ServerTls:
     def _load(self) -> _Loaded:
         pems = {name: _pem(name, given) for name, given in self._given.items() if given}
         loaded = _Loaded(pems["tls_cert"], pems["tls_key"], pems.get("tls_client_ca"))
-        _check_pair(loaded)
-        if loaded.client_ca is not None:
-            try:
-                ssl.create_default_context(cadata=loaded.client_ca.decode("ascii", "replace"))
-            except ssl.SSLError as error:
-                raise ConfigError(f"tls_client_ca holds no certificates of authorities: {error}") from error
+        _checked_context(loaded)
         return loaded
 
 
@@ -114,7 +124,7 @@ def _pem(name: str, given: str) -> bytes:
     return content
 
 
-def _check_pair(loaded: _Loaded) -> None:
+def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
     """See that OpenSSL takes the certificate with its key, and when it ends: gRPC says nothing of either.
 
     Python's ssl reads files alone: one in memory where there is such a thing, since a key shall not reach a
@@ -129,13 +139,21 @@ def _check_pair(loaded: _Loaded) -> None:
         file.flush()
         path = f"/dev/fd/{file.fileno()}"
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, password=_no_password)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(path, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"tls_cert and tls_key cannot be used: {error}; they are the PEM of a certificate (its chain "
                 "after it) and of that certificate's own key, without a pass phrase"
             ) from None
         _warn_of_the_end(path)
+    if loaded.client_ca is not None:
+        try:
+            context.load_verify_locations(cadata=loaded.client_ca.decode("ascii", "replace"))
+        except ssl.SSLError as error:
+            raise ConfigError(f"tls_client_ca holds no certificates of authorities: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _no_password() -> str:

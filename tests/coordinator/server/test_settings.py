@@ -41,6 +41,7 @@ OTHERS = {
     "token": ("sixteen-or-more1", "sixteen-or-more1"),
     "listen": ("127.0.0.1:7", "127.0.0.1:7"),
     "health_listen": ("127.0.0.1:50052", "127.0.0.1:50052"),
+    "metrics_listen": ("127.0.0.1:50053", "127.0.0.1:50053"),
     "executor": ("local,lambda", "local,lambda"),
     "file_roots": ("/data:/more", "/data:/more"),
     "log_level": ("debug", "DEBUG"),

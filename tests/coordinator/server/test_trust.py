@@ -62,6 +62,10 @@ def test_both_forms_of_a_socket_address_name_one_path():
         ({"health_listen": "0.0.0.0:1"}, "health_listen=0.0.0.0:1 is beyond loopback"),
         ({"health_listen": "127.0.0.1"}, "health_listen is host:port or unix:/path"),
         ({"health_listen": "127.0.0.1:50051"}, "health_listen and listen are both"),
+        ({"metrics_listen": "9400"}, "metrics_listen is host:port"),
+        ({"metrics_listen": "unix:/run/m.sock"}, "need a host:port of their own"),
+        ({"metrics_listen": "127.0.0.1:50051"}, "need a host:port of their own"),
+        ({"metrics_listen": "0.0.0.0:9400"}, "metrics_listen=0.0.0.0:9400: beyond loopback .* has neither"),
     ],
 )
 def test_what_cannot_be_or_does_not_go_together_is_told(given, reason):
@@ -92,7 +96,7 @@ def test_listening_beyond_loopback_needs_tls_and_a_token(given, lacks, caplog):
 
 @pytest.mark.parametrize("token", [TOKEN, {"token_file": "/run/tokens"}])
 def test_with_both_it_may_listen_anywhere_and_nobody_is_warned(token, caplog):
-    warn_if_insecure(Settings(listen=AWAY, **TLS, **token))
+    warn_if_insecure(Settings(listen=AWAY, metrics_listen="0.0.0.0:9400", **TLS, **token))
     warn_if_insecure(Settings(insecure=True))
     assert not caplog.text
 

@@ -219,9 +219,12 @@ def test_samplers_that_choose_otherwise_have_holds_of_their_own(supervised, monk
 def test_what_guards_another_coordinator_is_kept_from_this_one(supervised, monkeypatch):
     """On its own socket it would refuse certificates, and turn its own trainer away for want of a token."""
     guards = ("SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TOKEN", "SUPER_TOKEN_FILE", "SUPER_HEALTH_LISTEN")
-    for name in (*guards, "SUPER_FILE_ROOTS"):
+    for name in (*guards, "SUPER_METRICS_LISTEN", "SUPER_FILE_ROOTS"):
         monkeypatch.setenv(name, "/somewhere")
+    monkeypatch.setenv("SUPER_METRICS", "127.0.0.1:9400")
     supervised.hold()
-    found = supervised.processes()["coordinator"].environ()
-    assert not [name for name in guards if name in found]
+    process = supervised.processes()["coordinator"]
+    found = process.environ()
+    assert not [name for name in (*guards, "SUPER_METRICS_LISTEN") if name in found]
     assert found["SUPER_FILE_ROOTS"] == "/somewhere"
+    assert process.cmdline()[-3:-1] == ["--metrics-listen", "127.0.0.1:9400"]

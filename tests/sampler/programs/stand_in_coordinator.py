@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("count_file", type=Path)
     for option in ("--listen", "--cache", "--executor", "--workers", "--worker-nice", "--owner"):
         parser.add_argument(option, required=True)
+    parser.add_argument("--metrics-listen")
     parser.add_argument("--exit-with-stdin", action="store_true", required=True)
     options = parser.parse_args()
     with options.count_file.open("a") as counter:

@@ -1,0 +1,290 @@
+"""The coordinator's figures as OpenMetrics: the list of them, and their values at a scrape.
+
+The figures are those of :mod:`superdl.coordinator.server.statistics` and of the core; nothing is counted here
+but how long calls take. Labels are bounded: no sample has one, and only the fifty busiest jobs have names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from superdl.coordinator.core import Cause, FailureKind, Spending
+from superdl.coordinator.server.statistics import cache_stats, executor_stats
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import installed_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from prometheus_client.core import Metric as Family
+
+    from superdl.coordinator.core import Job
+    from superdl.coordinator.server.engine import Engine
+
+__all__ = ["METRICS", "Metric", "Metrics"]
+
+JOBS_NAMED = 50
+OTHER = "other"
+_CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Metric(NamedTuple):
+    """What a metric is called and says: ``kind`` is counter, gauge or histogram."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+_JOB, _CAUSE, _EXECUTOR = ("job",), ("job", "cause"), ("executor",)
+METRICS = (
+    Metric("super_batches_read_total", "counter", _JOB, "Batches that readers have received."),
+    Metric(
+        "super_samples_read_total",
+        "counter",
+        ("job", "place"),
+        "Samples that readers found at the first look in the cache or the store, or missed.",
+    ),
+    Metric("super_read_bytes_total", "counter", _JOB, "Bytes that readers took out of the cache."),
+    Metric("super_read_seconds_total", "counter", _JOB, "Seconds that readers spent receiving batches."),
+    Metric("super_wait_seconds_total", "counter", _CAUSE, "Seconds that readers waited for samples."),
+    Metric("super_stalls_total", "counter", _CAUSE, "Batches that readers had to wait for."),
+    Metric(
+        "super_samples_made_total",
+        "counter",
+        ("job", "way"),
+        "Samples decoded by functions, restored from the store, found resident when planned, or failed.",
+    ),
+    Metric("super_retries_total", "counter", _JOB, "Samples that were asked for again."),
+    Metric("super_hedges_total", "counter", _JOB, "Second requests that raced a straggler."),
+    Metric(
+        "super_function_seconds_total",
+        "counter",
+        ("job", "part"),
+        "Seconds that functions spent fetching, decoding and pushing.",
+    ),
+    Metric(
+        "super_source_requests_total", "counter", _JOB, "Requests to the source, such as GETs of a bucket."
+    ),
+    Metric("super_source_bytes_total", "counter", _JOB, "Bytes that functions fetched from the source."),
+    Metric("super_record_bytes_total", "counter", _JOB, "Bytes that functions pushed into the cache."),
+    Metric("super_lookahead_batches", "gauge", _JOB, "Batches that a job looks ahead now; of named jobs."),
+    Metric("super_lookahead_seconds", "gauge", _JOB, "The same in seconds, at the job's pace."),
+    Metric("super_job_usd", "gauge", _JOB, "A job's share of the dollars spent; it moves as others read."),
+    Metric("super_jobs", "gauge", ("state",), "Jobs that read, or have lapsed: no sign of life lately."),
+    Metric("super_ranks", "gauge", ("state",), "Ranks of open jobs, likewise."),
+    Metric(
+        "super_requests_total",
+        "counter",
+        ("executor", "outcome"),
+        "Requests that ended: answered, throttled, unavailable, crashed, timed_out, lost or raised.",
+    ),
+    Metric("super_requests_in_flight", "gauge", _EXECUTOR, "Requests that functions work on now."),
+    Metric("super_concurrency_wanted", "gauge", _EXECUTOR, "Requests at once that the settings allow."),
+    Metric("super_concurrency_had", "gauge", _EXECUTOR, "Requests at once that the executor takes now."),
+    Metric("super_executor_trouble", "gauge", _EXECUTOR, "1 while `superdl stats` names a trouble of it."),
+    Metric("super_executor_samples_total", "counter", _EXECUTOR, "Samples that an executor produced."),
+    Metric("super_executor_usd_total", "counter", _EXECUTOR, "Dollars billed for its requests."),
+    Metric("super_cold_starts_total", "counter", _EXECUTOR, "Answers of functions that had to start."),
+    Metric("super_cold_start_seconds_total", "counter", _EXECUTOR, "Seconds until those functions began."),
+    Metric("super_cache_budget_bytes", "gauge", (), "Memory of the cache for records."),
+    Metric("super_cache_resident_bytes", "gauge", (), "Memory that records take."),
+    Metric("super_cache_free_bytes", "gauge", (), "Memory that is free; below 0 under pressure."),
+    Metric("super_cache_needed_bytes", "gauge", (), "The budget with which nothing would be dropped."),
+    Metric("super_cache_samples", "gauge", ("state",), "Samples that are resident, or in flight."),
+    Metric("super_cache_dropped_samples_total", "counter", (), "Samples dropped to make room."),
+    Metric("super_cache_reproduced_samples_total", "counter", (), "Of those, samples produced again."),
+    Metric("super_cache_thrashing", "gauge", (), "1 while samples are dropped and soon produced again."),
+    Metric("super_store_used_bytes", "gauge", (), "Bytes of all packs in the store."),
+    Metric("super_store_room_bytes", "gauge", (), "Bytes that packs may take; 0: no bound."),
+    Metric("super_store_packs", "gauge", (), "Packs in the store."),
+    Metric("super_store_trouble", "gauge", (), "1 while `superdl stats` names a trouble of the store."),
+    Metric("super_usd_total", "counter", ("kind",), "Dollars spent, by what was paid for."),
+    Metric("super_usd_per_hour", "gauge", (), "Dollars spent in the last minute, as an hour's."),
+    Metric("super_spending_limited", "gauge", (), "1 near a cap on spending, 2 at the cap, else 0."),
+    Metric("super_listings", "gauge", (), "Sources that are being listed."),
+    Metric("super_listing_samples", "gauge", (), "Samples that those listings have found so far."),
+    Metric("super_call_seconds", "histogram", ("method",), "Seconds to answer a call; GetDataset waits."),
+    Metric("super_build_info", "gauge", ("version",), "Always 1; the label names SUPER's version."),
+)
+
+# Counters of a job, by metric and labels beside the job's.
+_OF_JOBS: tuple[tuple[str, tuple[str, ...], Callable[[Job], float]], ...] = (
+    *(
+        (f"super_{name}_total", labels, attrgetter(f"counters.{counter}"))
+        for name, labels, counter in (
+            ("batches_read", (), "batches_read"),
+            ("samples_read", ("cache",), "cache_hits"),
+            ("samples_read", ("store",), "samples_straight"),
+            ("samples_read", ("missed",), "cache_misses"),
+            ("read_bytes", (), "read_bytes"),
+            ("read_seconds", (), "read_s"),
+            ("samples_made", ("decoded",), "samples_produced"),
+            ("samples_made", ("restored",), "samples_restored"),
+            ("samples_made", ("reused",), "samples_reused"),
+            ("samples_made", ("failed",), "samples_failed"),
+            ("retries", (), "retries"),
+            ("hedges", (), "hedges"),
+            ("function_seconds", ("fetch",), "fetch_s"),
+            ("function_seconds", ("decode",), "decode_s"),
+            ("function_seconds", ("push",), "push_s"),
+            ("source_requests", (), "source_requests"),
+            ("source_bytes", (), "source_bytes"),
+            ("record_bytes", (), "record_bytes"),
+        )
+    ),
+    *(
+        ("super_stalls_total", (cause.value,), lambda job, cause=cause: job.stalls.batches[cause])
+        for cause in Cause
+    ),
+    *(
+        ("super_wait_seconds_total", (cause.value,), lambda job, cause=cause: job.stalls.wait_us[cause] / 1e6)
+        for cause in Cause
+    ),
+)
+
+
+_NOTHING = [0.0] * len(_OF_JOBS)
+_OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
+
+
+class Metrics:
+    """What a scrape is told; a collector of ``prometheus_client``.
+
+    Args:
+        engine: whose core and store are told of.
+        absences: tells why executors are not there, as ``executor_stats`` wants it.
+
+    Raises:
+        ConfigError: the extra is not installed.
+    """
+
+    def __init__(self, engine: Engine, absences: Callable[[], Sequence[str]]) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
+        except ImportError as error:
+            raise ConfigError("metrics_listen needs an extra: pip install 'superdl[metrics]'") from error
+        self._engine, self._absences = engine, absences
+        self._named: frozenset[str] = frozenset()
+        # Of jobs without a name of their own, what the others' sum has of them: it grows by what they grow.
+        self._counted: dict[str, list[float]] = {}
+        self._others = _NOTHING
+        self._usd: dict[str, float] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        told = {metric.name: metric for metric in METRICS}["super_call_seconds"]
+        self._calls = Histogram(*told[::3], told.labels, buckets=_CALL_S, registry=self._registry)
+
+    def called(self, method: str, took_s: float) -> None:
+        """A call was answered; ``method`` is one of the service's."""
+        self._calls.labels(method.rpartition("/")[2]).observe(took_s)
+
+    def look(self) -> Callable[[], bytes]:
+        """Take down all figures now; what is given makes their text, in any thread."""
+        from prometheus_client.openmetrics.exposition import generate_latest
+
+        found: list[Family] = list(self._registry.collect())
+        snapshot = type("Snapshot", (), {"collect": lambda _: found})()
+        return lambda: generate_latest(snapshot)  # type: ignore[no-untyped-call]
+
+    def collect(self) -> Iterator[Family]:
+        """All families, for the registry."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        values: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
+        for name, labels, value in (*self._of_jobs(), *self._of_executors(), *self._of_the_rest()):
+            values[name].append((labels, value))
+        for metric in METRICS:
+            kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+            if metric.kind in kinds:
+                family = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+                for labels, value in values[metric.name]:
+                    family.add_metric(labels, value)
+                yield family
+
+    def _of_jobs(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        core = self._engine.core
+        jobs = core.jobs
+        # Who has a name keeps it until it closes or falls silent: else counters would jump.
+        jobs.sort(key=lambda job: (job.lapsed, job.name not in self._named, -job.counters.batches_read))
+        had_names = self._named
+        named = [job.name for job in jobs if job.name != OTHER][:JOBS_NAMED]
+        self._named = frozenset(named)
+        counted: dict[str, list[float]] = {}
+        for job in jobs:
+            figures = [of(job) for _, _, of in _OF_JOBS]
+            if job.name in self._named:
+                for (name, labels, _), value in zip(_OF_JOBS, figures, strict=True):
+                    yield name, (job.name, *labels), value
+                yield from self._gauges(job)
+                continue
+            counted[job.name] = figures
+            before = self._counted.get(job.name, figures if job.name in had_names else _NOTHING)
+            self._others = [
+                sum_ + max(0.0, now - then)
+                for sum_, now, then in zip(self._others, figures, before, strict=True)
+            ]
+        self._counted = counted
+        for (name, labels, _), value in zip(_OF_JOBS, self._others, strict=True):
+            yield name, (OTHER, *labels), value
+        yield from _states("super_jobs", [job.lapsed for job in jobs])
+        yield from _states("super_ranks", [cursor.lapsed for job in jobs for cursor in job.cursors.values()])
+
+    def _gauges(self, job: Job) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        core = self._engine.core
+        ahead, name = core.lookahead_batches(job), (job.name,)
+        yield "super_lookahead_batches", name, ahead
+        yield "super_lookahead_seconds", name, ahead * job.interval_s
+        yield "super_job_usd", name, core.state.ledger.job_costs(job.name).usd
+
+    def _of_executors(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        core = self._engine.core
+        for told, member in zip(
+            executor_stats(core, self._absences()), core.state.fleet.executors, strict=True
+        ):
+            # The one for the store alone may have the name of one that decodes.
+            name = (told.name if member.decodes else f"{told.name} (store)",)
+            for outcome in _OUTCOMES:
+                yield "super_requests_total", (*name, outcome), member.outcomes[outcome]
+            yield "super_requests_in_flight", name, told.in_flight
+            yield "super_concurrency_wanted", name, told.capacity
+            yield "super_concurrency_had", name, told.concurrency
+            yield "super_executor_trouble", name, bool(told.trouble)
+            yield "super_executor_samples_total", name, told.samples
+            yield "super_executor_usd_total", name, told.usd
+            yield "super_cold_starts_total", name, member.cold_starts
+            yield "super_cold_start_seconds_total", name, member.cold_s
+
+    def _of_the_rest(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        engine = self._engine
+        told = cache_stats(engine.core, engine.keeper, engine.now_s())
+        for name in ("budget_bytes", "resident_bytes", "free_bytes", "needed_bytes", "thrashing"):
+            yield f"super_cache_{name}", (), getattr(told, name)
+        yield "super_cache_samples", ("resident",), told.resident_samples
+        yield "super_cache_samples", ("in_flight",), told.in_flight_samples
+        yield "super_cache_dropped_samples_total", (), told.dropped_samples
+        yield "super_cache_reproduced_samples_total", (), told.reproduced_samples
+        for name in ("used_bytes", "room_bytes", "packs"):
+            yield f"super_store_{name}", (), getattr(told, f"store_{name}")
+        yield "super_store_trouble", (), bool(told.store_trouble)
+        costs = engine.core.state.ledger.spent()
+        for kind in costs.__slots__:
+            # Sums in another order differ by their last digit, and a counter never falls.
+            usd = self._usd[kind] = max(getattr(costs, kind), self._usd.get(kind, 0.0))
+            yield "super_usd_total", (kind.removesuffix("_usd"),), usd
+        yield "super_usd_per_hour", (), told.usd_per_hour
+        yield "super_spending_limited", (), list(Spending).index(Spending(told.spending))
+        listings = {id(one.listing): one.listing for one in engine.datasets if not one.listing.ended}
+        yield "super_listings", (), len(listings)
+        yield "super_listing_samples", (), math.fsum(one.listed for one in listings.values())
+        yield "super_build_info", (installed_version(),), 1
+
+
+def _states(name: str, lapsed: list[bool]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    yield name, ("reading",), len(lapsed) - sum(lapsed)
+    yield name, ("lapsed",), sum(lapsed)

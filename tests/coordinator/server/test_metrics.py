@@ -1,0 +1,119 @@
+"""Metrics: what a scrape tells of a real coordinator, how its labels are bounded, and that docs list it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from superdl.coordinator.core import BatchRead, JobOpened
+from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, Metrics
+from superdl.super_wire.request import Outcome
+from tests.coordinator.running import missed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.coordinator.running import Running
+
+
+def metrics_of(coordinator: Running) -> Metrics:
+    return Metrics(coordinator.engine, lambda: [""])
+
+
+def parsed(text: bytes) -> dict[tuple[str, ...], float]:
+    """Values by name and labels in their order, as the strict parser of OpenMetrics finds them."""
+    order = {metric.name: metric.labels for metric in METRICS}
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels: Mapping[str, str] = sample.labels
+            names = order.get(sample.name) or sorted(labels)
+            found[sample.name, *(labels[name] for name in names)] = sample.value
+    return found
+
+
+def scrape(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    return parsed(metrics.look()())
+
+
+def open_like(coordinator: Running, name: str) -> JobOpened:
+    """Another job of the same plan, under any name: strangers choose it."""
+    job, engine = coordinator.engine.core.job("job"), coordinator.engine
+    facts = engine.core.state.datasets[job.dataset]
+    return JobOpened(name, facts, job.plan, 0, 0, 0, frozenset())
+
+
+def read(name: str, position: int, hits: int = 4) -> BatchRead:
+    return replace(missed([], position), job=name, done=True, hits=hits, wait_us=5)
+
+
+def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(run, source):
+    async def work(coordinator: Running) -> None:
+        metrics = metrics_of(coordinator)
+        coordinator.executor.outcomes = {"cat/0.jpg": Outcome.TOMBSTONE}
+        await coordinator.open(await coordinator.register(source))
+        await coordinator.page()
+        await coordinator.until(lambda: not coordinator.engine.core.state.requests)
+        coordinator.engine.post(read("job", 0, hits=3))
+        metrics.called("/super.v1.Coordinator/OpenJob", 0.002)
+        told = scrape(metrics)
+        assert told["super_batches_read_total", "job"] == 1
+        assert told["super_samples_read_total", "job", "cache"] == 3
+        assert told["super_samples_read_total", "job", "missed"] == 1
+        assert told["super_stalls_total", "job", "unknown"] == 1
+        assert told["super_wait_seconds_total", "job", "unknown"] == 5e-6
+        assert told["super_samples_made_total", "job", "decoded"] == 9
+        assert told["super_samples_made_total", "job", "failed"] == 1
+        assert told["super_function_seconds_total", "job", "decode"] == pytest.approx(20e-5)
+        name = coordinator.engine.core.state.fleet.executors[0].name
+        assert told["super_requests_total", name, "answered"] >= 1
+        assert told["super_concurrency_wanted", name] == told["super_concurrency_had", name] == 2
+        assert told["super_cache_samples", "resident"] == 9
+        assert told["super_jobs", "reading"] == told["super_ranks", "reading"] == 1
+        assert told["super_call_seconds_bucket", "0.0025", "OpenJob"] == 1
+        names = {name for name, *_ in told}
+        assert {one.name + "_count" * (one.kind == "histogram") for one in METRICS} <= names
+
+    run(work)
+
+
+def test_fifty_jobs_have_names_the_others_are_one_and_no_counter_falls(run, source):
+    async def work(coordinator: Running) -> None:
+        metrics, engine = metrics_of(coordinator), coordinator.engine
+        await coordinator.open(await coordinator.register(source))
+        hostile = 'a"} 1\n# EOF\n\\super_evil{x="' + "x" * 300
+        names = [hostile, OTHER, *(f"{number:0256}" for number in range(998))]
+        engine.post_all(open_like(coordinator, name) for name in names)
+        await coordinator.page()
+        engine.post_all(read(name, 0) for name in [hostile, *names[:49]])
+        text = metrics.look()()
+        assert len(text) < 10**6
+        told = parsed(text)
+        batches = {key[1]: value for key, value in told.items() if key[0] == "super_batches_read_total"}
+        assert len(batches) == JOBS_NAMED + 1
+        assert batches[hostile] == 2
+        assert batches[OTHER] == 1
+        # The busiest of those without a name grow: they count there, and who had a name keeps it.
+        engine.post_all(read(name, position) for name in names[-100:] for position in range(3))
+        later = scrape(metrics)
+        assert {key[1] for key in later if key[0] == "super_batches_read_total"} == set(batches)
+        assert later["super_batches_read_total", OTHER] == 1 + 300
+        falling = [
+            key for key, value in told.items() if key[0].endswith("_total") and later.get(key, value) < value
+        ]
+        assert not falling
+
+    run(work)
+
+
+def test_names_keep_to_the_conventions():
+    for metric in METRICS:
+        assert re.fullmatch(r"super_[a-z_]+[a-z]", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert "sample" not in metric.labels
+        assert metric.help.endswith(".")
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
