@@ -40,13 +40,14 @@ class Metric(NamedTuple):
     help: str
 
 
-_JOB, _CAUSE, _EXECUTOR = ("job",), ("job", "cause"), ("executor",)
+# Not "job": Prometheus calls what it scrapes so.
+_JOB, _CAUSE, _EXECUTOR = ("job_name",), ("job_name", "cause"), ("executor",)
 METRICS = (
     Metric("super_batches_read_total", "counter", _JOB, "Batches that readers have received."),
     Metric(
         "super_samples_read_total",
         "counter",
-        ("job", "place"),
+        ("job_name", "place"),
         "Samples that readers found at the first look in the cache or the store, or missed.",
     ),
     Metric("super_read_bytes_total", "counter", _JOB, "Bytes that readers took out of the cache."),
@@ -56,7 +57,7 @@ METRICS = (
     Metric(
         "super_samples_made_total",
         "counter",
-        ("job", "way"),
+        ("job_name", "way"),
         "Samples decoded by functions, restored from the store, found resident when planned, or failed.",
     ),
     Metric("super_retries_total", "counter", _JOB, "Samples that were asked for again."),
@@ -64,7 +65,7 @@ METRICS = (
     Metric(
         "super_function_seconds_total",
         "counter",
-        ("job", "part"),
+        ("job_name", "part"),
         "Seconds that functions spent fetching, decoding and pushing.",
     ),
     Metric(
