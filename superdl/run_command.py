@@ -10,7 +10,9 @@ from superdl.options import add_overrides
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
+    from superdl.experiments import Spec
+
+__all__ = ["add_arguments", "run", "spec_of"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,16 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
+def spec_of(arguments: argparse.Namespace) -> Spec:
+    """The spec that the arguments name.
+
+    Raises:
+        ConfigError: it cannot be read, or holds what it must not.
+    """
+    from superdl.experiments import load_spec
+
+    return load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the spec."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.experiments import load_spec
     from superdl.experiments.output import tell_json
     from superdl.experiments.run import run as run_spec
     from superdl.experiments.training.ranks import process_rank
 
-    spec = load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
+    spec = spec_of(arguments)
     console = Console(stderr=True) if arguments.json else None
     if arguments.find_batch_size:
         from superdl.experiments.run import largest_batch

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from superdl.experiments.spec import DataSpec
     from superdl.super_wire.ids import Versions
 
-__all__ = ["PreparedData", "Source", "find_published", "prepare_data"]
+__all__ = ["PreparedData", "Source", "directories_of", "find_published", "prepare_data"]
 
 _SCHEMES = ("file", "s3")
 
@@ -83,6 +83,23 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
         return PreparedData(train, None)
     url = _source_url(data.val, "data.val", data.kind)
     return PreparedData(train, Source(url, data.val_key_list, data.val_alias, data.versions))
+
+
+def directories_of(data: DataSpec) -> list[Path]:
+    """Where the images of ``data`` are, or will be written: absolute, the set first; none for buckets alone.
+
+    Key lists that are files count too.
+    """
+    named = [data.train, data.val, data.train_key_list, data.val_key_list]
+    if data.train is None:
+        published = PUBLISHED_SETS.get(data.kind)
+        made = MADE_SETS.get(data.kind if published is None else published.like)
+        drawn = Path("data/digits") if made is None else default_directory(made, data.samples)
+        place = Path(data.directory or (drawn if published is None else Path("data") / published.folder))
+        named = [str(place), str(_beside(place)), *([] if data.directory else [str(drawn)])]
+    texts = [text.removeprefix("file://") for text in named if text]
+    found = [Path(text).expanduser().absolute() for text in texts if "://" not in text]
+    return list(dict.fromkeys(found))
 
 
 def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from superdl.cost.bill import PaidByHour, prices_for
+from superdl.experiments.augmentations import shipped_modules
 from superdl.experiments.data import prepare_data
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
@@ -30,7 +31,6 @@ from superdl.experiments.training.checkpoints import bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.recipe_steps import split_custom_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,6 @@ __all__ = ["embedded_executor", "executor_of", "images_of", "opened_loader", "ru
 
 _EXECUTOR = "SUPER_EXECUTOR"
 _STEP_MODULES = "SUPER_STEP_MODULES"
-_SHIPPED = "experiments.augmentations."
 _CLASSES_NAMED = 5
 
 
@@ -312,9 +311,7 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
     Raises:
         RecipeError: a custom step is not named ``module:function@version``.
     """
-    names = [str(step.get("name")) for step in recipe.steps or () if step.get("op") == "custom"]
-    modules = {split_custom_name(name)[0] for name in names}
-    shipped = sorted(module for module in modules if module.startswith(_SHIPPED))
+    shipped = shipped_modules(recipe.steps)
     listed = [os.environ.get(_STEP_MODULES), *shipped]
     return _variable(_STEP_MODULES, ",".join(filter(None, listed)) if shipped else None)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from infra.launcher.settings import Cluster, LaunchSettings
     from infra.launcher.trust import Trust
+    from superdl.experiments.spec import Spec
 
 __all__ = [
     "EXIT_HOST_LOST",
@@ -68,6 +69,7 @@ class Launch:
         command: the training script and its arguments.
         directory: a private one.
         address: this host's.
+        spec: what ``command`` trains, if that is ``superdl run``.
     """
 
     cluster: Cluster
@@ -77,3 +79,4 @@ class Launch:
     command: Sequence[str]
     directory: Path
     address: str
+    spec: Spec | None = None

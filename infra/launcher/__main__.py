@@ -32,6 +32,7 @@ from infra.launcher import (
     RunFailedError,
 )
 from infra.launcher.channel import Channel, ChannelLostError, Leader, connect, status_of
+from infra.launcher.needs import spec_of, steps_allowed
 from infra.launcher.processes import Program, forever, race
 from infra.launcher.services import LeaderServices, function_cpus, ray_service
 from infra.launcher.settings import Cluster, LaunchSettings, cluster_of, parse, script_arguments
@@ -234,11 +235,12 @@ def _run(settings: LaunchSettings, environment: Mapping[str, str]) -> ExitStatus
     _log.info("data hosts: %s; training hosts: %s; the leader is %s", data, training, cluster.leader)
     insecure = settings.insecure or insecure_in(environment)
     check_trust(cluster, settings, environment, insecure=insecure)
-    own = {**environment, "SUPER_INSECURE": "1"} if insecure else dict(environment)
+    spec = spec_of(command)
+    own = steps_allowed(spec, {**environment, "SUPER_INSECURE": "1"} if insecure else environment)
     # Its name is short, for socket paths have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="super-l-", ignore_cleanup_errors=True) as directory:
         trust, address = trust_of(cluster, own), _own_address(cluster)
-        launch = Launch(cluster, settings, trust, own, command, Path(directory), address)
+        launch = Launch(cluster, settings, trust, own, command, Path(directory), address, spec)
         return asyncio.run(_run_host(launch))
 
 

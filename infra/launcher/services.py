@@ -12,6 +12,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from infra.launcher.needs import file_settings
 from infra.launcher.processes import Service, race
 from infra.launcher.settings import SPARE
 from infra.launcher.training import ranks_here
@@ -65,7 +66,7 @@ class LeaderServices:
         launch, settings = self._launch, self._launch.settings
         if settings.coordinator:
             return
-        environment = dict(launch.environment)
+        environment = {**launch.environment, **file_settings(launch)}
         cache, cpus = settings.cache, function_cpus(launch)
         if not cache:
             await self._start("the cache", cache_command(launch), environment, settings.cache_port)
