@@ -127,11 +127,13 @@ class StepRecord:
     """One step of a pass.
 
     ``wait_s`` is the trainer blocked on the loader, ``read_s`` a worker reading the cache, ``compute_s`` the
-    step on the device. ``fetch_s`` and ``decode_s`` are what the batch's samples once cost to produce, maybe
-    long ago. ``finished_at_s`` is a Unix timestamp. ``accuracy`` is top-1; ``top5_accuracy`` is None for a
-    model of five classes or fewer, which is never wrong by it. The GPU's figures are those of the last sample
-    before the step was given out; None where there is none. ``plan_epoch`` and ``position`` are the batch's
-    place in the loader's plan, where it has one.
+    step on the device. ``fetch_s`` and ``decode_s`` were spent meanwhile, for whichever samples; None: the
+    coordinator did not tell. ``records_fetch_s`` and ``records_decode_s`` are what the batch's own samples
+    once cost, maybe long ago. ``lr`` is None in validation; ``skipped`` is 1 where float16 gradients were not
+    finite, and the step changed no weight. ``finished_at_s`` is a Unix timestamp. ``accuracy`` is top-1;
+    ``top5_accuracy`` is None for a model of five classes or fewer, which is never wrong by it. The GPU's
+    figures are those of the last sample before the step was given out; None where there is none.
+    ``plan_epoch`` and ``position`` are the batch's place in the loader's plan, where it has one.
     """
 
     epoch: int
@@ -141,8 +143,8 @@ class StepRecord:
     samples: int
     wait_s: float
     read_s: float
-    fetch_s: float
-    decode_s: float
+    fetch_s: float | None
+    decode_s: float | None
     compute_s: float
     total_s: float
     hits: int
@@ -157,6 +159,10 @@ class StepRecord:
     plan_epoch: int | None = None
     position: int | None = None
     straight: int = 0
+    records_fetch_s: float = 0.0
+    records_decode_s: float = 0.0
+    lr: float | None = None
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +197,10 @@ class StallSummary:
 class PassSummary:
     """One pass over one split.
 
-    Reading and decoding overlap computing, so the seconds need not add up to ``wall_s``. ``decode_s`` and
-    ``invocations`` are those spent in this lap of the job, summed over functions; None where the coordinator
-    did not tell. ``stalls`` are this rank's steps that waited for data.
+    Reading and decoding overlap computing, so the seconds need not add up to ``wall_s``. ``fetch_s``,
+    ``decode_s`` and ``invocations`` are those spent in this lap of the job, summed over functions; None where
+    the coordinator did not tell. ``stalls`` are this rank's steps that waited for data, ``skipped`` those
+    that float16 spoilt.
     """
 
     samples: int
@@ -215,6 +222,8 @@ class PassSummary:
     top5_accuracy: float | None = None
     stalls: StallSummary | None = None
     straight: int = 0
+    fetch_s: float | None = None
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +253,7 @@ class Listener:
         """An epoch is done, validation included."""
 
 
-_SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_s", "compute_s")
+_SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_s", "compute_s", "skipped")
 
 
 @dataclass(slots=True)
@@ -265,6 +274,7 @@ class PassTotals:
     correct: float = 0.0
     correct5: float = 0.0
     has_top5: bool = False
+    skipped: int = 0
 
     def add(self, step: StepRecord) -> None:
         """Count one step."""
@@ -287,6 +297,7 @@ class PassTotals:
         return PassSummary(
             **{name: getattr(self, name) for name in (*_SUMS, "batches", "first_batch_s")},
             wall_s=wall_s,
+            fetch_s=None if job is None else job.fetch_s,
             decode_s=None if job is None else job.decode_s,
             invocations=None if job is None else job.invocations,
             loss=self.loss / samples,

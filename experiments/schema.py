@@ -36,6 +36,7 @@ __all__ = [
     "NamedMappings",
     "NonNegativeNumber",
     "PositiveNumber",
+    "Share",
     "SpecFolder",
     "Text",
     "apply_overrides",
@@ -59,6 +60,7 @@ AtLeastOne = Annotated[Whole, Field(ge=1)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 """Text that is a number counts as one: YAML 1.1 reads 1e-3, which has no point, as text."""
 NonNegativeNumber = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Strict(), StringConstraints(pattern=r"\S")]
 ListOfMappings = tuple[dict[str, Any], ...]
 _FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -113,6 +115,7 @@ _MAPPING = "must be a mapping of keys to values"
 _REASONS = {
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
     "too_short": "must have at least {min_length} entry",
     "bool_type": "must be true or false",
     "dict_type": _MAPPING,

@@ -24,6 +24,7 @@ from superdl.experiments.schema import (
     NamedMappings,
     NonNegativeNumber,
     PositiveNumber,
+    Share,
     SpecFolder,
     Text,
     apply_overrides,
@@ -149,10 +150,31 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class OptimizerSpec:
-    """AdamW under a one-cycle schedule whose highest learning rate is ``lr``."""
+    """How a model learns: the optimiser, and the schedule whose highest learning rate is ``lr``.
 
+    ``momentum`` and ``nesterov`` are of `sgd`. `cosine`, `step` and `constant` begin with a linear warm-up of
+    ``warmup_epochs``; `step` multiplies by ``step_factor`` after each ``step_epochs``.
+    """
+
+    name: Annotated[str, one_of(("adamw", "sgd"))] = "adamw"
     lr: PositiveNumber = 0.005
     weight_decay: NonNegativeNumber = 0.01
+    momentum: Share = 0.9
+    nesterov: bool = False
+    schedule: Annotated[str, one_of(("one_cycle", "cosine", "step", "constant"))] = "one_cycle"
+    warmup_epochs: NonNegativeNumber = 0.0
+    step_epochs: AtLeastOne = 30
+    step_factor: Share = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse what would have no effect, or none that torch has."""
+        if self.warmup_epochs and self.schedule == "one_cycle":
+            raise ConfigError(
+                "optimizer.warmup_epochs: a one_cycle schedule has a warm-up of its own; set "
+                "optimizer.schedule to cosine, step or constant"
+            )
+        if self.nesterov and (self.name != "sgd" or not self.momentum):
+            raise ConfigError("optimizer.nesterov is for optimizer.name sgd with a momentum above 0")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -162,7 +184,7 @@ class TrainingSpec:
     strategy: Annotated[str, one_of(("auto", "single", "ddp", "fsdp"))] = (
         "auto"  # auto: ddp for several ranks
     )
-    precision: Annotated[str, one_of(("auto", "float32", "bfloat16"))] = "auto"  # auto: bfloat16 if it helps
+    precision: Annotated[str, one_of(("auto", "float32", "bfloat16", "float16"))] = "auto"
     # So many training steps are an epoch, and the loader begins again whenever it ends; null: one pass.
     steps_per_epoch: AtLeastOne | None = None
     print_every: AtLeastOne | None = None  # so many steps their mean time is printed

@@ -125,6 +125,7 @@ _PASSES: dict[str, _Value] = {
     "top-5 (% right)": _figure("top5_accuracy", 100),
     "waiting (% of time)": lambda one: _percent(one.figures["wait_s"], one.figures["wall_s"]),
     "first batch (s)": _figure("first_batch_s"),
+    "skipped (steps, float16)": lambda one: one.figures.get("skipped") or None,
 }
 """How each pass went."""
 _TIME: dict[str, _Value] = {

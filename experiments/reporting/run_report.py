@@ -136,6 +136,7 @@ def _cells(figures: PassSummary) -> dict[str, str]:
         "images\n/s": f"{figures.images_per_s:,.0f}",
         "wait\n(s)": f"{figures.wait_s:.2f}",
         "read\n(s)": f"{figures.read_s:.2f}",
+        "fetch\n(s)": ABSENT if figures.fetch_s is None else f"{figures.fetch_s:.2f}",
         "decode\n(s)": ABSENT if figures.decode_s is None else f"{figures.decode_s:.2f}",
         "compute\n(s)": f"{figures.compute_s:.2f}",
         "function\ncalls": count(figures.invocations),

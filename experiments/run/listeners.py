@@ -22,7 +22,10 @@ __all__ = ["Progress", "StepLog", "StepTimes", "TensorBoardLog", "say"]
 
 _LINES_PER_PASS = 4
 _LINE_EVERY_S = 30.0
-_STEP_FIGURES = ("loss", "accuracy", "wait_s", "read_s", "compute_s", "total_s", "hits", "misses")
+_STEP_FIGURES = (
+    *("loss", "accuracy", "lr", "skipped", "wait_s", "read_s", "fetch_s", "decode_s", "compute_s", "total_s"),
+    *("hits", "misses", "gpu_percent", "gpu_memory_bytes"),
+)
 
 
 def say(console: Console, line: str) -> None:
@@ -43,7 +46,7 @@ class Progress(Listener):
         self._pass = name
         self._batches = batches
         self._done = self._samples = self._told = 0
-        self._wait_s = 0.0
+        self._wait_s = self._fetch_s = self._decode_s = 0.0
         self._start_s = self._told_s = time.perf_counter()
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
@@ -55,26 +58,39 @@ class Progress(Listener):
         self._done += len(steps)
         self._samples += sum(step.samples for step in steps)
         self._wait_s += sum(step.wait_s for step in steps)
+        self._fetch_s += sum(step.fetch_s or 0.0 for step in steps)
+        self._decode_s += sum(step.decode_s or 0.0 for step in steps)
         now_s = time.perf_counter()
         due = self._done - self._told >= max(self._batches // _LINES_PER_PASS, 1)
         if not steps or not (due or now_s - self._told_s > _LINE_EVERY_S):
             return
         self._told, self._told_s = self._done, now_s
         elapsed_s = max(now_s - self._start_s, 1e-9)
+        last = steps[-1]
         self._tell(
-            f"{self._pass}  step {self._done}/{self._batches}  loss {steps[-1].loss:.3f}  "
-            f"{self._samples / elapsed_s:,.0f} images/s  {100 * self._wait_s / elapsed_s:.0f}% waiting"
+            f"{self._pass}  step {self._done}/{self._batches}  loss {last.loss:.3f}"
+            + ("" if last.lr is None else f"  lr {last.lr:.3g}")
+            + f"  {self._samples / elapsed_s:,.0f} images/s  {100 * self._wait_s / elapsed_s:.0f}% waiting"
+            f"  fetch {self._fetch_s:.1f} s  decode {self._decode_s:.1f} s" + _gpu_of(last)
         )
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Print the epoch."""
         train = summary.train
         validated = "" if summary.val is None else f", validation accuracy {summary.val.accuracy:.4f}"
+        if train.skipped:
+            validated += f", {train.skipped} steps skipped: float16 gradients were not finite"
         self._tell(
             f"epoch {summary.epoch + 1}/{self._epochs} done in {train.wall_s:.1f} s: "
             f"{train.images_per_s:,.0f} images/s, waiting {train.wait_s:.1f} s, "
             f"training accuracy {train.accuracy:.4f}{validated}"
         )
+
+
+def _gpu_of(step: StepRecord) -> str:
+    """What is known of the GPU, for a line."""
+    busy = "" if step.gpu_percent is None else f"  GPU {step.gpu_percent:.0f}%"
+    return busy + ("" if step.gpu_memory_bytes is None else f"  {step.gpu_memory_bytes / 2**30:.1f} GiB")
 
 
 class StepTimes(Listener):
@@ -154,6 +170,8 @@ class TensorBoardLog(Listener):
                 continue
             for name in _STEP_FIGURES:
                 value = getattr(step, name)
+                if value is None:
+                    continue
                 self._writer.add_scalar(f"step/{name}", value, self._step, walltime=step.finished_at_s)
             self._step += 1
 

@@ -147,6 +147,8 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
     of_train, of_val = json.loads(listings)
     return {
         "model.name": spec.model.name,
+        "optimizer.name": spec.optimizer.name,
+        "optimizer.schedule": spec.optimizer.schedule,
         **{f"recipe.{name}": value for name, value in recipe.items()},
         "digest of recipe.steps": None if steps is None else _digest(steps),
         "fingerprint of the training data": of_train,

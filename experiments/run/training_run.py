@@ -52,6 +52,10 @@ __all__ = ["embedded_executor", "executor_of", "images_of", "opened_loader", "ru
 _EXECUTOR = "SUPER_EXECUTOR"
 _STEP_MODULES = "SUPER_STEP_MODULES"
 _CLASSES_NAMED = 5
+_UNPINNED = (
+    "torch computes with {} threads on this CPU, which wait for one another where cores are busy: set "
+    "training.threads to the cores that the model is to have (1 beside functions or workers on few cores)"
+)
 
 
 def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
@@ -99,6 +103,9 @@ def _train(state: RunState, console: Console) -> None:
         if spec.training.threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(spec.training.threads)
+        elif state.device.type == "cpu" and torch.get_num_threads() > 1:
+            state.note(_UNPINNED.format(torch.get_num_threads()))
+            tell(state.report.notes[-1])
         stack.enter_context(shipped_steps_allowed(spec.recipe))
         state.report.executor = executor_of(spec)
         monitor = _monitor(state, stack)

@@ -10,7 +10,7 @@ import io
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -48,7 +48,7 @@ class Checkpoint:
 
     ``facts`` decide whether another run can go on from it, ``epoch`` is the one to go on with, ``batches``
     the place in it, ``best`` the best validation accuracy until then, ``chance`` the states of random
-    generators.
+    generators, ``scaler`` that of losses in float16.
     """
 
     facts: dict[str, Any]
@@ -60,6 +60,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     schedule: dict[str, Any]
     chance: dict[str, Any]
+    scaler: dict[str, Any] = field(default_factory=dict)
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
         """See that a run with ``facts`` can go on from it.

@@ -18,10 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
 )
 from torch.nn.parallel import DistributedDataParallel
 
@@ -48,6 +46,7 @@ __all__ = [
 ]
 
 _CUDA_WITH_BF16 = (8, 0)
+_CUDA_WITH_FP16 = (7, 0)  # V100 and T4 have tensor cores for it, and no bfloat16
 _CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
@@ -81,14 +80,14 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
     """Return the type that ``training.precision`` names for ``device``.
 
     ``auto`` is bfloat16 where the device computes in it: GPUs of compute capability 8.0 or more, CPUs with
-    AVX512-BF16 or AMX; docs/training.md has what it was worth.
+    AVX512-BF16 or AMX; docs/training.md has what it was worth. GPUs from 7.0 on compute in float16.
 
     Raises:
         ConfigError: bfloat16 is asked for on a GPU that only emulates it.
 
     """
-    if name == "float32":
-        return torch.float32
+    if name in ("float32", "float16"):
+        return torch.float32 if name == "float32" else torch.float16
     if name == "bfloat16":
         if device.type == "cuda" and not _computes_in_bf16(device):
             raise ConfigError(
@@ -96,7 +95,10 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
                 "training.precision=auto"
             )
         return torch.bfloat16
-    return torch.bfloat16 if _computes_in_bf16(device) else torch.float32
+    if _computes_in_bf16(device):
+        return torch.bfloat16
+    with_fp16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _CUDA_WITH_FP16
+    return torch.float16 if with_fp16 else torch.float32
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
@@ -242,13 +244,15 @@ def strategy_name(name: str, process: ProcessRank) -> str:
 class Strategy:
     """A model as the loop uses it: ``model`` is called in training, ``evaluated`` in validation.
 
-    Both have the same weights. Forward passes are done in ``dtype``, where that is safe.
+    Both have the same weights. Forward passes are done in ``dtype``, where that is safe; ``scales`` says that
+    gradients come in float16, which needs scaled losses.
     """
 
     model: nn.Module
     evaluated: nn.Module
     device: torch.device
     dtype: torch.dtype
+    scales: bool
 
     def computing(self) -> AbstractContextManager[object]:
         """What forward passes are done in."""
@@ -263,22 +267,23 @@ class Strategy:
 
 def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Strategy:
     """Spread ``model``, which has the same weights on each rank, over the ranks of the process group."""
+    scales = dtype == torch.float16
     if name == "fsdp":
-        return Strategy(model, model, device, _shard(model, device, dtype))
+        return Strategy(model, model, device, _shard(model, device, dtype), scales)
     if name == "ddp" and dist.is_initialized():
         devices = [device] if device.type == "cuda" else None
         replicated = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
         # Validation calls the model itself: the wrapper would send buffers, also where ranks differ in calls.
-        return Strategy(replicated, model, device, dtype)
-    return Strategy(model, model, device, dtype)
+        return Strategy(replicated, model, device, dtype, scales)
+    return Strategy(model, model, device, dtype, scales)
 
 
 def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """Leave each rank a part of every parameter; a block's is gathered while it computes.
 
-    In bfloat16 the gathered parameters are of that type, and gradients are reduced in float32; a model with
-    batch norm, whose running means are float32, gathers float32 and computes under autocast, in the type that
-    is returned.
+    In half precision the gathered parameters are of that type, and gradients are reduced in float32; a model
+    with batch norm, whose running means are float32, gathers float32 and computes under autocast, in the type
+    that is returned.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -315,10 +320,8 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
     """The whole state of model and optimiser, on the CPU: on rank 0; all ranks take part."""
-    return (
-        get_model_state_dict(model, options=_SAVE),
-        dict(get_optimizer_state_dict(model, optimizer, options=_SAVE)),
-    )
+    of_model, of_optimizer = get_state_dict(model, optimizer, options=_SAVE)
+    return of_model, dict(of_optimizer)
 
 
 def load_state(
@@ -328,5 +331,6 @@ def load_state(
     optimizer_state: dict[str, Any],
 ) -> None:
     """Load what `whole_state` gave, on each rank the whole of it."""
-    set_model_state_dict(model, model_state, options=_LOAD)
-    set_optimizer_state_dict(model, optimizer, optimizer_state, options=_LOAD)
+    set_state_dict(
+        model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=_LOAD
+    )

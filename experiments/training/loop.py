@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from superdl.experiments.records import CounterLaps, EpochSummary, LoaderCounters, PassTotals, added
 from superdl.experiments.spec import TrainingSpec
@@ -29,7 +29,8 @@ from superdl.experiments.training.device import (
     whole_state,
 )
 from superdl.experiments.training.ranks import ProcessRank, Ranks, StopRequest, Terminated
-from superdl.experiments.training.steps import Batches, HeldStep, take_step
+from superdl.experiments.training.steps import Batches, HeldStep, SpentSeconds, take_step
+from superdl.experiments.training.updates import Updater
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         stop: StopRequest | None = None,
     ) -> None:
-        """Spread the model, make the optimiser and its one-cycle schedule over all epochs.
+        """Spread the model, make the optimiser and its schedule over all epochs.
 
         ``one_job`` says that a loader's counters are of all ranks, as SUPER's are, and not of its own.
         ``read_gpu`` gives the last sample of the GPU, where there is one.
@@ -111,17 +112,21 @@ class Trainer:
             split: StallMeter(loader, process.rank, process.replicas) for split, loader in loaders.items()
         }
         self._tell_stalls = tell_stalls
+        self._spent = {
+            split: SpentSeconds(loader, self._ranks, one_job=one_job) for split, loader in loaders.items()
+        }
         self._strategy = make_strategy(
             strategy_name(self._training.strategy, process),
             model,
             device,
             compute_type(self._training.precision, device),
         )
-        self._optimizer = torch.optim.AdamW(
-            self._strategy.model.parameters(), lr=optimizer.lr, weight_decay=optimizer.weight_decay
-        )
-        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, max_lr=optimizer.lr, total_steps=epochs * self._batches.steps
+        self._updater = Updater(
+            self._strategy.model,
+            optimizer,
+            epoch_steps=self._batches.steps,
+            epochs=epochs,
+            scaled_on=device.type if self._strategy.scales else None,
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
@@ -145,11 +150,11 @@ class Trainer:
         """
         if checkpoint.epoch >= self._epochs:
             raise ConfigError(
-                f"training.resume: all {self._epochs} epochs were trained already, and a one-cycle schedule "
-                "has an end; its weights are taken by model.weights"
+                f"training.resume: all {self._epochs} epochs were trained already, and their schedule has "
+                "an end; its weights are taken by model.weights"
             )
-        load_state(self._strategy.model, self._optimizer, checkpoint.model, checkpoint.optimizer)
-        self._schedule.load_state_dict(checkpoint.schedule)
+        load_state(self._strategy.model, self._updater.optimizer, checkpoint.model, checkpoint.optimizer)
+        self._updater.load_state_dict(checkpoint.schedule, checkpoint.scaler)
         self._batches.load_state_dict(checkpoint.batches)
         self._first_epoch, self.best = checkpoint.epoch, checkpoint.best
         same = restore_random_states(checkpoint.chance, self._device, self._ranks)
@@ -168,7 +173,7 @@ class Trainer:
         """Write the present state, on rank 0; all ranks take part. ``over``: nothing is left of ``epoch``."""
         if self._checkpoints is None or not names:
             return
-        model, optimizer = whole_state(self._strategy.model, self._optimizer)
+        model, optimizer = whole_state(self._strategy.model, self._updater.optimizer)
         states = random_states(self._device, self._ranks)
         if not self._ranks.leads:
             return
@@ -180,8 +185,8 @@ class Trainer:
             best=self.best,
             model=model,
             optimizer=optimizer,
-            schedule=self._schedule.state_dict(),
             chance=states,
+            **self._updater.state_dict(),
         )
         with self._ranks.writing():
             for name in names:
@@ -266,7 +271,7 @@ class Trainer:
                         self._strategy,
                         batch,
                         self._device,
-                        self._update if split == "train" else None,
+                        self._updater if split == "train" else None,
                         step=batches.step - 1,
                         wait_s=time.perf_counter() - step_start_s,
                         gpu=self._read_gpu(),
@@ -285,16 +290,11 @@ class Trainer:
         self._release(epoch, split, held, totals)
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
 
-    def _update(self, loss: Tensor) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._optimizer.step()
-        self._schedule.step()
-
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
         """Fetch what the held steps computed, add it to the totals and tell the listeners."""
         synchronise(self._device)
-        records = [step.record(epoch, split) for step in held]
+        spent = self._spent[split].of(held)
+        records = [step.record(epoch, split, one) for step, one in zip(held, spent, strict=True)]
         held.clear()
         for record in records:
             totals.add(record)

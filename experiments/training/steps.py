@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.records import StepRecord
+from superdl.experiments.records import CounterLaps, StepRecord
 from superdl.experiments.training.device import ComputeSpan
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from superdl.experiments.loaders.interface import Batch, BatchFigures, Loader
     from superdl.experiments.monitoring import GpuReading
     from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
+    from superdl.experiments.training.updates import Updater
 
-__all__ = ["Batches", "HeldStep", "correct_within", "take_step"]
+__all__ = ["Batches", "HeldStep", "SpentSeconds", "correct_within", "take_step"]
 
 _TOP = 5
 
@@ -45,9 +46,11 @@ class HeldStep:
     correct: Tensor
     correct5: Tensor | None
     gpu: GpuReading | None
+    lr: float | None
+    skipped: bool
 
-    def record(self, epoch: int, split: str) -> StepRecord:
-        """The record of the step, whose results can be fetched now."""
+    def record(self, epoch: int, split: str, spent: Spent | None) -> StepRecord:
+        """The record of the step, whose results can be fetched now; ``spent`` of `SpentSeconds`."""
         figures, samples = self.figures, max(self.samples, 1)
         return StepRecord(
             epoch=epoch,
@@ -57,8 +60,10 @@ class HeldStep:
             samples=self.samples,
             wait_s=self.wait_s,
             read_s=figures.read_s,
-            fetch_s=figures.fetch_s,
-            decode_s=figures.decode_s,
+            fetch_s=None if spent is None else spent[0],
+            decode_s=None if spent is None else spent[1],
+            records_fetch_s=figures.fetch_s,
+            records_decode_s=figures.decode_s,
             compute_s=self.span.seconds,
             total_s=self.total_s,
             hits=figures.hits,
@@ -73,33 +78,64 @@ class HeldStep:
             plan_epoch=getattr(figures, "epoch", None),  # a plain loader has no plan
             position=getattr(figures, "position", None),
             straight=getattr(figures, "straight", 0),
+            lr=self.lr,
+            skipped=int(self.skipped),
         )
+
+
+Spent: TypeAlias = tuple[float, float]
+"""Seconds of fetching and decoding."""
+
+
+class SpentSeconds:
+    """What was spent on fetching and decoding while steps went on, whichever samples it was for.
+
+    A record tells what its sample once cost, in each epoch again. What functions spend now the job's counters
+    tell; they are asked once for a group of steps, which share it by their time, and ranks alike.
+    """
+
+    def __init__(self, loader: Loader, ranks: Ranks, *, one_job: bool) -> None:
+        """``one_job``: of a job with functions, for all ranks; else workers fetch and decode each batch."""
+        self._laps = CounterLaps(loader) if one_job else None
+        self._replicas = ranks.process.replicas
+
+    def of(self, steps: Sequence[HeldStep]) -> list[Spent | None]:
+        """The seconds of each step; None where the coordinator did not answer: the next group has them."""
+        if self._laps is None or not steps:
+            return [(step.figures.fetch_s, step.figures.decode_s) for step in steps]
+        lap = self._laps.lap()
+        if lap is None:
+            return [None] * len(steps)
+        whole_s = self._replicas * sum(step.total_s for step in steps)
+        shares = [step.total_s / whole_s for step in steps]
+        return [(share * lap.fetch_s, share * lap.decode_s) for share in shares]
 
 
 def take_step(
     strategy: Strategy,
     batch: Batch,
     device: torch.device,
-    update: Callable[[Tensor], None] | None,
+    updater: Updater | None,
     *,
     step: int,
     wait_s: float,
     gpu: GpuReading | None,
 ) -> HeldStep:
-    """Compute a batch's loss and let ``update`` learn from it; None: only see how good the model is.
+    """Compute a batch's loss and let ``updater`` learn from it; None: only see how good the model is.
 
     On CUDA everything here is only queued.
     """
     images, labels, figures = batch
-    model = strategy.evaluated if update is None else strategy.model
+    model = strategy.evaluated if updater is None else strategy.model
+    lr, applied = None if updater is None else updater.lr, True
     with ComputeSpan(device) as span:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         with strategy.computing():
             logits = model(images)
             loss = cross_entropy(logits, labels)
-        if update is not None:
-            update(loss)
+        if updater is not None:
+            applied = updater.update(loss)
         logits, loss = logits.detach(), loss.detach()
         if figures.padding is not None and figures.padding.any():
             own = torch.from_numpy(~figures.padding).to(device)  # another rank, or batch, counts the others
@@ -119,6 +155,8 @@ def take_step(
         correct=correct,
         correct5=correct5,
         gpu=gpu,
+        lr=lr,
+        skipped=not applied,
     )
 
 

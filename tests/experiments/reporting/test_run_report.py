@@ -26,6 +26,7 @@ TRAIN = PassSummary(
     wait_s=1.25,
     read_s=0.31,
     compute_s=0.62,
+    fetch_s=0.75,
     decode_s=4.56,
     invocations=78,
     hits=1400,
@@ -36,7 +37,7 @@ TRAIN = PassSummary(
     images_per_s=719.0,
     job=LoaderCounters(invocations=78, decode_s=4.56, cache_hits=1400, cache_misses=38),
 )
-VAL = replace(TRAIN, samples=359, accuracy=0.9812, decode_s=None, invocations=None, job=None)
+VAL = replace(TRAIN, samples=359, accuracy=0.9812, fetch_s=None, decode_s=None, invocations=None, job=None)
 
 
 def report(**changes: object) -> RunReport:
@@ -69,8 +70,8 @@ def test_the_table_has_the_figures_and_fits_80_columns():
     text = printed(report())
     rows = [line.split() for line in text.splitlines() if line.split()[1:2] in (["train"], ["val"])]
     assert rows == [
-        ["1", "train", "0.8765", "719", "1.25", "0.31", "4.56", "0.62", "78", "1,400", "38", "0"],
-        ["1", "val", "0.9812", "719", "1.25", "0.31", "-", "0.62", "-", "1,400", "38", "0"],
+        ["1", "train", "0.8765", "719", "1.25", "0.31", "0.75", "4.56", "0.62", "78", "1,400", "38", "0"],
+        ["1", "val", "0.9812", "719", "1.25", "0.31", "-", "-", "0.62", "-", "1,400", "38", "0"],
     ]
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "…" not in text

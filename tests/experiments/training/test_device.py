@@ -25,7 +25,7 @@ def test_what_is_named_is_what_it_is(monkeypatch):
     assert compute_type("float32", CPU) == torch.float32
     assert compute_type("bfloat16", CPU) == torch.bfloat16
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
-    for capability, dtype in (((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16), ((7, 5), torch.float32)):
+    for capability, dtype in (((9, 0), torch.bfloat16), ((7, 5), torch.float16), ((6, 1), torch.float32)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
         assert compute_type("auto", CUDA) == dtype
     with pytest.raises(ConfigError, match="Tesla T4 only emulates bfloat16, slower than float32"):

@@ -111,7 +111,7 @@ def test_ranks_of_super_train_each_sample_once(colours, tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_what_fsdp_saved_another_strategy_goes_on_with(colours, tmp_path, precision):
     more = ("epochs=3", "training.checkpoint_every=1", f"training.precision={precision}")
     sharded = launch(

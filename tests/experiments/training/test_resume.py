@@ -21,20 +21,26 @@ from tests.experiments.training.resuming import (
     the_run,
 )
 
+FLOAT16 = (
+    *("training.precision=float16", "optimizer.name=sgd", "optimizer.nesterov=true"),
+    *("optimizer.schedule=cosine", "optimizer.warmup_epochs=0.5"),
+)
+
 
 @pytest.mark.parametrize(
-    ("kind", "model"),
+    ("kind", "model", "more"),
     [
-        ("torch", "small_cnn"),
-        ("super", "small_cnn"),
-        pytest.param("torch", "vit_mini", marks=pytest.mark.slow),
-        pytest.param("super-threads", "resnet18", marks=pytest.mark.slow),
+        ("torch", "small_cnn", ()),
+        ("torch", "small_cnn", FLOAT16),
+        ("super", "small_cnn", ()),
+        pytest.param("torch", "vit_mini", (), marks=pytest.mark.slow),
+        pytest.param("super-threads", "resnet18", (), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_was_ended_in_mid_epoch_goes_on_as_if_it_had_not_been(
-    digits, tmp_path, monkeypatch, kind, model
+    digits, tmp_path, monkeypatch, kind, model, more
 ):
-    about = (f"loader.kind={kind}", f"model.name={model}", "training.print_every=1", *EVERY)
+    about = (f"loader.kind={kind}", f"model.name={model}", "training.print_every=1", *EVERY, *more)
     whole = done(spec_of(digits, tmp_path / "whole", *about))
     with monkeypatch.context() as patch:
         interrupted_after(7 + 3 + 2, patch)  # training and validation of an epoch, two steps of the next
@@ -48,6 +54,7 @@ def test_a_run_that_was_ended_in_mid_epoch_goes_on_as_if_it_had_not_been(
     assert (len(steps), rest.val_accuracy) == (30, whole.val_accuracy)
     ends = [state_in(the_run(tmp_path / name)) for name in ("whole", "rest")]
     assert same(*({**end, "spec_digest": ""} for end in ends))
+    assert bool(ends[1]["scaler"]) == bool(more), "the scale goes on too"
     (note,) = [note for note in rest.notes if "going on" in note]
     assert "going on from epoch 2, step 3: the training figures of that epoch are of the rest" in note
 

@@ -1,0 +1,105 @@
+"""How a model learns from a loss: optimiser, schedule of the learning rate, and loss scaling, as a spec says.
+
+All three are torch's own. In float16 small gradients would vanish, so the loss is scaled; a step whose
+gradients are not finite is skipped, by all ranks, and the schedule does not count it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from superdl.experiments.spec import OptimizerSpec
+
+__all__ = ["Updater", "learning_rate_factor"]
+
+
+def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
+    """The share of ``spec.lr`` at a step, from 0 on: a linear warm-up, then what the schedule says.
+
+    `one_cycle` is torch's, and not of this function.
+    """
+    warmup = round(spec.warmup_epochs * epoch_steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    if spec.schedule == "cosine":
+        done = (step - warmup) / max(total_steps - warmup, 1)
+        return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    if spec.schedule == "step":
+        return float(spec.step_factor ** (step // (spec.step_epochs * epoch_steps)))
+    return 1.0
+
+
+class Updater:
+    """Updates a model's parameters from losses, and knows its learning rate."""
+
+    def __init__(
+        self, model: nn.Module, spec: OptimizerSpec, *, epoch_steps: int, epochs: int, scaled_on: str | None
+    ) -> None:
+        """Make the optimiser of ``model`` and its schedule over ``epochs`` of ``epoch_steps`` each.
+
+        ``scaled_on`` is the kind of device whose float16 needs its losses scaled; None: no scaling.
+        """
+        self.optimizer = _optimizer(model, spec)
+        total = epochs * epoch_steps
+        self._schedule: LRScheduler
+        if spec.schedule == "one_cycle":  # of AdamW's momentum too, of SGD's not: that is the spec's
+            self._schedule = OneCycleLR(
+                self.optimizer, spec.lr, total_steps=total, cycle_momentum=spec.name == "adamw"
+            )
+        else:
+            self._schedule = LambdaLR(
+                self.optimizer, lambda step: learning_rate_factor(spec, step, epoch_steps, total)
+            )
+        self._scaler = torch.amp.GradScaler(scaled_on or "cpu", enabled=scaled_on is not None)
+        self._applied = False
+        self.optimizer.register_step_post_hook(self._on_applied)
+
+    def _on_applied(self, *_: object) -> None:
+        self._applied = True  # the scaler does not call the optimiser in a step that it skips
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def update(self, loss: Tensor) -> bool:
+        """Learn from a loss; False if the step was skipped, as gradients were not finite."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._applied = False
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        if self._applied:
+            self._schedule.step()
+        return self._applied
+
+    def state_dict(self) -> dict[str, Any]:
+        """The schedule's state and the scaler's; the optimiser's is of the strategy, which may shard it."""
+        return {"schedule": self._schedule.state_dict(), "scaler": self._scaler.state_dict()}
+
+    def load_state_dict(self, schedule: Mapping[str, Any], scaler: Mapping[str, Any]) -> None:
+        """Go on with both; a run that scaled nothing before begins to scale anew."""
+        self._schedule.load_state_dict(dict(schedule))
+        if scaler and self._scaler.is_enabled():
+            self._scaler.load_state_dict(dict(scaler))
+
+
+def _optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
+    if spec.name == "sgd":
+        return torch.optim.SGD(
+            model.parameters(),
+            spec.lr,
+            momentum=spec.momentum,
+            nesterov=spec.nesterov,
+            weight_decay=spec.weight_decay,
+        )
+    return torch.optim.AdamW(model.parameters(), spec.lr, weight_decay=spec.weight_decay)
