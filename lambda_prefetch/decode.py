@@ -14,7 +14,7 @@ import struct
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from superdl.lambda_prefetch.sources import spoiled
+from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 
 __all__ = ["FORMATS", "check_pixels", "decode", "lift_pillows_bound"]
 
@@ -25,6 +25,10 @@ of which run other programs.
 
 MAX_SCANS = 100
 """A JPEG's scans at most. Encoders write some ten; each one makes a decoder pass over all pixels again."""
+
+_MASKS = frozenset({"1", "L", "P", "I;16", "I;16L", "I;16B", "I", "F"})
+_SCALES = {"L;2": 85, "L;4": 17}
+"""What Pillow multiplies grey levels of two and four bits with, that white be 255."""
 
 _JPEGS = frozenset({"JPEG", "MPO"})
 _SCAN = b"\xff\xda"
@@ -56,8 +60,10 @@ _UPRIGHT = {
 }
 
 
-def decode(data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0) -> Image.Image:
-    """An RGB image, upright.
+def decode(
+    data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0, of_mask: bool = False
+) -> Image.Image:
+    """An RGB image, upright; or a mask's numbers as they are stored.
 
     The header alone is read before the size in pixels is checked, so a decompression bomb costs nothing. Of
     an animation, the first frame counts.
@@ -67,6 +73,7 @@ def decode(data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0) 
         limit_pixels: bound on width times height, before any reduction.
         enough_side: where it is not 0, a JPEG is decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8
             that leaves its shorter side this many pixels, if it has as many.
+        of_mask: give the numbers of its one channel instead.
 
     Raises:
         SampleFailedError: a permanent failure.
@@ -74,7 +81,7 @@ def decode(data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0) 
     """
     if not data:
         raise spoiled("empty", "the object has 0 bytes")
-    if not enough_side and (plain := _plain_jpeg(data, limit_pixels)) is not None:
+    if not enough_side and not of_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
         return plain
     image = _open(data)
     check_pixels(*image.size, limit_pixels)
@@ -83,17 +90,37 @@ def decode(data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0) 
     try:
         if enough_side:
             image.draft(None, (enough_side, enough_side))  # only JPEG's decoder heeds it
+        tiles = getattr(image, "tile", ()) if of_mask else ()
+        scale = _SCALES.get(str(tiles[0][3]), 1) if tiles else 1
         image.load()
         # Pillow would warn of transparency that convert() drops; that is what is wanted.
         image.info.pop("transparency", None)
         upright = _UPRIGHT.get(_orientation(image))
         if upright is not None:
             image = image.transpose(upright)
+        if of_mask:
+            return _numbers_of(image, scale)
         return image if image.mode == "RGB" else image.convert("RGB")
-    except MemoryError:
+    except (MemoryError, SampleFailedError):
         raise
     except Exception as error:  # broken bytes make Pillow's decoders raise anything; the tombstone tells what
         raise _undecodable(error) from error
+
+
+def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
+    """The numbers of an image of one channel, ``scale`` times less than Pillow has them."""
+    if image.mode not in _MASKS:
+        raise spoiled(
+            "undecodable",
+            f"a mask has one number for each pixel, and this {image.format or 'image'} is {image.mode}: "
+            "write class indexes as greyscale or palette PNG",
+        )
+    if image.mode == "L" and scale == 1:
+        return image
+    numbers = np.asarray(image)
+    if image.mode in {"1", "L", "P"}:
+        return Image.fromarray(numbers.astype(np.uint8) // scale)
+    return Image.fromarray(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False))
 
 
 def lift_pillows_bound() -> None:

@@ -121,11 +121,17 @@ class Fetchers:
         if request.members:
             share = settings.fetch_bytes // _RANGES_IN_BUDGET
             ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
-            pieces, count = [(one.indices[0], one) for one in ranges], len(ranges)
+            pieces = [(one.indices[0], one) for one in ranges]
+            pieces += [(index, None) for index, member in enumerate(request.members) if not member]
+            count = len(pieces)
             self._enough_arrived = sys.maxsize  # one range is more; the budget is what holds them back
+        if request.fields:  # a sample's parts together: until all are here, what was made of one waits
+            pieces = sorted(pieces, key=lambda piece: piece[0] % len(request.ids))
         self._pieces: Iterator[tuple[int, MemberRange | None]] = iter(pieces)
         self.ranges_read = 0
-        """How many ranges of members came; footers of Parquet files count too."""
+        """How many ranges of members came, footers of Parquet files with them; of samples with fields whole
+        objects too.
+        """
         self._lock = threading.Lock()
         self._stopping = False
         self._error: Exception | None = None
@@ -267,6 +273,9 @@ class Fetchers:
         except Exception as error:  # noqa: BLE001  # told in the result; a thread that died silently would stop the invocation
             arrived.fail(Outcome.SOURCE_ERROR, f"it could not be read: {type(error).__name__}: {error}")
         if arrived.range is None:
+            if self._request.fields and arrived.failure is None:
+                with self._lock:
+                    self.ranges_read += 1
             self._arrived.put(arrived)
         else:
             self._part(arrived, arrived.range)

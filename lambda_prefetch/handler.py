@@ -27,7 +27,7 @@ from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.cache import Command, ErrorReply, exchange
 from superdl.super_wire.errors import CacheError, ConfigError, SuperError
-from superdl.super_wire.ids import sample_ids
+from superdl.super_wire.ids import FieldColumns, sample_ids
 from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.protocol import installed_version
@@ -312,14 +312,12 @@ def _check_deployed(request: PrefetchRequest) -> None:
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     """Derive every sample id again: a difference means that the two sides do not mean the same sample."""
     randomness = (recipe.augment_seed, request.epoch) if recipe.random else None
-    derived = sample_ids(
-        request.id_bucket,
-        (key.encode() for key in request.id_keys),
-        (version.encode() for version in request.versions),
-        recipe.digest,
-        randomness,
-        (member.encode() for member in request.members) if request.members else None,
-    ).hex()
+    if request.fields != recipe.beside:
+        raise ConfigError(
+            f"the request names the fields {request.fields}, its recipe {recipe.beside}: deploy one version "
+            "of SUPER"
+        )
+    derived = _derived_ids(request, recipe.digest, randomness).hex()
     if derived != "".join(request.ids):
         width = len(request.ids[0])
         mine = [derived[at : at + width] for at in range(0, len(derived), width)]
@@ -328,3 +326,19 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
             f"the request calls {request.bucket}/{request.name_of(at)} {request.ids[at]}, this function "
             f"calls it {mine[at]}: deploy one version of SUPER"
         )
+
+
+def _derived_ids(request: PrefetchRequest, recipe_digest: bytes, randomness: tuple[int, int] | None) -> bytes:
+    """The sample ids as :func:`~superdl.super_wire.ids.sample_ids` makes them of the parts in the request."""
+    count, columns = len(request.ids), []
+    keys, versions = ([text.encode() for text in texts] for texts in (request.id_keys, request.versions))
+    members = [member.encode() for member in request.members]
+    for at in range(0, len(keys), count):
+        end = at + count
+        theirs = members[at:end] if any(members[at:end]) else None
+        columns.append((keys[at:end], versions[at:end], theirs))
+    fields = [FieldColumns(name, *part) for name, part in zip(request.fields, columns[1:], strict=True)]
+    own_keys, own_versions, own_members = columns[0]
+    return sample_ids(
+        request.id_bucket, own_keys, own_versions, recipe_digest, randomness, own_members, fields
+    )

@@ -38,13 +38,14 @@ class MemberRange:
 
 
 def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
-    """The ranges that hold all members of a request, those first whose members the request names first.
+    """The ranges that hold all members of a request, those first whose samples the request names first.
 
     A range has at most ``most_bytes``, but for one member that is larger.
     """
     offsets, lengths = request.member_offsets, request.member_lengths
     objects = list(zip(request.keys, request.versions, strict=True))
-    order = sorted(range(len(objects)), key=lambda index: (objects[index], offsets[index]))
+    own = (index for index in range(len(objects)) if request.members[index])
+    order = sorted(own, key=lambda index: (objects[index], offsets[index]))
     ranges: list[MemberRange] = []
     groups: dict[tuple[object, ...], MemberRange] = {}
     for index in order:
@@ -61,7 +62,8 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
                 ranges[-1] = MemberRange(last.indices, span)
                 continue
         ranges.append(MemberRange([index], Span(begin, end)))
-    return sorted([*ranges, *groups.values()], key=lambda one: min(one.indices))
+    count = len(request.ids)
+    return sorted([*ranges, *groups.values()], key=lambda one: min(index % count for index in one.indices))
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:

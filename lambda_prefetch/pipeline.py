@@ -13,13 +13,17 @@ The memory used beside the interpreter's own, custom steps' and sockets' is at m
 where ``pixels`` are those of the largest image, of which a decoder may hold four copies at 4 bytes a pixel.
 Rows of Parquet files come in row groups, which take their bytes packed and unpacked in place of an object.
 A pack for a store in S3 takes 32 MiB more, one that the cache gets pointers into at most ``push_bytes``.
+Of samples with fields, what is made of one part waits for the others: of objects few, of members those of a
+range.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.members import content_of
@@ -29,12 +33,15 @@ from superdl.lambda_prefetch.settings import decoding_threads
 from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 from superdl.lambda_prefetch.store import PackSaver
 from superdl.super_wire.cache import MAX_BULK_BYTES
+from superdl.super_wire.ids import MAIN_FIELD
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack_tombstone
 from superdl.super_wire.record_kinds import pack_sample
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from superdl.lambda_prefetch.custom_steps import Made
     from superdl.lambda_prefetch.fetching import Arrived
     from superdl.lambda_prefetch.settings import FunctionSettings
@@ -44,6 +51,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.store import PackMeta
 
 __all__ = ["produce"]
+
+_T = TypeVar("_T")
 
 _WORTH_A_THREAD_US = 500
 """A sample that took as long makes the other decoders start; at 60 microseconds they gain nothing."""
@@ -65,7 +74,7 @@ def produce(
     is cached is written to the request's store; with the request's ``pointers`` before it is cached.
     """
     columns = ResultColumns(request)
-    count = min(decoding_threads(settings.decoders), len(request.keys))
+    count = min(decoding_threads(settings.decoders), len(request.ids))
     with PackSaver(request, meta, settings, columns, expires_at=expires_at) as saver:
         with (
             Pusher(request.cache, settings, saver.add) as pusher,
@@ -108,6 +117,7 @@ class _Decoders:
         self._making: dict[threading.Thread, tuple[float, int]] = {}  # since when, and which sample
         self._claiming = threading.Lock()  # what is given up is not finished, and the other way round
         self._errors: list[BaseException] = []
+        self._parts = _Parts(request) if request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
         """Decode everything with up to ``count`` threads, a sample for ``timeout_s`` at most.
@@ -174,43 +184,45 @@ class _Decoders:
         try:
             if arrived.failure is None and time.time() >= self._expires_at:
                 arrived.fail(Outcome.EXPIRED, "the request expired before it was decoded")
-            self._finish(arrived)
+            return self._finish(arrived)
         finally:
             self._fetchers.release(arrived)
-        return self._columns.decode_us[arrived.index]
 
-    def _finish(self, arrived: Arrived) -> None:
-        """Decode what arrived and hand it to the pusher, or note why not."""
-        index = arrived.index
-        self._columns.fetch_us[index] = arrived.fetch_us
-        self._columns.source_bytes[index] = len(arrived.data) + arrived.beside_bytes
+    def _finish(self, arrived: Arrived) -> int:
+        """Decode what arrived and hand it to the pusher, or note why not; how many microseconds it took."""
+        index = arrived.index % len(self._request.ids)
         begun_ns = time.perf_counter_ns()
         with self._claiming:
+            self._columns.fetch_us[index] += arrived.fetch_us
+            self._columns.source_bytes[index] += len(arrived.data) + arrived.beside_bytes
             self._making[threading.current_thread()] = (time.monotonic(), index)
-        try:
-            made = self._make(arrived)
-            decode_us = (time.perf_counter_ns() - begun_ns) // 1000
-            header, payload = self._packed(made, arrived, decode_us)
-        except SampleFailedError as failure:
-            self._fail(index, failure)
-        except MemoryError:
-            # Not the fault of these bytes: a function with more memory may well decode them.
-            why = "the function has not enough memory to decode it"
-            self._fail(index, SampleFailedError(Outcome.SOURCE_ERROR, why))
-        except Exception as error:  # noqa: BLE001  # told in the result; the other samples go on
-            why = f"it could not be made: {type(error).__name__}: {error}"
-            self._fail(index, SampleFailedError(Outcome.STEP_ERROR, why))
-        else:
-            if self._claim():
-                self._columns.decode_us[index] = decode_us
-                self._columns.outcomes[index] = Outcome.CACHED  # unless the cache says no
-                if not self._saver.take(index, header, payload):
-                    self._put(index, header, payload)
+        made = _attempt(partial(self._make, arrived))
+        took_us = decode_us = (time.perf_counter_ns() - begun_ns) // 1000
+        if self._parts is not None:
+            with self._claiming:
+                given_up = threading.current_thread() not in self._making
+                joined = None if given_up else self._parts.join(arrived.index, made, took_us)
+                if joined is None:
+                    self._making.pop(threading.current_thread(), None)
+                    return took_us
+                made, decode_us = joined
+        if isinstance(made, SampleFailedError):
+            self._fail(index, made)
+            return took_us
+        packed = _attempt(partial(self._packed, made, index, decode_us))
+        if isinstance(packed, SampleFailedError):
+            self._fail(index, packed)
+        elif self._claim():
+            self._columns.decode_us[index] = decode_us
+            self._columns.outcomes[index] = Outcome.CACHED  # unless the cache says no
+            if not self._saver.take(index, *packed):
+                self._put(index, *packed)
+        return took_us
 
-    def _packed(self, made: Made, arrived: Arrived, decode_us: int) -> tuple[bytes, memoryview]:
+    def _packed(self, made: Made, index: int, decode_us: int) -> tuple[bytes, memoryview]:
         """Header and payload of the sample's record, or the failure that no cache takes it."""
-        sample_id = self._sample_id(arrived.index)
-        header, payload = pack_sample(made, sample_id, fetch_us=arrived.fetch_us, decode_us=decode_us)
+        fetch_us = self._columns.fetch_us[index]
+        header, payload = pack_sample(made, self._sample_id(index), fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
             why = f"its record of {payload.nbytes} bytes is over the {MAX_BULK_BYTES} that a cache takes"
             raise spoiled("too_large", why)
@@ -243,4 +255,53 @@ class _Decoders:
         data = arrived.data
         if isinstance(data, memoryview):
             data = content_of(self._request, arrived.index, data)
-        return self._program.make(data, self._request.seeding_name(arrived.index))
+        part, index = divmod(arrived.index, len(self._request.ids))
+        return self._program.make(data, self._request.seeding_name(index), part)
+
+
+def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
+    """What it makes, or the failure of its sample."""
+    try:
+        return make()
+    except SampleFailedError as failure:
+        failure.__cause__ = failure.__context__ = None  # these hold on to what was received
+        return failure.with_traceback(None)
+    except MemoryError:
+        # Not the fault of these bytes: a function with more memory may well decode them.
+        return SampleFailedError(Outcome.SOURCE_ERROR, "the function has not enough memory to decode it")
+    except Exception as error:  # noqa: BLE001  # told in the result; the other samples go on
+        why = f"it could not be made: {type(error).__name__}: {error}"
+        return SampleFailedError(Outcome.STEP_ERROR, why)
+
+
+class _Parts:
+    """What became of parts of samples, until the last of a sample's is here."""
+
+    def __init__(self, request: PrefetchRequest) -> None:
+        self._request = request
+        self._names = (MAIN_FIELD, *request.fields)
+        self._waiting: dict[int, dict[int, Made | SampleFailedError]] = {}
+        self._decode_us: Counter[int] = Counter()
+
+    def join(
+        self, place: int, made: Made | SampleFailedError, decode_us: int
+    ) -> tuple[Made | SampleFailedError, int] | None:
+        """Add a part, at its place in the request; ``None`` until all are here. Then the sample's arrays, or
+        the failure of its first part that has one, and how long they took.
+        """
+        part, index = divmod(place, len(self._request.ids))
+        parts = self._waiting.setdefault(index, {})
+        parts[part] = made
+        self._decode_us[index] += decode_us
+        if len(parts) < len(self._names):
+            return None
+        del self._waiting[index]
+        decode_us = self._decode_us.pop(index)
+        arrays: dict[str, Any] = {}
+        for number, name in enumerate(self._names):
+            made = parts[number]
+            if isinstance(made, SampleFailedError):
+                named = self._request.named_field(index + number * len(self._request.ids))
+                return SampleFailedError(made.outcome, f"{named}: {made.why}", reason=made.reason), decode_us
+            arrays[name] = made
+        return arrays, decode_us

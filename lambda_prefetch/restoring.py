@@ -56,7 +56,7 @@ def restore(request: PrefetchRequest, settings: FunctionSettings, *, expires_at:
         opened = own_store(request.store, settings, writing=False)
     except Exception as error:  # noqa: BLE001  # told in the result: the coordinator decodes meanwhile
         columns.store_trouble = trouble_in_words(error)
-        for index in range(len(request.keys)):
+        for index in range(len(request.ids)):
             columns.fail(index, Outcome.STORE_ERROR, columns.store_trouble)
         return columns
     pieces = list(_pieces(request))
@@ -71,7 +71,7 @@ def restore(request: PrefetchRequest, settings: FunctionSettings, *, expires_at:
 
 def _pieces(request: PrefetchRequest) -> Iterator[_Piece]:
     order = sorted(
-        range(len(request.keys)), key=lambda index: (request.pack_of[index], request.offsets[index])
+        range(len(request.ids)), key=lambda index: (request.pack_of[index], request.offsets[index])
     )
     piece = _Piece("")
     for index in order:

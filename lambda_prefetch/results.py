@@ -25,7 +25,7 @@ class ResultColumns:
     """What became of every sample of a request, column by column, as the result tells it."""
 
     def __init__(self, request: PrefetchRequest) -> None:
-        count = len(request.keys)
+        count = len(request.ids)
         self._request = request
         self.outcomes = [Outcome.EXPIRED] * count
         self.fetch_us = [0] * count

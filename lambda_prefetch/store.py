@@ -147,8 +147,8 @@ class PackSaver:
         self._expires_at = expires_at
         self._opened: OpenStore | None = None
         self._pack: PackInProgress | None = None
-        self._offsets = [0] * len(request.keys)
-        self._lengths = [0] * len(request.keys)
+        self._offsets = [0] * len(request.ids)
+        self._lengths = [0] * len(request.ids)
         self._kept: dict[int, tuple[bytes, memoryview]] = {}
         self._kept_bytes = 0
         self._writing = threading.Lock()

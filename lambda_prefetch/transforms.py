@@ -35,18 +35,27 @@ Picture: TypeAlias = "Image.Image | Made"
 _CROP_TRIES = 10
 _CHANNELS = 3
 _DOUBLE_BITS = 53
+_NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # of masks, in which Pillow crops and flips
 
 
 class SampleRandom:
     """A stream of random numbers for one random step on one sample.
 
     It is named by (recipe digest, step number, augment seed, epoch, bucket, key): so it is equal on every
-    executor and for every job, and fresh in every epoch. The numbers come from BLAKE2b itself, a counter at a
+    executor and for every job, and fresh in every epoch. Steps that fields of a sample share have a ``kind``
+    more, and ``step`` counts those of that kind. The numbers come from BLAKE2b itself, a counter at a
     time, so no library's change of generator can change pixels.
     """
 
     def __init__(
-        self, recipe_digest: bytes, step: int, augment_seed: int, epoch: int, bucket: str, key: str
+        self,
+        recipe_digest: bytes,
+        step: int,
+        augment_seed: int,
+        epoch: int,
+        bucket: str,
+        key: str,
+        kind: str = "",
     ) -> None:
         self._seed = digest128(
             recipe_digest,
@@ -55,6 +64,7 @@ class SampleRandom:
             epoch.to_bytes(8, "little"),
             bucket.encode(),
             key.encode(),
+            *([kind.encode()] if kind else []),
         )
         self._count = 0
 
@@ -95,7 +105,15 @@ class Program:
         limit_pixels: int,
         step_modules: frozenset[str],
         prefix: str = "",
+        whole_digest: bytes = b"",
     ) -> None:
+        settings: Any = {"bucket": bucket, "epoch": epoch, "prefix": prefix}
+        settings |= {"limit_pixels": limit_pixels, "step_modules": step_modules}
+        self._parts = [
+            Program(part, **settings, whole_digest=recipe.digest) for part in recipe.parts.values()
+        ] or [self]
+        self._whole_digest = whole_digest
+        self._of_mask = bool(recipe.steps) and recipe.steps[0]["op"] == "mask"
         self._decodes = recipe.decodes
         self._recipe = recipe
         self._bucket, self._prefix = bucket, prefix
@@ -109,18 +127,24 @@ class Program:
         sides = [step["size"] for step in recipe.steps[:1] if step["op"] == "reduced_decode"]
         self._enough_side: int = sides[0] if sides else 0
 
-    def make(self, data: bytes | bytearray, key: str) -> Made:
+    def make(self, data: bytes | bytearray, key: str, part: int = 0) -> Made:
         """Decode an object's bytes, unless the first step wants them as they are, and :meth:`run` the steps.
+
+        ``part`` is the number of the field whose object it is, in the order of the recipe's; ``key`` is the
+        sample's all the same.
 
         Raises also what :func:`superdl.lambda_prefetch.decode.decode` does.
         """
+        if self._parts[part] is not self:
+            return self._parts[part].make(data, key)
         if not self._decodes:
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key)
-        return self.run(decode(data, limit_pixels=self._limit_pixels, enough_side=self._enough_side), key)
+        enough: Any = {"enough_side": self._enough_side, "of_mask": self._of_mask}
+        return self.run(decode(data, limit_pixels=self._limit_pixels, **enough), key)
 
     def run(self, image: Picture, key: str) -> Made:
-        """The sample's array: uint8 of shape (height, width, 3), or 1 where it is grey, unless a custom step
-        gave another, or several named ones.
+        """The sample's array: uint8 of shape (height, width, 3), or 1 where it is grey, or (height, width) of
+        a mask, unless a custom step gave another, or several named ones.
 
         ``image`` is the decoded image or, for a recipe that begins with the object's bytes, these: uint8 of
         shape (bytes,).
@@ -134,15 +158,28 @@ class Program:
             if OPS[step["op"]].decodes:
                 continue  # heeded by make()
             if number in self._custom:
-                picture = self._custom[number].run(_as_array(picture), self._random(number, key).seed())
+                picture = self._custom[number].run(self._array_of(picture), self._random(number, key).seed())
             else:
                 drawing = _Drawing(partial(self._random, number, key), self._limit_pixels)
-                picture = _STEPS[step["op"]](_as_image(picture, number, step["op"]), step, drawing)
-        return _as_array(picture)
+                image = _as_image(picture, number, step["op"], of_mask=self._of_mask)
+                picture = _STEPS[step["op"]](image, step, drawing)
+        return self._array_of(picture)
+
+    def _array_of(self, picture: Picture) -> Made:
+        """An image as uint8 of shape (height, width, channels), by two thirds of what np.asarray() takes."""
+        if not isinstance(picture, Image.Image):
+            return picture
+        if self._of_mask:
+            return np.asarray(picture)
+        return np.frombuffer(picture.tobytes(), dtype=np.uint8).reshape(picture.height, picture.width, -1)
 
     def _random(self, number: int, key: str) -> SampleRandom:
         seed, named = self._recipe.augment_seed, key.removeprefix(self._prefix)
-        return SampleRandom(self._recipe.digest, number, seed, self._epoch, self._bucket, named)
+        if not self._whole_digest:
+            return SampleRandom(self._recipe.digest, number, seed, self._epoch, self._bucket, named)
+        kinds = [step.get("name", step["op"]) for step in self._recipe.steps[:number]]
+        count = kinds.count(kinds[-1])
+        return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kinds[-1])
 
 
 class _Drawing(NamedTuple):
@@ -286,18 +323,13 @@ def random_crop_box(
     return left, top, left + w, top + h
 
 
-def _as_array(picture: Picture) -> Made:
-    """An image as uint8 of shape (height, width, channels), by two thirds of what np.asarray() takes."""
-    if isinstance(picture, Image.Image):
-        return np.frombuffer(picture.tobytes(), dtype=np.uint8).reshape(picture.height, picture.width, -1)
-    return picture
-
-
-def _as_image(picture: Picture, number: int, op: str) -> Image.Image:
+def _as_image(picture: Picture, number: int, op: str, *, of_mask: bool) -> Image.Image:
     if isinstance(picture, Image.Image):
         return picture
     if isinstance(picture, dict):
         raise _no_image(number, op, f"arrays named {', '.join(picture)}")
+    if of_mask and picture.ndim == _CHANNELS - 1 and picture.dtype.str in _NUMBERS:
+        return Image.fromarray(np.ascontiguousarray(picture))
     if picture.dtype != np.uint8 or picture.ndim != _CHANNELS or picture.shape[2] != _CHANNELS:
         raise _no_image(number, op, f"{picture.dtype} of shape {picture.shape}")
     return Image.fromarray(np.ascontiguousarray(picture))

@@ -16,15 +16,19 @@ import numpy as np
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "ALIAS_SCHEME",
     "ID_BYTES",
+    "MAIN_FIELD",
+    "MAX_FIELDS",
+    "FieldColumns",
     "Naming",
     "Versions",
     "batch_id",
     "batch_ids",
+    "checked_field",
     "checked_naming",
     "digest128",
     "digest_version",
@@ -42,6 +46,12 @@ ID_BYTES = 16
 ALIAS_SCHEME = "alias://"
 """Begins what stands for the bucket in ids where a source has an alias."""
 
+MAIN_FIELD = "image"
+"""The field that is a sample's own object, where a sample has further ones beside it."""
+
+MAX_FIELDS = 16
+
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST_VERSION = re.compile(rf"([0-9]{{1,19}})-b2:[0-9a-f]{{{2 * ID_BYTES}}}")
 
@@ -60,6 +70,25 @@ class Naming(NamedTuple):
 
     alias: str = ""
     versions: str = ""
+
+
+class FieldColumns(NamedTuple):
+    """What ids take of a further field of many samples, as :func:`sample_ids` takes the main one's."""
+
+    name: str
+    keys: Iterable[bytes]
+    versions: Iterable[bytes]
+    members: Iterable[bytes] | None
+
+
+def checked_field(name: object) -> str:
+    """The name of a sample's field; ``ConfigError`` says what it may be."""
+    if not isinstance(name, str) or not _FIELD.fullmatch(name) or name == "label":
+        raise ConfigError(
+            "a field has a name of 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not a digit first, and "
+            f"not 'label'; not {str(name)[:80]!r}"
+        )
+    return name
 
 
 def checked_naming(alias: str | None, versions: str | None, where: str = "") -> Naming:
@@ -119,6 +148,7 @@ def sample_ids(
     recipe_digest: bytes,
     randomness: tuple[int, int] | None = None,
     members: Iterable[bytes] | None = None,
+    fields: Sequence[FieldColumns] = (),
 ) -> bytes:
     """Ids of many samples of one bucket, concatenated: 16 bytes each, in the order of ``keys``.
 
@@ -131,6 +161,8 @@ def sample_ids(
         randomness: (augment seed, epoch) if the recipe is random, else ``None``.
         members: of samples that are members of objects their names, one more field behind the key; as many
             as there are keys.
+        fields: further fields of the samples, each four more behind the version: name, key, member (empty if
+            it is none) and version.
     """
     head = hashlib.blake2b(_with_length(bucket.encode()), digest_size=ID_BYTES)
     tail = _with_length(recipe_digest)
@@ -139,9 +171,11 @@ def sample_ids(
         tail += _with_length(augment_seed.to_bytes(8, "little", signed=True))
         tail += _with_length(epoch.to_bytes(8, "little"))
     ids = []
-    # Lists of fields differ in length with and without members, random or not: so no two are alike.
+    # Lists of fields differ in length with and without members, random or not, by how many fields a sample
+    # has: so no two are alike.
     behind = repeat(b"") if members is None else map(_with_length, members)
-    for (key, version), member in zip(zip(keys, versions, strict=True), behind, strict=False):
+    tails = map(b"".join, zip(*map(_framed, fields), repeat(tail), strict=False)) if fields else repeat(tail)
+    for (key, version), member, tail in zip(zip(keys, versions, strict=True), behind, tails, strict=False):
         state = head.copy()
         state.update(
             len(key).to_bytes(8, "little")
@@ -153,6 +187,13 @@ def sample_ids(
         )
         ids.append(state.digest())
     return b"".join(ids)
+
+
+def _framed(field: FieldColumns) -> Iterator[bytes]:
+    name = _with_length(field.name.encode())
+    members = repeat(b"") if field.members is None else field.members
+    for (key, version), member in zip(zip(field.keys, field.versions, strict=True), members, strict=False):
+        yield name + _with_length(key) + _with_length(member) + _with_length(version)
 
 
 def sample_id(

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from superdl.super_wire.errors import RecipeError
-from superdl.super_wire.ids import digest128
-from superdl.super_wire.recipe_steps import DECODED, OPS, canonical_step
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from superdl.super_wire.errors import ConfigError, RecipeError
+from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field, digest128
+from superdl.super_wire.recipe_steps import DECODED, OPS, canonical_steps
 
 __all__ = ["PIPELINE_VERSION", "Recipe"]
 
@@ -44,7 +42,8 @@ class Recipe:
     (224, 224, 3)
 
     Args:
-        steps: mappings such as ``{"op": "resize", "size": 256}``.
+        steps: mappings such as ``{"op": "resize", "size": 256}``; or for each field of a sample a list of
+            them, as :meth:`fields` says.
         augment_seed: seeds random steps, together with epoch and sample; without random steps it has no
             effect. It is not the shuffle seed, so that trials with different shuffles share samples.
 
@@ -52,7 +51,7 @@ class Recipe:
         RecipeError: a step is unknown, ill-typed or out of range; the message names it.
     """
 
-    __slots__ = ("augment_seed", "digest", "json", "steps")
+    __slots__ = ("augment_seed", "digest", "json", "parts", "steps")
 
     augment_seed: int
     digest: bytes
@@ -61,23 +60,78 @@ class Recipe:
     """
     json: str
     """The canonical JSON; equal recipes give equal text."""
+    parts: Mapping[str, Recipe]
+    """Of samples with fields the recipe of each, ``image`` first, then by name; else empty."""
     steps: tuple[Mapping[str, Any], ...]
+    """Of samples with fields those of ``image``."""
 
-    def __init__(self, steps: Sequence[Mapping[str, Any]], *, augment_seed: int = 0) -> None:
-        if isinstance(steps, (str, bytes)) or not hasattr(steps, "__len__"):
-            raise RecipeError(f"a recipe's steps are a list of mappings; not {steps!r}")
-        if len(steps) > _MAX_STEPS:
-            raise RecipeError(f"a recipe has at most {_MAX_STEPS} steps; this one has {len(steps)}")
+    def __init__(
+        self,
+        steps: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Mapping[str, Any]]],
+        *,
+        augment_seed: int = 0,
+    ) -> None:
+        if isinstance(steps, Mapping) and "op" not in steps:
+            self.parts = _parts(steps, augment_seed)
+            self.steps = self.parts[MAIN_FIELD].steps
+            named: Any = {name: part.steps for name, part in self.parts.items()}
+            hashed: Any = {name: [*map(_without_place, theirs)] for name, theirs in named.items()}
+        else:
+            self.parts = {}
+            self.steps = named = _steps(steps)
+            hashed = [*map(_without_place, named)]
         if isinstance(augment_seed, bool) or not isinstance(augment_seed, int):
             raise RecipeError(f"augment_seed is an integer; not {augment_seed!r}")
         if not -_INT64 <= augment_seed < _INT64:
             raise RecipeError(f"augment_seed fits in 64 bits with sign; {augment_seed} does not")
-        self.steps = tuple(canonical_step(step, number) for number, step in enumerate(steps, start=1))
         self.augment_seed = augment_seed if self.random else 0
-        work = {"pipeline": PIPELINE_VERSION, "steps": self.steps}
-        hashed = {**work, "steps": [_without_place(step) for step in self.steps]}
-        self.digest = digest128(_dump(hashed).encode())
-        self.json = _dump({**work, "augment_seed": self.augment_seed})
+        self.digest = digest128(_dump({"pipeline": PIPELINE_VERSION, "steps": hashed}).encode())
+        self.json = _dump({"pipeline": PIPELINE_VERSION, "steps": named, "augment_seed": self.augment_seed})
+
+    @classmethod
+    def fields(cls, **recipes: Recipe) -> Recipe:
+        """Samples of several objects, as a key list names them: a recipe for each field.
+
+        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``; ``mask`` is what
+        the columns ``mask.key``, ``mask.member`` and so on say. A random step that two of them have draws
+        the same numbers in both, the n-th of its kind as the n-th.
+
+        >>> masks = Recipe.fields(image=Recipe.image(crop=224), mask=Recipe.mask(crop=224))
+
+        Raises:
+            RecipeError: there is no ``image``, a name cannot be one, or two random ones have other seeds.
+        """
+        for name, recipe in recipes.items():
+            if not isinstance(recipe, Recipe) or recipe.parts:
+                raise RecipeError(
+                    f"the field {name} has a recipe such as Recipe.image(crop=224); not {recipe!r}"
+                )
+        seeds = {recipe.augment_seed for recipe in recipes.values() if recipe.random}
+        if len(seeds) > 1:
+            raise RecipeError(
+                f"fields draw the same numbers: give them one augment_seed, not {sorted(seeds)}"
+            )
+        return cls(
+            {name: recipe.steps for name, recipe in recipes.items()}, augment_seed=max(seeds, default=0)
+        )
+
+    @classmethod
+    def mask(cls, *, resize: int | None = None, crop: int | None = None) -> Recipe:
+        """Masks of segmentation: numbers as they are stored, (height, width), uint8 or uint16, never RGB.
+
+        Args:
+            resize: the shorter side in pixels, by nearest neighbour.
+            crop: side of the central square in pixels; a smaller mask is padded with 0.
+
+        Raises:
+            RecipeError: a size is out of range.
+        """
+        return cls([{"op": "mask"}, *cls.image(resize=resize, crop=crop).steps])
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The fields that samples have beside ``image``."""
+        return tuple(self.parts)[1:]
 
     @classmethod
     def image(
@@ -217,6 +271,8 @@ class Recipe:
     @property
     def random(self) -> bool:
         """Whether a step is random, so that every epoch has fresh sample ids."""
+        if self.parts:
+            return any(part.random for part in self.parts.values())
         return any(OPS[step["op"]].random or step.get("random", False) for step in self.steps)
 
     @property
@@ -226,7 +282,11 @@ class Recipe:
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, 3) of every sample; ``None`` where shapes follow the images or a custom step."""
+        """(height, width, 3) of every sample; ``None`` where shapes follow the images or a custom step, and
+        of masks and fields.
+        """
+        if self.parts or (self.steps and self.steps[0]["op"] == "mask"):
+            return None
         shape = DECODED
         for step in self.steps:
             shape = OPS[step["op"]].shape(shape, step)
@@ -241,10 +301,33 @@ class Recipe:
 
     def __repr__(self) -> str:
         seed = f", augment_seed={self.augment_seed}" if self.random else ""
-        return f"Recipe({[dict(step) for step in self.steps]}{seed})"
+        named = {name: [*map(dict, part.steps)] for name, part in self.parts.items()}
+        return f"Recipe({named or [*map(dict, self.steps)]}{seed})"
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return Recipe.from_json, (self.json,)
+
+
+def _steps(steps: object) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(steps, (str, bytes)) or not isinstance(steps, Sequence):
+        raise RecipeError(f"a recipe's steps are a list of mappings; not {steps!r}")
+    if len(steps) > _MAX_STEPS:
+        raise RecipeError(f"a recipe has at most {_MAX_STEPS} steps; this one has {len(steps)}")
+    return canonical_steps(steps)
+
+
+def _parts(steps: Mapping[Any, Any], augment_seed: int) -> dict[str, Recipe]:
+    """The recipes of fields, ``image`` first, then by name."""
+    try:
+        names = sorted(map(checked_field, steps), key=lambda name: (name != MAIN_FIELD, name))
+    except ConfigError as error:
+        raise RecipeError(str(error)) from error
+    if names[:1] != [MAIN_FIELD] or len(names) > MAX_FIELDS:
+        raise RecipeError(
+            f"fields are {MAIN_FIELD}, the object in a list's key, and up to {MAX_FIELDS - 1} others; not "
+            f"{names}"
+        )
+    return {name: Recipe(_steps(steps[name]), augment_seed=augment_seed) for name in names}
 
 
 def _shipped_step(step: str, **params: object) -> dict[str, Any]:

@@ -9,6 +9,8 @@ function there.
 ``reduced_decode``       JPEGs are decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves the
                          shorter side ``size`` pixels: faster for large images, and other pixels. Other
                          formats are decoded whole. Only the first step may be this.
+``mask``                 the values as they are stored, of one channel: palette indexes, grey levels, 16
+                         bits; no RGB. Only the first step may be this; later ones resample by ``nearest``
 ``resize``               ``size``: the shorter side in pixels, or (height, width). ``max_size``*: the longer
                          side at most, where ``size`` is the shorter. ``interpolation``*: one of
                          :data:`INTERPOLATIONS`, antialiased but for ``nearest``; default ``bilinear``
@@ -34,7 +36,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
@@ -52,6 +54,7 @@ __all__ = [
     "Shape",
     "borders_of",
     "canonical_step",
+    "canonical_steps",
     "sides_of",
     "split_custom_name",
 ]
@@ -208,6 +211,10 @@ class Op:
     fault: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
 
+def _one_channel(_: Shape, __: Mapping[str, Any]) -> Shape:
+    return (None, None, 1)
+
+
 def _any_size(shape: Shape, _: Mapping[str, Any]) -> Shape:
     return (None, None, shape[2])
 
@@ -270,6 +277,7 @@ _INTERPOLATION = Parameter(lambda value: value.word(INTERPOLATIONS), "bilinear",
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         "reduced_decode": Op(_any_size, {"size": Parameter(_Value.side)}, decodes=True),
+        "mask": Op(_one_channel, {}, decodes=True),
         "resize": Op(
             _resized,
             {
@@ -315,12 +323,19 @@ OPS: Mapping[str, Op] = MappingProxyType(
 """All steps by their names."""
 
 
-def canonical_step(step: object, number: int) -> Mapping[str, Any]:
+def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
+    """The canonical form of steps; raises what :func:`canonical_step` does."""
+    of_mask = bool(steps) and isinstance(steps[0], Mapping) and steps[0].get("op") == "mask"
+    return tuple(canonical_step(step, number, of_mask=of_mask) for number, step in enumerate(steps, start=1))
+
+
+def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mapping[str, Any]:
     """The canonical form of a step, a new mapping.
 
     Args:
         step: a mapping with ``op`` and that step's parameters.
         number: its place in the recipe, from 1, for error messages.
+        of_mask: whether it is behind ``mask``, so that pixels are numbers which cannot be mixed.
 
     Raises:
         RecipeError: unknown or misplaced step, unknown, missing, ill-typed or out-of-range parameter.
@@ -336,6 +351,8 @@ def canonical_step(step: object, number: int) -> Mapping[str, Any]:
         raise RecipeError(
             f"step {number} ({op}) has no parameter {', '.join(unknown)}; it has {', '.join(kind.parameters)}"
         )
+    if of_mask and "interpolation" in kind.parameters:
+        step = {"interpolation": "nearest", **step}
     canonical: dict[str, Any] = {"op": op}
     for name, parameter in kind.parameters.items():
         value = step.get(name, parameter.default)
@@ -346,9 +363,18 @@ def canonical_step(step: object, number: int) -> Mapping[str, Any]:
         value = parameter.read(_Value(f"step {number} ({op}): {name}", value))
         if not parameter.later or value != parameter.default:
             canonical[name] = value
-    if fault := kind.fault(canonical) or _misplaced(kind, canonical, number):
+    mixes = _mixes(kind, canonical) if of_mask else ""
+    if fault := kind.fault(canonical) or _misplaced(kind, canonical, number) or mixes:
         raise RecipeError(f"step {number} ({op}): {fault}")
     return canonical
+
+
+def _mixes(kind: Op, step: Mapping[str, Any]) -> str:
+    if step["op"] == "grayscale":
+        return "a mask holds numbers, not colours"
+    if "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
+        return "the numbers of a mask cannot be mixed: its interpolation is nearest"
+    return ""
 
 
 def _misplaced(kind: Op, step: Mapping[str, Any], number: int) -> str:

@@ -16,9 +16,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.ids import ID_BYTES, checked_naming, id_bucket, shown_name
+from superdl.super_wire.ids import (
+    ID_BYTES,
+    MAIN_FIELD,
+    checked_naming,
+    id_bucket,
+    shown_name,
+)
 from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.message_fields import clean_text, mapping_of, message_in
+from superdl.super_wire.parts import MEMBER_ENCODINGS, ROW_ENCODING, check_parts, is_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,14 +52,6 @@ __all__ = [
 REQUEST_VERSION = 3
 MAX_SAMPLES_PER_REQUEST = 4096
 
-MEMBER_ENCODINGS = ("", "deflate")
-"""How a member's bytes lie in its object: as they are, or as a raw deflate stream, as in zip archives."""
-
-ROW_ENCODING = "parquet:"
-"""With the path of a column behind it, the encoding of a row of a Parquet file. The member's offset is then
-the number of its row group, and its length the number of its row in that, both from 0 on.
-"""
-
 OUTCOME_FIELD = b"r"
 
 OUTCOME_STREAM_MAXLEN = 16_384
@@ -62,12 +61,9 @@ MAX_OUTCOME_BYTES = 16 * 2**20
 """The longest entry that is read; one of 4,096 samples, each with a long message, has half of that."""
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
-_WHERE_USED = frozenset({"members", "member_offsets", "member_lengths", "encodings", "source_requests"})
-
-
-def is_row(encoding: str) -> bool:
-    """Whether a member of this encoding is a row of a Parquet file, not a span of bytes."""
-    return encoding.startswith(ROW_ENCODING) and encoding != ROW_ENCODING
+_WHERE_USED = frozenset(
+    {"fields", "members", "member_offsets", "member_lengths", "encodings", "source_requests"}
+)
 
 
 class Outcome(enum.StrEnum):
@@ -135,6 +131,10 @@ class PrefetchRequest:
     ``member_offsets[i]`` of the object are what sample ``i`` is made of. ``encodings`` are of
     :data:`MEMBER_ENCODINGS` or those of rows (:data:`ROW_ENCODING`), and empty where all bytes are as they
     are. Other requests lack these columns.
+
+    Where samples have further ``fields``, keys, versions and the columns of members are of *parts*: first the
+    samples' own objects, then the first field of all samples, and so on. A part that is a whole object has
+    the member "".
     """
 
     request_id: str
@@ -163,6 +163,7 @@ class PrefetchRequest:
     member_offsets: tuple[int, ...] = ()
     member_lengths: tuple[int, ...] = ()
     encodings: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     @property
     def id_bucket(self) -> str:
@@ -175,12 +176,19 @@ class PrefetchRequest:
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
-        """How messages name a sample: by its key, and the member if it is one."""
-        return shown_name(self.keys[index], self.members[index]) if self.members else self.keys[index]
+        """How messages name a sample, or another part of one: by its key, and the member if it is one."""
+        is_member = self.members and self.members[index]
+        return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
     def seeding_name(self, index: int) -> str:
         """What seeds random steps on a sample: its key, and behind NUL, which no key has, its member."""
-        return f"{self.keys[index]}\0{self.members[index]}" if self.members else self.keys[index]
+        is_member = self.members and self.members[index]
+        return f"{self.keys[index]}\0{self.members[index]}" if is_member else self.keys[index]
+
+    def named_field(self, index: int) -> str:
+        """How messages name a part of a sample that has fields."""
+        part = index // len(self.ids)
+        return f"its field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
 
     @property
     def restores(self) -> bool:
@@ -207,19 +215,17 @@ class PrefetchRequest:
             optional=_WHERE_USED,
             nested={"Limits": Limits},
         )
-        count = len(request.keys)
+        count = len(request.ids)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
             raise ConfigError(
                 f"a prefetch request names 1 to {MAX_SAMPLES_PER_REQUEST} samples; this one {count}"
             )
-        if not count == len(request.versions) == len(request.ids):
-            raise ConfigError("a prefetch request has as many versions and ids as keys")
         if not all(map(_HEX_ID.fullmatch, request.ids)):
             raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         _check_places(request)
-        _check_members(request)
+        check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
         below = all(key.startswith(request.prefix) for key in request.keys)
         if request.prefix and not (request.alias and below):
@@ -334,7 +340,7 @@ Answer: TypeAlias = "PrefetchResult | PrefetchFailure"
 
 
 def _check_places(request: PrefetchRequest) -> None:
-    count = len(request.keys) if request.packs else 0
+    count = len(request.ids) if request.packs else 0
     if not count == len(request.pack_of) == len(request.offsets) == len(request.lengths):
         raise ConfigError(
             "a restore has one of pack_of, offsets and lengths for each key; a request without packs none"
@@ -346,29 +352,6 @@ def _check_places(request: PrefetchRequest) -> None:
     used = set(request.pack_of)
     if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
         raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")
-
-
-def _check_members(request: PrefetchRequest) -> None:
-    count = len(request.keys) if request.members else 0
-    if not count == len(request.members) == len(request.member_offsets) == len(request.member_lengths):
-        raise ConfigError("a request for members has one of member, offset and length for each key")
-    if request.encodings and len(request.encodings) != count:
-        raise ConfigError("a request for members has an encoding for each, or none")
-    used = set(request.encodings)
-    rows = {encoding for encoding in used if is_row(encoding)}
-    if unknown := used - rows - set(MEMBER_ENCODINGS):
-        raise ConfigError(
-            f"unknown encodings of members: {reprlib.repr(sorted(unknown))}; deploy one version of SUPER"
-        )
-    lengths = request.member_lengths
-    if rows:
-        lengths = tuple(
-            length
-            for length, encoding in zip(lengths, request.encodings, strict=True)
-            if encoding not in rows
-        )
-    if lengths and min(lengths) < 1:
-        raise ConfigError("a member has a length of 1 or more")
 
 
 def pack_outcome(answer: Answer) -> bytes:

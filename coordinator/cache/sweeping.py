@@ -144,7 +144,7 @@ class HeldIds(NamedTuple):
         """As an array of shape (samples, 16)."""
         recipe = self.dataset.recipe
         randomness = (recipe.augment_seed, self.epoch) if recipe.random else None
-        ids = self.dataset.catalog.sample_ids(recipe.digest, randomness, self.indices)
+        ids = self.dataset.catalog.sample_ids(recipe.digest, randomness, self.indices, recipe.beside)
         return np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
 
 

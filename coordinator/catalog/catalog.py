@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.catalog.members import narrowed
+from superdl.coordinator.catalog.members import Field, narrowed
 from superdl.coordinator.catalog.strings import RepeatedStrings, Strings, compact
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.labels import RaggedLabels, label_sizes, labels_text, pack_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,7 +50,8 @@ class Catalog:
     that takes their numbers, and given out in their own, ``label_dtype``, which is written as
     :mod:`superdl.super_wire.label_dtype` says. ``classes`` is empty where no label is a text.
     ``members`` say where in their objects samples lie; ``None`` where each sample is an object. With them,
-    samples of one object have one key and version, and are sorted by offset.
+    samples of one object have one key and version, and are sorted by offset. ``fields`` are further parts of
+    each sample, by name.
     """
 
     bucket: str
@@ -61,8 +63,9 @@ class Catalog:
     alias: str = ""
     prefix: str = ""
     members: Members | None = None
+    fields: tuple[Field[Strings], ...] = ()
     fingerprint: bytes = field(init=False)
-    """BLAKE2b-128 over bucket, keys, versions, labels, classes and members: equal content, equal
+    """BLAKE2b-128 over bucket, keys, versions, labels, classes, members and fields: equal content, equal
     fingerprint.
     """
     label_dtype: str = field(init=False)
@@ -98,10 +101,12 @@ class Catalog:
         alias: str = "",
         prefix: str = "",
         members: Members | None = None,
+        fields: Sequence[Field[PackedStrings]] = (),
     ) -> Catalog:
         """Sort samples given in any order. ``prefix`` begins all keys.
 
-        With ``members``, a key and a version for each of their objects, and a label for each of them.
+        With ``members``, a key and a version for each of their objects, and a label for each of them. Rows of
+        ``fields`` are in the order of labels.
 
         Raises:
             SourceError: the class names do not fit into one message.
@@ -118,8 +123,10 @@ class Catalog:
         if ordered.equals_next().any():
             raise ValueError(f"{bucket}: a catalog lists every key once")
         named = tuple(classes), tuple(warnings), alias, prefix if alias else ""
+        parts = sorted(fields, key=lambda field: field.name)
         if members is None:
-            return cls(bucket, ordered, versions.reorder(order), labels[order], *named)
+            in_order = tuple(field.in_order(order) for field in parts)
+            return cls(bucket, ordered, versions.reorder(order), labels[order], *named, None, in_order)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         members = replace(members, objects=place[members.objects])
@@ -127,7 +134,8 @@ class Catalog:
         members = members.reorder(order_of_members)
         shared_keys = RepeatedStrings(ordered, members.objects)
         shared_versions = RepeatedStrings(versions.reorder(order), members.objects)
-        return cls(bucket, shared_keys, shared_versions, labels[order_of_members], *named, members)
+        in_order = tuple(field.in_order(order_of_members) for field in parts)
+        return cls(bucket, shared_keys, shared_versions, labels[order_of_members], *named, members, in_order)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -164,11 +172,24 @@ class Catalog:
         """The labels at places of the catalog, as they travel."""
         return b"".join(pack_labels(self.labels[places], self.label_dtype))
 
+    def parts(self, names: Sequence[str]) -> list[Field[Strings]]:
+        """The samples' own objects, and their fields of these names; ``SourceError`` if one is not there."""
+        found = {field.name: field for field in self.fields}
+        if missing := [name for name in names if name not in found]:
+            raise SourceError(
+                f"the recipe has the field {missing[0]!r}, and the samples of {self.bucket} have "
+                f"{', '.join(found) or 'no fields'} beside {ids.MAIN_FIELD}: give a key_list with the column "
+                f"{missing[0]}.key, or {missing[0]}.member, .offset and .length"
+            )
+        own = Field(ids.MAIN_FIELD, self.keys, self.versions, self.members)
+        return [own, *(found[name] for name in names)]
+
     def sample_ids(
         self,
         recipe_digest: bytes,
         randomness: tuple[int, int] | None = None,
         indices: NDArray[np.int64] | None = None,
+        fields: Sequence[str] = (),
     ) -> bytes:
         """Sample ids, concatenated, 16 bytes each.
 
@@ -176,16 +197,27 @@ class Catalog:
             recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
             randomness: (augment seed, epoch) of a random recipe, else ``None``.
             indices: places in the catalog, in the order wanted; ``None``: all. About half a microsecond each.
+            fields: :attr:`superdl.super_wire.recipe.Recipe.beside`.
         """
+        parts = self.parts(fields)
         places = np.arange(len(self), dtype=np.int64) if indices is None else indices
         packed, skipped = bytearray(), len(self.prefix.encode())
         for start in range(0, len(places), _AT_A_TIME):
             some = places[start : start + _AT_A_TIME]
-            keys, versions = self.keys.take(some), self.versions.take(some)
-            named = [key[skipped:] for key in keys] if skipped else keys
-            members = self.members.names.take(some) if self.members else None
-            packed += ids.sample_ids(self.id_bucket, named, versions, recipe_digest, randomness, members)
+            columns = [_id_columns(part, some, skipped) for part in parts]
+            _, keys, versions, members = columns[0]
+            theirs = recipe_digest, randomness, members, columns[1:]
+            packed += ids.sample_ids(self.id_bucket, keys, versions, *theirs)
         return bytes(packed)
+
+
+def _id_columns(part: Field[Strings], places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
+    """What ids take of a part of samples; ``skipped`` bytes begin all keys."""
+    keys, versions = part.keys.take(places), part.versions.take(places)
+    named = [key[skipped:] for key in keys] if skipped else keys
+    return ids.FieldColumns(
+        part.name, named, versions, part.members.names.take(places) if part.members else None
+    )
 
 
 def _fingerprint(catalog: Catalog) -> bytes:
@@ -195,27 +227,37 @@ def _fingerprint(catalog: Catalog) -> bytes:
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)
 
-    columns = [(catalog.keys, len(catalog.prefix.encode())), (catalog.versions, 0)]
-    if catalog.members is not None:
-        add(b"members")  # no bucket begins so
-        columns.append((catalog.members.names, 0))
+    parts = catalog.parts([field.name for field in catalog.fields])
+    for part in parts:
+        if part.name != ids.MAIN_FIELD:
+            add(f"field {part.name}".encode())
+        if part.members is not None:
+            add(b"members")  # no bucket begins so
     add(catalog.id_bucket.encode())
-    for strings, skipped in columns:
-        lengths = strings.lengths() - skipped
-        add(lengths.astype("<u8", copy=False).tobytes())
-        digest.update(int(lengths.sum()).to_bytes(8, "little"))
-        for start in range(0, len(strings), _AT_A_TIME):
-            some = strings.slice(start, start + _AT_A_TIME)
-            digest.update(b"".join([text[skipped:] for text in some] if skipped else some))
-    if catalog.members is not None:
-        add(catalog.members.offsets.astype("<i8").tobytes())
-        add(catalog.members.lengths.astype("<i8").tobytes())
-        add(catalog.members.encodings.tobytes())
-        for encoding in catalog.members.row_encodings:
-            add(encoding.encode())
+    for part in parts:
+        columns = [(part.keys, len(catalog.prefix.encode())), (part.versions, 0)]
+        for strings, skipped in [*columns, (part.members.names, 0)] if part.members else columns:
+            add((strings.lengths() - skipped).astype("<u8", copy=False).tobytes())
+            _add_texts(digest, strings, skipped)
+    for piece in chain.from_iterable(_places(part.members) for part in parts if part.members is not None):
+        add(piece)
     add(catalog.label_dtype.encode())
     for piece in pack_labels(catalog.labels, catalog.label_dtype):
         add(piece)
     for name in catalog.classes:
         add(name.encode())
     return digest.digest()
+
+
+def _places(members: Members) -> Iterator[bytes]:
+    for numbers in (members.offsets.astype("<i8"), members.lengths.astype("<i8"), members.encodings):
+        yield numbers.tobytes()
+    yield from map(str.encode, members.row_encodings)
+
+
+def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
+    """Add texts without what begins them, as one field."""
+    digest.update(int((strings.lengths() - skipped).sum()).to_bytes(8, "little"))
+    for start in range(0, len(strings), _AT_A_TIME):
+        some = strings.slice(start, start + _AT_A_TIME)
+        digest.update(b"".join([text[skipped:] for text in some] if skipped else some))

@@ -164,9 +164,11 @@ class Dataset:
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
         """The sample ids of ``indices`` in ``epoch``, concatenated; the dataset has to be ready."""
         if self.recipe.random:
-            seed, catalog, digest = self.recipe.augment_seed, self.catalog, self.recipe.digest
+            seed, catalog, recipe = self.recipe.augment_seed, self.catalog, self.recipe
             return self._recent.ids(
-                indices, epoch, lambda missing: catalog.sample_ids(digest, (seed, epoch), missing)
+                indices,
+                epoch,
+                lambda missing: catalog.sample_ids(recipe.digest, (seed, epoch), missing, recipe.beside),
             )
         if self.all_ids is None:
             raise RuntimeError(f"{self.listing.source}: ids are asked for before they are known")
@@ -358,6 +360,7 @@ class DatasetRegistry:
     async def _derive_ids(self, dataset: Dataset) -> None:
         """Derive the ids of all samples, once for all datasets of equal content, in a thread."""
         catalog, content = dataset.catalog, dataset.content
+        catalog.parts(dataset.recipe.beside)
         if dataset.ready:
             return
         for other in self._datasets.values():
@@ -366,7 +369,7 @@ class DatasetRegistry:
                 return
         task = self._deriving.get(content)
         if task is None:
-            task = asyncio.create_task(asyncio.to_thread(_all_ids, catalog, dataset.recipe.digest))
+            task = asyncio.create_task(asyncio.to_thread(_all_ids, catalog, dataset.recipe))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
         dataset.all_ids = await asyncio.shield(task)  # others wait for it, even if this caller hangs up
@@ -377,5 +380,6 @@ def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
     return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix
 
 
-def _all_ids(catalog: Catalog, recipe_digest: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(catalog.sample_ids(recipe_digest), dtype=np.uint8).reshape(-1, ID_BYTES)
+def _all_ids(catalog: Catalog, recipe: Recipe) -> NDArray[np.uint8]:
+    ids = catalog.sample_ids(recipe.digest, fields=recipe.beside)
+    return np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)

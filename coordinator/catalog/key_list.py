@@ -11,10 +11,10 @@ import os
 import stat
 import tempfile
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from superdl.super_wire.redaction import without_credentials
 from superdl.super_wire.source_url import split_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from superdl.coordinator.catalog.key_list_rows import Row
     from superdl.coordinator.catalog.listing import Tally
@@ -52,6 +52,17 @@ _ROWS_AT_A_TIME = 1000
 _SHOWN = 5
 
 
+class Part(NamedTuple):
+    """What a key list says of a further field of its samples, as :class:`KeyList` does of their own objects,
+    but that a key may come several times.
+    """
+
+    keys: PackedStrings
+    versions: PackedStrings | None
+    members: Members | None
+    lines: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class KeyList:
     """What a key list says, in its order.
@@ -60,7 +71,7 @@ class KeyList:
     and ``classes`` are as in :class:`~superdl.coordinator.catalog.catalog.Catalog`.
 
     Where the rows are ``members`` of objects, these are in their order, ``lines`` are their numbers, and keys
-    and versions are of the objects: each once, in the order of its bytes.
+    and versions are of the objects: each once, in the order of its bytes. ``fields`` are by their names.
     """
 
     url: str
@@ -70,6 +81,7 @@ class KeyList:
     classes: tuple[str, ...]
     members: Members | None = None
     lines: Sequence[int] = ()
+    fields: Mapping[str, Part] = field(default_factory=dict)
 
 
 def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
@@ -111,30 +123,34 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
         raise SourceEmptyError(
             f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
         )
-    keys, versions = columns.keys.build(), columns.versions.build() if len(columns.versions) else None
-    if versions is not None:
+    if len(columns.versions):
         tally.add(columns.rows)
-    if len(columns.members):
-        return _of_members(url, keys, versions, columns)
-    ordered = keys.reorder(keys.sort_order())
+    fields = {
+        name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.fields.items()
+    }
+    own, labels = columns.part(url), columns.labels.finish()
+    if own.members is not None:
+        return KeyList(url, own.keys, own.versions, *labels, own.members, own.lines, fields)
+    ordered = own.keys.reorder(own.keys.sort_order())
     if repeated := ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
         raise SourceError(
             f"key_list {url}: a key is listed once, unless member, offset and length name parts of it; these "
             f"come more often: {names}"
         )
-    return KeyList(url, keys, versions, *columns.labels.finish())
+    return KeyList(url, own.keys, own.versions, *labels, fields=fields)
 
 
 class _Columns:
     """What the rows of a key list say, packed."""
 
-    def __init__(self, *, of_files: bool) -> None:
-        self._of_files = of_files
+    def __init__(self, *, of_files: bool, labelled: bool = True) -> None:
+        self._of_files, self._labelled = of_files, labelled
         self._before = (b"", b"")
         self.keys, self.versions = PackedStringsBuilder(), PackedStringsBuilder()
         self.labels, self.members = LabelColumn(), MemberColumns()
         self.rows = 0
+        self.fields: dict[str, _Columns] = {}
 
     def append(self, row: Row) -> None:
         """Add a row; ``ValueError`` says what is wrong with it."""
@@ -149,33 +165,40 @@ class _Columns:
             self._before = key, version
         if row.member is not None:
             self.members.append(row.member, key, place=len(self.keys) - 1, line=row.number)
-        self.labels.append(row.label)
+        if row.fields or self.fields:
+            self._append_fields(row.fields)
+        if self._labelled:
+            self.labels.append(row.label)
 
+    def _append_fields(self, fields: Mapping[str, Row]) -> None:
+        for name, part in fields.items():
+            try:
+                self.fields.setdefault(name, _Columns(of_files=self._of_files, labelled=False)).append(part)
+            except ValueError as error:
+                raise ValueError(f"the field {name}: {error}") from error
 
-def _of_members(
-    url: str,
-    keys: PackedStrings,
-    versions: PackedStrings | None,
-    columns: _Columns,
-) -> KeyList:
-    """A list of members; ``keys`` and ``versions`` are of objects that may come several times."""
-    first, which = distinct(keys)
-    objects = keys.reorder(first)
-    if versions is not None:
-        version_of = distinct(versions)[1]
-        if len(other := np.flatnonzero(version_of != version_of[first][which])):
-            key, at = keys[int(other[0])], int(other[0])
-            raise SourceError(
-                f"key_list {url}: the members of {key.decode()[:200]!r} are of two versions, "
-                f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: an object has "
-                "one; list its members again"
-            )
-        versions = versions.reorder(first)
-    try:
-        members = columns.members.finish(objects, which)
-    except ValueError as error:
-        raise SourceError(f"key_list {url}: {error}") from error
-    return KeyList(url, objects, versions, *columns.labels.finish(), members, columns.members.lines)
+    def part(self, url: str, *, shared: bool = False) -> Part:
+        """The objects or members of all rows, which may be ``shared`` by several."""
+        keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
+        if not len(self.members):
+            return Part(keys, versions, None, ())
+        first, which = distinct(keys)
+        objects = keys.reorder(first)
+        if versions is not None:
+            version_of = distinct(versions)[1]
+            if len(other := np.flatnonzero(version_of != version_of[first][which])):
+                key, at = keys[int(other[0])], int(other[0])
+                raise SourceError(
+                    f"key_list {url}: the members of {key.decode()[:200]!r} are of two versions, "
+                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: an object "
+                    "has one; list its members again"
+                )
+            versions = versions.reorder(first)
+        try:
+            members = self.members.finish(objects, which, shared=shared)
+        except ValueError as error:
+            raise SourceError(f"key_list {url}: {error}") from error
+        return Part(objects, versions, members, self.members.lines)
 
 
 def _key(key: object, *, of_files: bool) -> bytes:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import csv
 import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from superdl.coordinator.catalog.key_list_labels import VARIES, number_or_text
 from superdl.coordinator.catalog.members import MemberRow
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,13 +27,16 @@ _MAX_BATCH_BYTES = 2**28  # of so many rows; in a Parquet file a few bytes can s
 _FIELD = "label."
 _LABELS = ("label", f"label{VARIES}")
 _MEMBER = ("member", "offset", "length")
+_OF_FIELDS = frozenset({"key", "version", *_MEMBER, "encoding"})
+_SHOWN = 80
 
 
 class Row(NamedTuple):
     """One row; ``number`` is the line in the file (Parquet: the row, from 1).
 
     ``version`` is ``None`` if there is no such column, and empty where the column has no value; ``member`` is
-    ``None`` where samples are objects.
+    ``None`` where samples are objects. ``fields`` are rows of their own, for the parts that the sample has
+    in these.
     """
 
     number: int
@@ -38,6 +44,7 @@ class Row(NamedTuple):
     label: object
     version: object
     member: MemberRow | None = None
+    fields: Mapping[str, Row] = MappingProxyType({})
 
 
 class BadRowError(ValueError):
@@ -52,7 +59,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
     rows = csv.reader((line for _, line in _lines(stream)), strict=True)
     header: list[str] = []
     label_of: Callable[[dict[str, str]], object] | None = None
-    of_members = False
+    of_members, fields = False, {}
     while True:
         try:
             row = next(rows, None)
@@ -65,13 +72,14 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
         if label_of is None:
             header = [name.strip() for name in row]
             label_of = _csv_labels(header, rows.line_num)
-            of_members = _names_members(header, rows.line_num)
+            of_members, fields = _names_members(header, rows.line_num), _fields(header, rows.line_num)
         elif len(row) != len(header):
             raise BadRowError(rows.line_num, f"{len(row)} fields; the header names {len(header)}")
         else:
             values = dict(zip(header, row, strict=True))
             member = _member(values, number_or_text) if of_members else None
-            yield Row(rows.line_num, values["key"], label_of(values), values.get("version"), member)
+            row_of = Row(rows.line_num, values["key"], label_of(values), values.get("version"), member)
+            yield _with_fields(row_of, values, fields, number_or_text) if fields else row_of
 
 
 def _csv_labels(header: list[str], number: int) -> Callable[[dict[str, str]], object]:
@@ -88,6 +96,7 @@ def _csv_labels(header: list[str], number: int) -> Callable[[dict[str, str]], ob
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
     versioned: bool | None = None
     of_members: bool | None = None
+    fields: dict[str, frozenset[str]] | None = None
     labelled = ""
     for number, line in _lines(stream):
         if not line.strip():
@@ -108,9 +117,11 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
             of_members = _names_members(row, number)
         if of_members is not _names_members(row, number):
             raise BadRowError(number, "either all rows have member, offset and length or none")
+        fields = _same_fields(fields, row, number)
         version = _or_empty(row["version"]) if versioned else None
         label = _label(row[labelled], labelled)
-        yield Row(number, row["key"], label, version, _member(row) if of_members else None)
+        row_of = Row(number, row["key"], label, version, _member(row) if of_members else None)
+        yield _with_fields(row_of, row, fields) if fields else row_of
 
 
 def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
@@ -129,6 +140,8 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
         wanted = [name for name in ("key", labelled, "version") if name in names]
         if of_members := _names_members(names, 0):
             wanted += [name for name in (*_MEMBER, "encoding") if name in names]
+        fields = _fields(names, 0)
+        wanted += [f"{field}.{column}" for field, columns in fields.items() for column in sorted(columns)]
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
             _check_size(batch, number + 1)
             columns = {name: batch.column(name).to_pylist() for name in wanted}
@@ -137,9 +150,10 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
                 zip(columns["key"], columns[labelled], versions, strict=True)
             ):
                 number += 1
-                row = {name: column[at] for name, column in columns.items()} if of_members else {}
+                row = {name: column[at] for name, column in columns.items()} if of_members or fields else {}
                 of_row = _member(row) if of_members else None
-                yield Row(number, key, _label(label, labelled), version, of_row)
+                row_of = Row(number, key, _label(label, labelled), version, of_row)
+                yield _with_fields(row_of, row, fields) if fields else row_of
     except BadRowError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also of values Python lacks
@@ -181,9 +195,67 @@ def _names_members(names: Collection[Any], number: int) -> bool:
     return len(found) == len(_MEMBER)
 
 
-def _member(row: Mapping[str, Any], read: Callable[[Any], object] = lambda value: value) -> MemberRow:
-    numbers = read(row["offset"]), read(row["length"])
-    return MemberRow(row["member"], *numbers, _or_empty(row.get("encoding")))
+def _member(
+    row: Mapping[str, Any], read: Callable[[Any], object] = lambda value: value, prefix: str = ""
+) -> MemberRow:
+    numbers = read(row[f"{prefix}offset"]), read(row[f"{prefix}length"])
+    return MemberRow(row[f"{prefix}member"], *numbers, _or_empty(row.get(f"{prefix}encoding")))
+
+
+def _fields(names: Collection[str], number: int) -> dict[str, frozenset[str]]:
+    """The fields that columns such as ``mask.key`` are of, and which columns each has."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        field, _, column = name.partition(".")
+        if column in _OF_FIELDS and field not in {"", "label"}:
+            found.setdefault(field, []).append(column)
+    fields = {}
+    for field, columns in found.items():
+        if len(set(columns)) < len(columns):
+            raise BadRowError(number, f"the field {field} has a column twice: {columns}")
+        try:
+            if _names_members(columns, number) or "key" in columns:
+                fields[checked_field(field)] = frozenset(columns)
+        except (BadRowError, ConfigError) as error:
+            reason = error.reason if isinstance(error, BadRowError) else str(error)
+            raise BadRowError(number, f"the field {field[:_SHOWN]}: {reason}") from error
+    if MAIN_FIELD in fields or len(fields) >= MAX_FIELDS:
+        raise BadRowError(
+            number,
+            f"the columns key, member and so on are those of {MAIN_FIELD}, and up to {MAX_FIELDS - 1} fields "
+            f"are beside it; not {', '.join(fields)}",
+        )
+    return fields
+
+
+def _same_fields(
+    before: dict[str, frozenset[str]] | None, row: Mapping[str, Any], number: int
+) -> dict[str, frozenset[str]]:
+    """The fields of a row, which all rows have."""
+    fields = _fields(row, number) if any("." in name for name in row) else {}
+    if before is not None and before != fields:
+        named = ", ".join(sorted({*before, *fields}))
+        raise BadRowError(number, f"either all rows have the same columns of the fields {named} or none")
+    return fields
+
+
+def _with_fields(
+    row: Row,
+    values: Mapping[str, Any],
+    fields: Mapping[str, frozenset[str]],
+    read: Callable[[Any], object] = lambda value: value,
+) -> Row:
+    """A row with its fields; one without a key of its own lies in the object of the row."""
+    parts = {}
+    for field, columns in fields.items():
+        key, version = row.key, row.version
+        if "key" in columns:
+            key, version = values[f"{field}.key"], None
+        if "version" in columns:
+            version = _or_empty(values[f"{field}.version"])
+        member = _member(values, read, f"{field}.") if "member" in columns else None
+        parts[field] = Row(row.number, key, None, version, member)
+    return row._replace(fields=parts)
 
 
 def _check_size(batch: Any, number: int) -> None:

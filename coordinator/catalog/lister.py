@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from superdl.coordinator.catalog.catalog import Catalog
-from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
+from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, Part, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
 from superdl.coordinator.catalog.listing_cloud import (
     ask_for_versions,
@@ -29,6 +29,7 @@ from superdl.coordinator.catalog.listing_file import (
     size_in_version,
 )
 from superdl.coordinator.catalog.listing_s3 import list_bucket, probe_bucket, read_small_object
+from superdl.coordinator.catalog.members import Field, distinct
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError
@@ -96,25 +97,38 @@ def list_source(
         return catalog
     rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web)
     naming = _naming_of(place, naming, tally)
-    versions = rows.versions
-    if versions is None and place.is_web:
-        versions = _look_up_versions(place, rows, ask_for_versions(place, rows.keys, tally))
-    elif versions is None:
-        versions = _look_up_versions(place, rows, _list(place, tally, images_only=False, naming=naming))
+    own, *fields = _fields(place, rows, naming, tally)
+    columns = own.keys, own.versions, rows.labels, rows.classes
+    named: Any = {"alias": naming.alias, "prefix": place.prefix}
+    return Catalog.build(place.bucket, *columns, **named, members=own.members, fields=fields)
+
+
+def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field[PackedStrings]]:
+    """The samples' own objects, and their fields, with full keys, and versions looked up if need be."""
+    parts: dict[str, KeyList | Part] = {"": rows, **rows.fields}
+    found: list[Folder] | None = None
+    if any(part.versions is None for part in parts.values()) and not place.is_web:
+        found = _list(place, tally, images_only=False, naming=naming)
     elif place.is_file:  # see that it exists: else functions would find out
         probe_directory(place.directory)
     elif place.is_s3:
         probe_bucket(place)
-    else:
+    elif not place.is_web or rows.versions is not None:
         probe_cloud(place, rows.keys[0], tally)
-    if rows.members is not None and place.is_file:
-        _check_ends(rows, rows.members, versions)
-    prefix = place.prefix.encode()
-    keys = PackedStrings.pack(prefix + key for key in rows.keys) if prefix else rows.keys
-    columns = keys, versions, rows.labels, rows.classes
-    return Catalog.build(
-        place.bucket, *columns, alias=naming.alias, prefix=place.prefix, members=rows.members
-    )
+    fields, prefix = [], place.prefix.encode()
+    for name, part in parts.items():
+        versions = part.versions
+        if versions is None:
+            first, which = distinct(part.keys) if name else (None, None)  # a field's may come several times
+            wanted = part.keys if first is None else part.keys.reorder(first)
+            listed = ask_for_versions(place, wanted, tally) if found is None else found
+            versions = _look_up_versions(place, rows.url, wanted, listed)
+            versions = versions if which is None else versions.reorder(which)
+        if part.members is not None and place.is_file:
+            _check_ends(rows.url, part, part.members, versions)
+        keys = PackedStrings.pack(prefix + key for key in part.keys) if prefix else part.keys
+        fields.append(Field(name, keys, versions, part.members))
+    return fields
 
 
 def list_objects(
@@ -189,10 +203,10 @@ def _by_folders(place: Source, found: list[Folder], naming: Naming, warnings: li
     return Catalog.build(place.bucket, *columns, alias=naming.alias, prefix=place.prefix)
 
 
-def _look_up_versions(place: Source, rows: KeyList, found: list[Folder]) -> PackedStrings:
-    """The listed version of every row, by sorting rows and listing together: equal keys become neighbours."""
+def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[Folder]) -> PackedStrings:
+    """The listed version of every key, by sorting keys and listing together: equal keys become neighbours."""
     prefix = place.prefix.encode()
-    wanted = PackedStrings.pack(prefix + key for key in rows.keys)
+    wanted = PackedStrings.pack(prefix + key for key in keys)
     listed = PackedStrings.concatenate([folder.keys for folder in found])
     both = PackedStrings.concatenate([wanted, listed])
     order = both.sort_order()
@@ -202,22 +216,22 @@ def _look_up_versions(place: Source, rows: KeyList, found: list[Folder]) -> Pack
     places[order[:-1][is_pair]] = order[1:][is_pair] - len(wanted)
     missing = np.flatnonzero(places < 0)
     if len(missing):
-        names = ", ".join(repr(key.decode()) for key in rows.keys.take(missing[:_SHOWN]))
+        names = ", ".join(repr(key.decode()) for key in keys.take(missing[:_SHOWN]))
         raise SourceError(
-            f"key_list {rows.url}: {len(missing)} of its {len(rows.keys)} keys are not in {place.url} "
+            f"key_list {url}: {len(missing)} of its {len(keys)} keys are not in {place.url} "
             f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
         )
     return PackedStrings.concatenate([folder.versions for folder in found]).reorder(places)
 
 
-def _check_ends(rows: KeyList, members: Members, versions: PackedStrings) -> None:
+def _check_ends(url: str, rows: KeyList | Part, members: Members, versions: PackedStrings) -> None:
     """See that members end where their files do, at the latest. Of objects functions find out."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         place = int(members.objects[row])
         name, key = members.names[row].decode()[:200], rows.keys[place].decode()[:200]
         raise SourceError(
-            f"key_list {rows.url}, line {rows.lines[row]}: the member {name!r} of {key!r} ends at "
+            f"key_list {url}, line {rows.lines[row]}: the member {name!r} of {key!r} ends at "
             f"{members.ends[row]}, and that has {sizes[place]} bytes: it was cut off or written again, list "
             "its members again"
         )

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder, Strings, compact
+from superdl.coordinator.catalog.strings import (
+    PackedStrings,
+    PackedStringsBuilder,
+    RepeatedStrings,
+    Strings,
+    compact,
+)
 from superdl.super_wire.request import MEMBER_ENCODINGS, ROW_ENCODING, Limits, is_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MemberColumns", "MemberRow", "Members", "distinct", "narrowed"]
+__all__ = ["Field", "MemberColumns", "MemberRow", "Members", "distinct", "narrowed"]
+
+_Strings = TypeVar("_Strings", bound=Strings)
 
 _MAX_NAME_BYTES = 4096
 _MAX_LENGTH = Limits().object_bytes
@@ -109,6 +117,30 @@ class Members:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Field(Generic[_Strings]):
+    """A further field of samples: the part that each has in it, an object or a member of one.
+
+    Before it is in a catalog, with ``members``, keys and versions are of their objects.
+    """
+
+    name: str
+    keys: _Strings
+    versions: _Strings
+    members: Members | None
+
+    def in_order(self: Field[PackedStrings], order: NDArray[np.int64]) -> Field[Strings]:
+        """As a catalog has it, whose samples are at ``order`` here."""
+        if self.members is None:
+            keys, versions = compact(self.keys.reorder(order)), compact(self.versions.reorder(order))
+            return Field(self.name, keys, versions, None)
+        members = self.members.reorder(order)
+        which = members.objects
+        return Field(
+            self.name, RepeatedStrings(self.keys, which), RepeatedStrings(self.versions, which), members
+        )
+
+
 class MemberRow(NamedTuple):
     """What a row of a key list says of a member, as it is written."""
 
@@ -169,11 +201,11 @@ class MemberColumns:
             raise ValueError(f"{who} has one encoding more than the {_MAX_ENCODINGS} of a key list")
         return self._codes.setdefault(encoding, len(self._codes))
 
-    def finish(self, keys: PackedStrings, which: NDArray[np.int64]) -> Members:
+    def finish(self, keys: PackedStrings, which: NDArray[np.int64], *, shared: bool = False) -> Members:
         """The members in the order of their rows; the object that was the ``i``-th is ``keys[which[i]]``.
 
         Raises:
-            ValueError: two of one object overlap, or have one name.
+            ValueError: two of one object overlap, or have one name; not where they may be ``shared``.
         """
         names = self._names.build()
         offsets, lengths = np.array(self._offsets), np.array(self._lengths)
@@ -183,6 +215,8 @@ class MemberColumns:
         encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[self._encodings]
         objects = which[np.array(self._objects)]
         found = Members(objects, names, offsets, lengths, encodings, tuple(row_encodings))
+        if shared:
+            return found
         order = found.sort_order()
         overlap = found.ends[order][:-1] > offsets[order][1:]
         self._refuse(found, keys, order, overlap, "overlap")

@@ -100,7 +100,7 @@ async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> 
         raise ConfigError(msg) from error
     except FunctionTimedOutError as error:
         return (
-            f"functions did not answer for {counted(len(request.keys), 'sample')} tried: {error}; a function "
+            f"functions did not answer for {counted(len(request.ids), 'sample')} tried: {error}; a function "
             "in a VPC reaches S3 by a gateway endpoint, which leads to its own region's buckets, or by NAT"
         )
     except ExecutorError as error:

@@ -283,3 +283,59 @@ def test_reduced_decoding_leaves_enough_pixels_and_takes_the_smallest_scale(size
     assert image.size == tuple(math.ceil(side / scale) for side in size)
     shown = np.asarray(decode(data, limit_pixels=LIMIT).resize(image.size, Image.Resampling.BOX))
     assert np.abs(np.asarray(image).astype(int) - shown).mean() < 3
+
+
+def grey_png(bits, rows):
+    """A greyscale PNG of so many bits a pixel, written by hand: Pillow writes no two or four."""
+    height, width = rows.shape
+    packed = np.unpackbits(rows.astype(np.uint8)[..., None], axis=2)[..., 8 - bits :].reshape(height, -1)
+    lines = b"".join(b"\0" + np.packbits(line).tobytes() for line in packed)
+
+    def chunk(kind, content):
+        check = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + check
+
+    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(lines))
+        + chunk(b"IEND", b"")
+    )
+
+
+def indexed(numbers):
+    image = Image.fromarray(numbers, "P")
+    image.putpalette([*range(256)] * 3)
+    return image
+
+
+NUMBERS = np.random.default_rng(3).integers(0, 2**16, (9, 7)).astype(np.uint16)
+SMALL = (NUMBERS % 256).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("data", "numbers"),
+    [
+        (encode(SMALL, "PNG"), SMALL),
+        (encode(indexed(SMALL), "PNG"), SMALL),
+        (encode(Image.fromarray(SMALL > 99), "PNG"), (SMALL > 99).astype(np.uint8)),
+        *((grey_png(bits, SMALL >> (8 - bits)), SMALL >> (8 - bits)) for bits in (1, 2, 4, 8)),
+        (encode(indexed(SMALL % 16), "PNG", bits=4), SMALL % 16),
+        (encode(NUMBERS, "PNG"), NUMBERS),
+        (encode(NUMBERS, "TIFF"), NUMBERS),
+        (encode(NUMBERS.astype(np.float32), "TIFF"), NUMBERS.astype(np.float32)),
+        (encode(NUMBERS.astype(np.int32), "TIFF"), NUMBERS.astype(np.int32)),
+    ],
+)
+def test_numbers_of_masks_are_as_they_were_written(data, numbers):
+    found = np.asarray(decode(data, limit_pixels=LIMIT, of_mask=True))
+    assert found.dtype == numbers.dtype
+    assert np.array_equal(found, numbers)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "LA", "RGBA", "CMYK"])
+def test_a_mask_of_several_channels_is_none(mode):
+    data = encode(Image.fromarray(pixels()).convert(mode), "TIFF")
+    with pytest.raises(SampleFailedError, match=f"and this TIFF is {mode}"):
+        decode(data, limit_pixels=LIMIT, of_mask=True)

@@ -48,7 +48,7 @@ def requests(draw):
             length = draw(st.sampled_from([1, 1600, MIB, 3 * MIB, 20 * MIB]))
             rows.append({"key": key, "version": "v", "member": str(number), "offset": at, "length": length})
             at += length
-    one = {"key": "a", "version": "v", "member": "", "offset": 0, "length": 1}
+    one = {"key": "a", "version": "v", "member": "0", "offset": 0, "length": 1}
     rows = draw(st.permutations(rows or [one]))
     return member_request("file:///x", rows, "redis://h:1")
 

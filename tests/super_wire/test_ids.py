@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import accumulate
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from superdl.super_wire.ids import ID_BYTES, batch_id, batch_ids, digest128, sample_id, sample_ids, split_ids
+from superdl.super_wire.ids import (
+    ID_BYTES,
+    FieldColumns,
+    batch_id,
+    batch_ids,
+    digest128,
+    sample_id,
+    sample_ids,
+    split_ids,
+)
 
 # Few characters, so that hypothesis meets different fields of one concatenation.
 TEXT = st.text("a/:0\0", max_size=6)
@@ -34,6 +44,37 @@ def test_fields_of_one_concatenation_have_different_ids(fields, data):
         return sample_id(bucket, key, version, digest.encode())
 
     assert of(*fields) != of(*other)
+
+
+PART = st.tuples(TEXT, TEXT, st.none() | TEXT.filter(bool), TEXT)  # name, key, member, version
+PARTED = st.tuples(
+    TEXT, TEXT, st.none() | TEXT.filter(bool), TEXT, st.lists(PART, max_size=2), DIGEST, RANDOMNESS
+)
+
+
+def id_with_fields(bucket, key, member, version, parts, digest, randomness):
+    fields = [
+        FieldColumns(name, [its.encode()], [theirs.encode()], None if inner is None else [inner.encode()])
+        for name, its, inner, theirs in parts
+    ]
+    members = None if member is None else [member.encode()]
+    return sample_ids(bucket, [key.encode()], [version.encode()], digest, randomness, members, fields)
+
+
+@given(PARTED, PARTED)
+def test_ids_with_fields_differ_where_any_part_does(first, second):
+    assert (id_with_fields(*first) == id_with_fields(*second)) is (first == second)
+    bucket, key, member, version, _, digest, randomness = first
+    without = id_with_fields(bucket, key, member, version, [], digest, randomness)
+    assert without == sample_id(bucket, key, version, digest, randomness, member)
+
+
+def test_golden_value_of_a_sample_with_fields():
+    """By hand: every field of the id with its length before it, in eight little-endian bytes."""
+    found = id_with_fields("s3://b", "k", None, "v", [("mask", "m.tar", "1.png", "w")], b"digest", None)
+    fields = (b"s3://b", b"k", b"v", b"mask", b"m.tar", b"1.png", b"w", b"digest")
+    by_hand = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+    assert found == hashlib.blake2b(by_hand, digest_size=16).digest()
 
 
 @given(st.lists(st.tuples(TEXT, TEXT), max_size=8), DIGEST, RANDOMNESS)

@@ -238,6 +238,7 @@ def test_a_recipe_of_another_pipeline_version_is_refused(version):
 
 GOOD = {
     "reduced_decode": {"size": 8},
+    "mask": {},
     "resize": {"size": 8},
     "center_crop": {"size": 8},
     "pad": {"padding": 8},
@@ -319,8 +320,19 @@ REFUSED = {
         [FLIP, step]
         for step in (None, "flip", [], ["op", "resize"], {}, {"op": 5}, {"op": None}, {"size": 8})
     ],
-    "no step 'resise'; there are reduced_decode, resize, center_crop": [[{"op": "resise"}]],
+    "no step 'resise'; there are reduced_decode, mask, resize, center_crop": [[{"op": "resise"}]],
     "at most 64 steps; this one has 65": [[FLIP] * 65],
+    r"step 2 \(mask\).*first step": [[FLIP, {"op": "mask"}]],
+    r"step 2 \(resize\): the numbers of a mask cannot be mixed": [
+        [{"op": "mask"}, {"op": "resize", "size": 8, "interpolation": name}] for name in ("box", "bilinear")
+    ],
+    r"step 2 \(grayscale\): a mask holds numbers": [[{"op": "mask"}, {"op": "grayscale"}]],
+    "fields are image, the object in a list's key": [
+        {"mask": []},
+        {},
+        {"image": []} | {f"f{n}": [] for n in range(16)},
+    ],
+    "a field has a name of 1 to 64": [{"image": [], name: []} for name in ("", "a.b", "label", "1", 5)],
     r"step 2 \(reduced_decode\).*first step": [[FLIP, {"op": "reduced_decode", "size": 8}]],
     r"step 1 \(resize\): max_size bounds the longer side": [
         [{"op": "resize", "size": size, "max_size": 8}] for size in (8, 9, [4, 4])
@@ -350,3 +362,20 @@ def test_steps_that_cannot_be_are_refused(words, steps):
 
 def test_as_many_steps_as_are_allowed_are_taken():
     assert len(Recipe([FLIP] * 64).steps) == 64
+
+
+def test_a_recipe_for_each_field():
+    flip = Recipe([FLIP], augment_seed=3)
+    recipe = Recipe.fields(mask=Recipe.mask(resize=8, crop=4), depth=Recipe.mask(), image=flip)
+    assert list(recipe.parts) == ["image", "depth", "mask"]
+    assert recipe.beside == ("depth", "mask")
+    assert recipe.steps == flip.steps
+    assert (recipe.random, recipe.augment_seed, recipe.output_shape) == (True, 3, None)
+    assert recipe.parts["mask"].steps[1] == {"op": "resize", "size": 8, "interpolation": "nearest"}
+    assert Recipe.from_json(recipe.json) == recipe == pickle.loads(pickle.dumps(recipe))
+    assert len({recipe.digest, flip.digest, Recipe.fields(image=flip).digest}) == 3
+    assert not Recipe.fields(image=Recipe.image(), mask=Recipe.mask()).random
+    with pytest.raises(RecipeError, match=r"one augment_seed, not \[3, 4\]"):
+        Recipe.fields(image=flip, mask=Recipe([FLIP], augment_seed=4))
+    with pytest.raises(RecipeError, match="the field mask has a recipe such as"):
+        Recipe.fields(image=flip, mask=recipe)

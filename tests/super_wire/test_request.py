@@ -56,7 +56,8 @@ def requests(draw):
 def members(draw, count):
     """The columns of a request whose samples are members of objects."""
     lengths = st.integers(1, 2**63 - 1)
-    kinds = {"members": TEXT, "member_offsets": COUNT, "member_lengths": lengths}
+    name = TEXT.filter(bool)
+    kinds = {"members": name, "member_offsets": COUNT, "member_lengths": lengths}
     columns = {name: draw(st.tuples(*[kind] * count)) for name, kind in kinds.items()}
     encodings = st.just(()) | st.tuples(*[st.sampled_from(MEMBER_ENCODINGS)] * count)
     return columns | {"encodings": draw(encodings)}
@@ -100,6 +101,15 @@ RESULT = PrefetchResult(
 @given(requests())
 def test_requests_round_trip(request_):
     assert PrefetchRequest.from_mapping(json.loads(request_.to_json())) == request_
+    columns = ("keys", "versions", "members", "member_offsets", "member_lengths", "encodings")
+    again = {name: getattr(request_, name) * 3 for name in columns}
+    parts = replace(request_, fields=("mask", "depth"), **again)
+    assert PrefetchRequest.from_mapping(json.loads(parts.to_json())) == parts
+    with pytest.raises(ConfigError, match="as many keys and versions as ids, and again for each field"):
+        PrefetchRequest.from_mapping(replace(parts, fields=("mask",)).to_mapping())
+    for fields_ in (("mask", "mask"), ("image", "mask"), ("mask", "a.b")):
+        with pytest.raises(ConfigError, match="fields that differ|a field has a name"):
+            PrefetchRequest.from_mapping(replace(parts, fields=fields_).to_mapping())
 
 
 @given(results())
@@ -227,9 +237,9 @@ def test_bad_results(name, value):
 @pytest.mark.parametrize("field", [field.name for field in fields(PrefetchRequest)])
 def test_requests_lack_nothing(field):
     mapping = json.loads(OF_MEMBERS.to_json())
-    del mapping[field]
-    if field == "encodings":  # none at all stand for bytes as they are
-        assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, encodings=())
+    mapping.pop(field, None)
+    if field in {"encodings", "fields"}:  # none at all stand for bytes as they are
+        assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, **{field: ()})
         return
     words = "one of member" if field.startswith("member") else f"the prefetch request lacks '{field}'"
     with pytest.raises(ConfigError, match=words):
@@ -238,7 +248,7 @@ def test_requests_lack_nothing(field):
 
 @pytest.mark.parametrize("count", [0, MAX_SAMPLES_PER_REQUEST + 1])
 def test_the_number_of_samples_is_bounded(count):
-    mapping = asdict(REQUEST) | {"super_request": REQUEST_VERSION, "keys": ["k"] * count}
+    mapping = asdict(REQUEST) | {"super_request": REQUEST_VERSION, "ids": ["0" * 32] * count}
     with pytest.raises(ConfigError, match=f"1 to 4096 samples; this one {count}"):
         PrefetchRequest.from_mapping(mapping)
 

@@ -1,0 +1,237 @@
+"""Images with masks, as key lists name them: aligned dicts of the same bytes, wherever the parts lie."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+from torch.utils.data import DataLoader
+
+from superdl import Recipe, SuperDataset, SuperSampler
+from superdl.sampler.embedded.embedded import release_all
+from superdl.super_wire.errors import SourceError
+from tests.fixtures.stack import Stack
+from tests.integration.resuming import settled_stats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.fixtures.object_store import ObjectStore
+
+COUNT, SIDE = 12, 16
+RECIPE = Recipe.fields(image=Recipe.image(resize=20, crop=SIDE), mask=Recipe.mask(resize=20, crop=SIDE))
+CROPS: list[dict[str, Any]] = [
+    {"op": "random_resized_crop", "size": [12, 18], "interpolation": "nearest"},
+    {"op": "horizontal_flip"},
+    {"op": "pad", "padding": 3},
+    {"op": "random_crop", "size": SIDE},
+    {"op": "vertical_flip"},
+]
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    """Images whose red is their mask's class, so that whoever moves the one without the other is seen."""
+    rng = np.random.default_rng(5)
+    palette = rng.integers(0, 256, 768, dtype=np.uint8).tolist()
+    directory = tmp_path / "scenes"
+    for folder in ("images", "masks"):
+        (directory / folder).mkdir(parents=True)
+    for number in range(COUNT):
+        classes = rng.integers(0, 21, (24 + number, 40), dtype=np.uint8)
+        pixels = np.stack([classes, *rng.integers(0, 256, (2, *classes.shape), dtype=np.uint8)], axis=2)
+        Image.fromarray(pixels).save(directory / "images" / f"{number:02d}.png")
+        mask = Image.fromarray(classes, "P")
+        mask.putpalette(palette)
+        mask.save(directory / "masks" / f"{number:02d}.png")
+    return directory
+
+
+def loose(scenes: Path, name: str) -> str:
+    """A key list of images and masks that are objects, in a format."""
+    rows = [
+        {"key": f"images/{number:02d}.png", "label": number, "mask.key": f"masks/{number:02d}.png"}
+        for number in range(COUNT)
+    ]
+    path = scenes.parent / name
+    if name.endswith(".parquet"):
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif name.endswith(".csv"):
+        with path.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path.as_uri()
+
+
+def tarred(scenes: Path, *, apart: bool = False) -> tuple[Path, str]:
+    """A tar of pairs side by side, or one of images and one of masks; and the key list of them."""
+    directory, rows = scenes.parent / "tars", []
+    directory.mkdir()
+    files = [directory / "a.tar", directory / ("b.tar" if apart else "a.tar")]
+    for file in dict.fromkeys(files):
+        with tarfile.open(file, "w") as archive:
+            for number in range(COUNT):
+                for folder, where in zip(("images", "masks"), files, strict=True):
+                    if where == file:
+                        archive.add(scenes / folder / f"{number:02d}.png", f"{number:02d}.{folder}.png")
+    for number in range(COUNT):
+        row: dict[str, Any] = {"key": "a.tar", "label": number}
+        for folder, file, prefix in zip(("images", "masks"), files, ("", "mask."), strict=True):
+            with tarfile.open(file) as archive:
+                entry = archive.getmember(f"{number:02d}.{folder}.png")
+            place = {"member": entry.name, "offset": entry.offset_data, "length": entry.size}
+            row |= {prefix + name: value for name, value in place.items()}
+        rows.append(row | ({"mask.key": "b.tar"} if apart else {}))
+    key_list = scenes.parent / "members.jsonl"
+    key_list.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory, key_list.as_uri()
+
+
+def expected(scenes: Path, number: int) -> dict[str, torch.Tensor]:
+    """A sample as torchvision would make it, by Pillow alone."""
+    found = {}
+    for name, folder in (("image", "images"), ("mask", "masks")):
+        image = Image.open(scenes / folder / f"{number:02d}.png")
+        by = Image.Resampling.BILINEAR if name == "image" else Image.Resampling.NEAREST
+        width = int(20 * image.width / image.height) if image.width > image.height else 20
+        image = image.resize((width, int(20 * image.height / image.width) if width == 20 else 20), by)
+        left, top = round((image.width - SIDE) / 2), round((image.height - SIDE) / 2)
+        array = torch.from_numpy(np.array(image.crop((left, top, left + SIDE, top + SIDE))))
+        found[name] = array.permute(2, 0, 1) if name == "image" else array
+    return found
+
+
+def assert_batches(batches: Iterable[Any], scenes: Path) -> None:
+    """See that an epoch has every sample once, with these pixels."""
+    seen = []
+    for images, labels in batches:
+        assert list(images) == ["image", "mask"]
+        assert images["image"].shape[1:] == (3, SIDE, SIDE)
+        assert images["image"].is_contiguous(memory_format=torch.channels_last)
+        assert (images["mask"].shape[1:], images["mask"].dtype) == ((SIDE, SIDE), torch.uint8)
+        for row, label in enumerate(labels.tolist()):
+            wanted = expected(scenes, label)
+            assert all(torch.equal(images[name][row], wanted[name]) for name in wanted)
+            seen.append(label)
+    assert sorted(seen) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("name", ["list.jsonl", "list.csv", "list.parquet"])
+def test_masks_beside_images(scenes: Path, name: str, shared_stack: Stack) -> None:
+    dataset = SuperDataset(scenes, RECIPE, key_list=loose(scenes, name))
+    with SuperSampler(dataset, batch_size=5, coordinator=shared_stack.address) as sampler:
+        assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
+        assert settled_stats(sampler).samples_produced == COUNT
+
+
+def test_random_steps_move_image_and_mask_alike(scenes: Path, shared_stack: Stack) -> None:
+    still = [step for step in CROPS if "interpolation" not in step]
+    mask = Recipe([{"op": "mask"}, {"op": "random_resized_crop", "size": [12, 18]}, *still], augment_seed=9)
+    recipe = Recipe.fields(image=Recipe(CROPS, augment_seed=9), mask=mask)
+    dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "list.jsonl"), return_info=True)
+    with SuperSampler(dataset, batch_size=4, coordinator=shared_stack.address) as sampler:
+        epochs = [list(DataLoader(dataset, sampler=sampler, batch_size=None)) for _ in range(2)]
+    seen = set()
+    for images, _, _ in epochs[0] + epochs[1]:
+        assert torch.equal(images["image"][:, 0], images["mask"])
+        seen |= {mask.numpy().tobytes() for mask in images["mask"]}
+    assert len(seen) == 2 * COUNT
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_pairs_in_tars_come_back_out_of_the_store(
+    scenes: Path, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUPER_STORE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    directory, key_list = tarred(scenes, apart=apart)
+    produced = []
+    for _ in range(2):
+        dataset = SuperDataset(directory, RECIPE, key_list=key_list)
+        with SuperSampler(dataset, batch_size=COUNT, seed=1) as sampler:
+            assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
+            produced.append(settled_stats(sampler).samples_produced)
+        release_all()
+        for shard in directory.glob("*.tar"):  # who reads it finds nothing any more
+            found = shard.stat()
+            shard.write_bytes(bytes(found.st_size))
+            os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert produced == [COUNT, 0]
+
+
+def test_what_is_wrong_with_a_mask_is_the_samples_failure(scenes: Path, shared_stack: Stack) -> None:
+    key_list = loose(scenes, "list.jsonl")
+    Image.open(scenes / "masks" / "03.png").convert("RGB").save(scenes / "masks" / "03.png")
+    dataset = SuperDataset(scenes, RECIPE, key_list=key_list, on_bad_sample="skip", return_info=True)
+    with SuperSampler(dataset, batch_size=COUNT, shuffle=False, coordinator=shared_stack.address) as sampler:
+        ((images, labels, info),) = DataLoader(dataset, sampler=sampler, batch_size=None)
+    assert labels.tolist() == [number for number in range(COUNT) if number != 3]
+    assert len(images["image"]) == len(images["mask"]) == COUNT - 1
+    ((name, reason),) = info.bad
+    assert name == "images/03.png"
+    assert "its field 'mask', masks/03.png: a mask has one number for each pixel" in reason
+    rows = []
+    for number in range(3):  # the list says the versions, so nobody looks before
+        status = (scenes / "masks" / f"{number:02d}.png").stat()
+        version = "1-1" if number < 2 else f"{status.st_size}-{status.st_mtime_ns}"
+        row = {"key": f"images/{number:02d}.png", "label": 0, "mask.version": version}
+        rows.append(row | {"mask.key": f"masks/{number:02d}.png" if number else "masks/gone.png"})
+    said = scenes.parent / "said.jsonl"
+    said.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = SuperDataset(scenes, RECIPE, key_list=said, on_bad_sample="skip", return_info=True)
+    with SuperSampler(dataset, batch_size=3, shuffle=False, coordinator=shared_stack.address) as sampler:
+        ((images, _, info),) = DataLoader(dataset, sampler=sampler, batch_size=None)
+    assert torch.equal(images["mask"][0], expected(scenes, 2)["mask"])
+    reasons = dict(info.bad)
+    assert "its field 'mask', masks/gone.png: there is no such file" in reasons["images/00.png"]
+    assert "its field 'mask', masks/01.png: its version is" in reasons["images/01.png"]
+
+
+def test_lists_whose_fields_cannot_be(scenes: Path, shared_stack: Stack) -> None:
+    def told(recipe: Recipe, **columns: Any) -> str:
+        rows = [{"key": "images/00.png", "label": 0} | columns]
+        key_list = scenes.parent / f"{len(list(scenes.parent.iterdir()))}.jsonl"
+        key_list.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        dataset = SuperDataset(scenes, recipe, key_list=key_list.as_uri())
+        with pytest.raises(SourceError) as caught:
+            SuperSampler(dataset, batch_size=1, coordinator=shared_stack.address)
+        return str(caught.value)
+
+    assert "the recipe has the field 'mask'" in told(RECIPE, **{"depth.key": "masks/00.png"})
+    assert "1 of its 1 keys are not in" in told(RECIPE, **{"mask.key": "masks/99.png"})
+    assert "is not a path below the source" in told(RECIPE, **{"mask.key": "../secret.png"})
+    assert "the field mask: a key is a text" in told(RECIPE, **{"mask.key": None})
+    assert "member, offset and length come together" in told(RECIPE, **{"mask.member": "a", "mask.offset": 0})
+    place = {"mask.member": "a", "mask.offset": 0, "mask.length": 10**7}
+    assert "the member 'a' of 'masks/00.png' ends at 10000000" in told(
+        RECIPE, **{"mask.key": "masks/00.png"}, **place
+    )
+    assert "those of image" in told(RECIPE, **{"image.key": "masks/00.png"})
+
+
+def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes: Path, object_store: ObjectStore) -> None:
+    directory, key_list = tarred(scenes)
+    lists = {"pairs": key_list, "scenes": loose(scenes, "list.jsonl")}
+    directory.rename(object_store.directory / "pairs")
+    scenes = scenes.rename(object_store.directory / "scenes")
+    requests = {}
+    with Stack(arguments=("--workers", "1")) as stack:
+        for bucket, named in lists.items():
+            dataset = SuperDataset(f"s3://{bucket}", RECIPE, key_list=named)
+            with SuperSampler(dataset, batch_size=COUNT, coordinator=stack.address) as sampler:
+                assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
+                requests[bucket] = settled_stats(sampler).source_requests
+    assert requests == {"pairs": 1, "scenes": 2 * COUNT}
