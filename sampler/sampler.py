@@ -197,6 +197,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
         weakref.finalize(self, self._pager.stop_soon)
 
     @property
+    def coordinator(self) -> str:
+        """The address of the coordinator that plans for it: the embedded one's where none was named."""
+        return self._client.address
+
+    @property
     def job(self) -> str:
         """The id of the job, 32 hex digits; the ranks of a run share it."""
         return self._session.job

@@ -21,7 +21,6 @@ __all__ = ["main"]
 # The others are superdl.NAME_command.
 _MODULES = {
     "coordinator": "superdl.coordinator.__main__",
-    "doctor": "superdl.doctor.command",
     "index": "superdl.index.command",
     "store": "superdl.store.command",
     "warm": "superdl.warm.command",

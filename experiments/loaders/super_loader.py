@@ -58,7 +58,27 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
     )
     if sampler.kept and (request.loader.coordinator or os.environ.get("SUPER_COORDINATOR")):
         request.tell(sampler.kept)  # an embedded one says so itself
+    if request.training:
+        try:
+            _try_out(request, sampler.coordinator)
+        except BaseException:
+            sampler.close()
+            raise
     return dataset, sampler
+
+
+def _try_out(request: LoaderRequest, coordinator: str) -> None:
+    """Each rank's host has to reach the cache; what functions do is the same for all."""
+    from superdl.doctor import preflight
+
+    preflight(
+        request.source.url,
+        _recipe(request.recipe),
+        coordinator=coordinator,
+        key_list=request.source.key_list,
+        sample=request.rank == 0,
+        tell=request.tell,
+    )
 
 
 def _recipe(spec: RecipeSpec) -> Recipe:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from superdl.doctor.cache import check_cache, check_coordinator, check_memory
 from superdl.doctor.checking import Case, Check, CheckStatus, Finding, run_checks
 from superdl.doctor.function import check_function
+from superdl.doctor.preflight import preflight
 from superdl.doctor.sample import check_bandwidth, check_dataset_fits, check_sample, check_shared_memory
 from superdl.doctor.source import check_credentials, check_listing
 from superdl.doctor.store import check_store
 
-__all__ = ["CHECKS", "Case", "Check", "CheckStatus", "Finding", "run_checks"]
+__all__ = ["CHECKS", "Case", "Check", "CheckStatus", "Finding", "preflight", "run_checks"]
 
 _FOR_A_SAMPLE = ("listing", "coordinator", "cache", "function")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from superdl.doctor import CHECKS
-from superdl.doctor.command import add_arguments, read_stack
+from superdl.doctor_command import add_arguments, read_stack
 from superdl.main import main
 from superdl.super_wire.errors import ConfigError
 from tests.superdl.doctor.asking import asked, only
