@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from torch.utils.data import ConcatDataset
 
+from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.listed_source import coordination
 from superdl.super_dataset.memory import mover_to
 from superdl.super_dataset.mixing import SuperMix, whole_of
@@ -150,7 +151,11 @@ class SuperLoader(Generic[_Ref]):
         whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
         self._mover = mover_to(device)
         self._threads = ReadingThreads(
-            _whole("threads", threads, 1, _MAX_THREADS), whole, collate_fn, self._mover
+            _whole("threads", threads, 1, _MAX_THREADS),
+            whole,
+            collate_fn,
+            self._mover,
+            finished_elsewhere=type(whole) is SuperDataset,  # others may look at what they wrap
         )
         self._made: Any = None
         """The sampler that is closed with the loader."""

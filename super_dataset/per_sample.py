@@ -10,23 +10,23 @@ from __future__ import annotations
 import inspect
 import random
 import threading
-from contextlib import contextmanager, nullcontext
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 
-from superdl.super_dataset.memory import empty_batch, in_one_block, memory_here
+from superdl.super_dataset.memory import Unfinished, finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
-from superdl.super_dataset.splitting import known_class
+from superdl.super_dataset.splitting import drawn_from, known_class
+from superdl.super_dataset.stacking import as_tensor, batched, batched_fields, unfinished
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
 
+    from superdl.super_dataset.pictures import End
     from superdl.super_dataset.reading import BatchInfo
 
 __all__ = ["PerSample", "for_batches"]
@@ -40,6 +40,29 @@ _OWN_GENERATORS: Mapping[str, Callable[[bytes], Any]] = {
     "rng": lambda digest: np.random.default_rng(_bits(digest)),
 }
 """Arguments by which a transform takes a generator of its own, as torch and numpy name them."""
+
+
+class _Global(NamedTuple):
+    """A generator that a whole process draws from, and how it is set for a sample."""
+
+    seed: Callable[[bytes], Any]
+    state: Callable[[], Any]
+    set_state: Callable[[Any], Any]
+
+
+_GLOBAL_GENERATORS: Mapping[str, _Global] = {
+    "random": _Global(lambda digest: random.seed(_bits(digest)), random.getstate, random.setstate),
+    "numpy": _Global(
+        lambda digest: np.random.seed(np.frombuffer(digest, dtype="<u4")),  # noqa: NPY002
+        np.random.get_state,
+        np.random.set_state,
+    ),
+    "torch": _Global(
+        lambda digest: torch.default_generator.manual_seed(_bits(digest[:8])),
+        torch.get_rng_state,
+        torch.set_rng_state,
+    ),
+}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OF_A_BATCH = ("images", "labels", "info")
 _MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # of torchvision, and of timm
@@ -53,13 +76,13 @@ class PerSample:
 
     ``SuperDataset`` wraps a transform with one required argument by itself.
 
-    What is drawn for a sample depends on (seed, epoch, sample id) alone: before each, the global
-    generators of Python, numpy and torch (CPU) are set, and after the batch they are what they were. So it
-    works in a DataLoader's workers and in the main thread; in the threads of ``SuperLoader`` only with a
-    generator of its own, or ``seed=None``. A transform that has an argument ``generator`` (of torch) or
-    ``rng`` (of numpy), or both, is given them, and the global ones are left alone; one that has
-    ``set_random_state``, as albumentations, is given its own besides. Generators that a transform keeps
-    otherwise are not seeded.
+    What is drawn for a sample depends on (seed, epoch, sample id) alone: before each, the global generators
+    of Python, numpy and torch (CPU) are set, and after the batch they are what they were. So it works in a
+    DataLoader's workers and in the main thread; in the threads of ``SuperLoader`` only with a generator of
+    its own, with ``seed=None``, or of classes known to draw nothing, as for validation. A transform that has
+    an argument ``generator`` (of torch) or ``rng`` (of numpy), or both, is given them, and the global ones
+    are left alone; one that has ``set_random_state``, as albumentations, is given its own besides. Generators
+    that a transform keeps otherwise are not seeded.
 
     Tensors and arrays of one shape and dtype are stacked; other results come as a list. A sample of several
     arrays is a dict, its images and masks, uint8 of shape (height, width), in the form that is said, other
@@ -82,13 +105,20 @@ class PerSample:
         takes: what an image is to it: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). Samples that are no images come as they are, to
             the latter two. Default: numpy by keyword, else PIL.
+        finish_later: leave the pipeline's end, such as ``ToTensor`` and ``Normalize``, to :meth:`finish`;
+            batches come as uint8. A ``SuperLoader`` with a ``device`` does so by itself.
 
     Raises:
-        ConfigError: an argument is wrong; or the transform mixes the images of a batch.
+        ConfigError: an argument is wrong; the transform mixes the images of a batch, or has no end for later.
     """
 
     def __init__(
-        self, transform: Callable[..., Any], *, seed: Seed = "sampler", takes: Takes | None = None
+        self,
+        transform: Callable[..., Any],
+        *,
+        seed: Seed = "sampler",
+        takes: Takes | None = None,
+        finish_later: bool = False,
     ) -> None:
         if not callable(transform):
             raise ConfigError(f"PerSample calls its transform on each sample; {transform!r} cannot be")
@@ -111,6 +141,27 @@ class PerSample:
         self._by_keyword = _takes_its_image_by_keyword(parameters)
         self._takes: Takes = takes or ("numpy" if self._by_keyword else "pil")
         self._generators = [name for name in _OWN_GENERATORS if name in parameters]
+        self._finish_later = finish_later
+        if finish_later and self._in_fewer_steps()[1] is None:
+            raise ConfigError(
+                f"finish_later: {_name_of(transform)} does not take PIL images and end with torchvision's or "
+                "timm's ToTensor or the like, and perhaps Normalize"
+            )
+
+    def finish(self, images: Any) -> Any:
+        """What the pipeline makes of a batch that came by ``finish_later``, where it lies: uint8, (batch, 3,
+        height, width). Lists, of several sizes, are finished already.
+
+        >>> from torchvision import transforms
+        >>> transform = PerSample(transforms.ToTensor(), finish_later=True)
+        >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=transform)
+        >>> images, _ = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4))))
+        >>> images.dtype, transform.finish(images).dtype
+        (torch.uint8, torch.float32)
+        """
+        end = self._in_fewer_steps()[1]
+        unfinished = isinstance(images, torch.Tensor) and images.dtype == torch.uint8
+        return end(images) if end is not None and unfinished else images
 
     def __call__(self, images: Any, labels: Any, info: BatchInfo) -> tuple[Any, Any]:
         """A ``transform`` of SuperDataset: (what is made of the images, labels as they came).
@@ -119,30 +170,42 @@ class PerSample:
             UsageError: in a thread it would need the global generators; or a sample is no image.
         """
         # Looked at for each batch, for a Compose may get other transforms while it is used.
-        call = in_fewer_steps(self._transform) if self._takes == "pil" else self._transform
-        with self._generators_kept():
+        call, end = self._in_fewer_steps()
+        drawn = self._drawn()
+        with _global_generators_kept(drawn):
             if not isinstance(images, dict):
-                made = (self._made(call, image, info, at) for at, image in enumerate(images))
-                return _batched(made, len(images)), labels
+                made = (self._made(call, image, info, at, drawn) for at, image in enumerate(images))
+                if end is None:
+                    return batched(made, len(images)), labels
+                if not self._finish_later and not finished_elsewhere_here():
+                    return batched(made, len(images), end), labels
+                batch = unfinished(made, len(images), end)
+                bare = self._finish_later and isinstance(batch, Unfinished)
+                return batch.images if bare else batch, labels
             rows = zip(*images.values(), strict=True)
             results = [
-                self._made(self._transform, dict(zip(images, row, strict=True)), info, at)
+                self._made(self._transform, dict(zip(images, row, strict=True)), info, at, drawn)
                 for at, row in enumerate(rows)
             ]
-            return _batched_fields(results), labels
+            return batched_fields(results), labels
 
-    def _generators_kept(self) -> AbstractContextManager[None]:
+    def _in_fewer_steps(self) -> tuple[Callable[..., Any], End | None]:
+        return in_fewer_steps(self._transform) if self._takes == "pil" else (self._transform, None)
+
+    def _drawn(self) -> frozenset[str]:
+        """The global generators to be set for each sample."""
         if self._seed is None or self._generators:
-            return nullcontext()
-        if threading.current_thread() is not threading.main_thread():
+            return frozenset()
+        drawn = drawn_from(self._transform)
+        drawn = frozenset(_GLOBAL_GENERATORS) if drawn is None else drawn
+        if drawn and threading.current_thread() is not threading.main_thread():
             raise UsageError(
-                f"{_name_of(self._transform)} may draw from the global generators of Python, numpy and "
-                "torch, for which this thread would race with the training loop. Use a DataLoader with "
-                "num_workers=1 or more in place of the SuperLoader; or give the transform an argument "
-                "generator (torch's) or rng (numpy's) to draw from; or, if it draws nothing, write "
-                "transform=PerSample(t, seed=None)"
+                f"{_name_of(self._transform)} may draw from the global generators, for which this thread "
+                "would race with the training loop. Use a DataLoader with num_workers=1 or more in place of "
+                "the SuperLoader; or give the transform an argument generator (torch's) or rng (numpy's) to "
+                "draw from; or, if it draws nothing, write transform=PerSample(t, seed=None)"
             )
-        return _global_generators_kept()
+        return drawn
 
     def _made(
         self,
@@ -150,6 +213,7 @@ class PerSample:
         sample: torch.Tensor | dict[str, torch.Tensor],
         info: BatchInfo,
         at: int,
+        drawn: frozenset[str],
     ) -> Any:
         """What the transform makes of the sample at this place of the batch."""
         form = _FORMS[self._takes]
@@ -159,7 +223,7 @@ class PerSample:
         else:
             given = form(sample)
         sample_id = info.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES]
-        generators = self._seeded(info.draw_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info)
+        generators = self._seeded(info.draw_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info, drawn)
         try:
             if self._by_keyword and isinstance(given, dict):
                 result = call(**given, **generators)
@@ -172,10 +236,10 @@ class PerSample:
             error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
             raise
         if isinstance(sample, dict) and isinstance(result, dict):
-            return {name: _as_tensor(one) for name, one in result.items()}
-        return _as_tensor(result)
+            return {name: as_tensor(one) for name, one in result.items()}
+        return as_tensor(result)
 
-    def _seeded(self, sample_id: bytes, info: BatchInfo) -> dict[str, Any]:
+    def _seeded(self, sample_id: bytes, info: BatchInfo, drawn: frozenset[str]) -> dict[str, Any]:
         """Set what the transform draws from; the generators to be given to it, if it takes any, by name."""
         if self._seed is None:
             return {}
@@ -186,9 +250,8 @@ class PerSample:
             return {
                 name: _OWN_GENERATORS[name](digest128(name.encode(), *words)) for name in self._generators
             }
-        random.seed(_bits(digest128(b"random", *words)))
-        np.random.seed(np.frombuffer(digest128(b"numpy", *words), dtype="<u4"))  # noqa: NPY002
-        torch.default_generator.manual_seed(_bits(digest128(b"torch", *words)[:8]))
+        for name in drawn:
+            _GLOBAL_GENERATORS[name].seed(digest128(name.encode(), *words))
         if hasattr(self._transform, "set_random_state"):
             # One pair for a whole pipeline; by set_random_seed all its steps would draw the same numbers.
             arrays = np.random.default_rng(_bits(digest128(b"state: numpy", *words)))
@@ -288,14 +351,13 @@ def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:
 
 
 @contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+def _global_generators_kept(names: frozenset[str]) -> Iterator[None]:
+    states = {name: _GLOBAL_GENERATORS[name].state() for name in names}
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
-        torch.set_rng_state(tensors)
+        for name, state in states.items():
+            _GLOBAL_GENERATORS[name].set_state(state)
 
 
 def _bits(digest: bytes) -> int:
@@ -330,49 +392,6 @@ _FORMS: Mapping[Takes, Callable[[torch.Tensor], Any]] = {
     "numpy": _array,
     "tensor": lambda sample: sample,
 }
-
-
-def _as_tensor(result: Any) -> Any:
-    """An array as a tensor; a copy only of what torch cannot take as it is, such as a flipped one."""
-    if not isinstance(result, np.ndarray):
-        return result
-    return torch.from_numpy(np.require(result, requirements=["C", "W"]))
-
-
-def _batched_fields(results: list[Any]) -> Any:
-    """Of results that are dicts of the same names, a dict of batches."""
-    first = results[0]
-    if not all(isinstance(one, dict) and one.keys() == first.keys() for one in results):
-        return _batched(iter(results), len(results))
-    return {name: _batched((one[name] for one in results), len(results)) for name in first}
-
-
-def _batched(results: Iterator[Any], count: int) -> Any:
-    """Tensors of one shape and dtype in one, each copied as soon as it is made; others as a list."""
-    first = next(results)
-    if not isinstance(first, torch.Tensor):
-        return [first, *results]
-    stacked = empty_batch((count, *first.shape), first.dtype, first.device)
-    for at, result in enumerate(chain([first], results)):
-        if not _is_alike(result, first):
-            return _listed([*stacked[:at], result, *results])
-        stacked[at].copy_(result)
-    return stacked
-
-
-def _is_alike(result: object, first: torch.Tensor) -> bool:
-    return (
-        isinstance(result, torch.Tensor)
-        and result.shape == first.shape
-        and result.dtype == first.dtype
-        and result.device == first.device
-    )
-
-
-def _listed(results: list[Any]) -> list[Any]:
-    if all(isinstance(result, torch.Tensor) and result.device.type == "cpu" for result in results):
-        return in_one_block(results, memory_here())
-    return results
 
 
 def _name_of(transform: object) -> str:

@@ -1,15 +1,16 @@
 """Images between the cache and a pipeline of torchvision or timm: to PIL, and from PIL to tensors.
 
 Both ends take as little as they can. A crop copies the pixels that it keeps, not the whole image before it.
-What makes a tensor of an image and normalises it works in one piece of memory. Every pixel stays as the
-pipeline would make it, bit for bit.
+What makes a tensor of an image and normalises it works in the memory of the batch, or on the device. Every
+pixel stays as the pipeline would make it, bit for bit.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-__all__ = ["in_fewer_steps", "to_pil"]
+__all__ = ["End", "Planes", "in_fewer_steps", "to_pil"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -31,12 +32,62 @@ _FOLLOW = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"
 _RGB = 3
 _VALUES = 256
 
-_SCALES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-    lambda pixels: pixels,
-    lambda pixels: pixels.to(torch.float32).div_(255),
-    lambda pixels: pixels.to(torch.float32).mul_(1 / 255),
-)
-"""What the classes above make of bytes: nothing; torchvision's v1; its v2."""
+_SCALES = ("bytes", "divided", "multiplied")
+"""What the classes above make of bytes: nothing; float32 as torchvision's v1; as its v2."""
+
+
+class Planes(NamedTuple):
+    """The pixels of an RGB image whose pipeline has only its :class:`End` to come."""
+
+    pixels: NDArray[np.uint8]
+    """Of shape (channels, height, width), not to be written to."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class End:
+    """How a pipeline makes tensors of images, which is the same for every value of a channel.
+
+    On CPU it is the pipeline's own arithmetic, in the memory of the result. On other devices a table of all
+    values is looked up, which gives the same bits whatever the device makes of a division.
+    """
+
+    scale: str
+    moments: tuple[NDArray[np.float32], ...]
+    """Mean and standard deviation, each of shape (1 or channels, 1, 1); or none."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it makes: uint8 or float32."""
+        return torch.uint8 if self.scale == "bytes" else torch.float32
+
+    def write(self, pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
+        """Make of uint8 of shape (..., channels, height, width) what the pipeline does, in ``out``."""
+        np.copyto(out, pixels)
+        if self.scale == "divided":
+            np.divide(out, np.float32(255), out=out)
+        elif self.scale == "multiplied":
+            np.multiply(out, np.float32(1 / 255), out=out)
+        if self.moments:
+            np.subtract(out, self.moments[0], out=out)
+            np.divide(out, self.moments[1], out=out)
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """The same for a batch, uint8 of shape (..., channels, height, width), where it lies."""
+        if self.scale == "bytes":
+            return images
+        if images.device.type == "cpu":
+            made = torch.empty(images.shape)
+            self.write(images.numpy(), made.numpy())
+            return made
+        return self.looked_up(images)
+
+    def looked_up(self, images: torch.Tensor) -> torch.Tensor:
+        """The same by a table of all values; for ends that make float32."""
+        table = torch.empty(_RGB, 1, _VALUES)
+        self.write(np.broadcast_to(np.arange(_VALUES, dtype=np.uint8), table.shape), table.numpy())
+        rows = torch.arange(0, table.numel(), _VALUES, dtype=torch.int32, device=images.device)
+        places = images.contiguous() + rows.view(-1, 1, 1)
+        return table.view(-1).to(images.device).index_select(0, places.view(-1)).view(places.shape)
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image:
@@ -86,26 +137,27 @@ def _stored_image() -> Callable[[NDArray[np.uint8]], Image]:
     return StoredImage
 
 
-def in_fewer_steps(transform: Transform) -> Transform:
-    """The same transform, which ends in fewer steps if it is a pipeline that makes tensors as most do.
+def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
+    """The same transform, without its end if it is a pipeline that makes tensors as most do; and that end.
 
     That is ``ToTensor`` or the like, with a change of the dtype, ``Normalize``, both or none after it. Their
-    classes are known by name; that they give the same bits is tried on an image of all values.
+    classes are known by name; that they give the same bits is tried on an image of all values. The transform
+    then gives :class:`Planes`, but what the whole pipeline gives for images that are not RGB.
     """
     parts = parts_of(transform)
     at = next((at for at, part in enumerate(parts) if known_class(part) in _MAKE_TENSORS), len(parts))
     first, last = parts[:at], parts[at:]
     if not last or any(known_class(part) not in _FOLLOW for part in last[1:]):
-        return transform
-    end = _short_end(last)
+        return transform, None
+    end = _end_of(last)
     if end is None:
-        return transform
+        return transform, None
 
     def call(image: Any) -> Any:
         made = _in_turn(first, image)
-        return end(_planes(made)) if getattr(made, "mode", None) == "RGB" else _in_turn(last, made)
+        return _planes(made) if getattr(made, "mode", None) == "RGB" else _in_turn(last, made)
 
-    return call
+    return call, end
 
 
 def _in_turn(parts: list[Transform], image: Any) -> Any:
@@ -114,35 +166,32 @@ def _in_turn(parts: list[Transform], image: Any) -> Any:
     return image
 
 
-def _planes(image: Image) -> torch.Tensor:
-    """The pixels as uint8 of shape (channels, height, width), of lines that lie in one piece each."""
-    lines = np.frombuffer(bytearray(image.tobytes("raw", "RGB;L")), dtype=np.uint8)
-    return torch.from_numpy(lines.reshape(image.height, _RGB, image.width)).transpose(0, 1)
+def _planes(image: Image) -> Planes:
+    lines = np.frombuffer(image.tobytes("raw", "RGB;L"), dtype=np.uint8)
+    return Planes(lines.reshape(image.height, _RGB, image.width).transpose(1, 0, 2))
 
 
-def _short_end(last: list[Any]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _end_of(last: list[Any]) -> End | None:
     """What does the same as ``last`` to the planes of an image; ``None`` if nothing here does."""
     values = np.arange(_VALUES, dtype=np.uint8)
     probe = to_pil(np.stack([values, values[::-1], np.roll(values, 99)], axis=-1)[None])
     try:
         expected = torch.as_tensor(_in_turn(last, probe))
         moments = [
-            torch.as_tensor(moment, dtype=torch.float32).view(-1, 1, 1)
+            torch.as_tensor(moment, dtype=torch.float32).view(-1, 1, 1).numpy()
             for part in last
             if known_class(part) == "Normalize"
             for moment in (part.mean, part.std)
         ]
     except (RuntimeError, TypeError, ValueError):
         return None  # the pipeline itself tells it of its first image
+    pixels = _planes(probe).pixels
     for scale in _SCALES:
-
-        def end(planes: torch.Tensor, scale: Callable[[torch.Tensor], torch.Tensor] = scale) -> torch.Tensor:
-            made = scale(planes)
-            return made.sub_(moments[0]).div_(moments[1]) if moments else made
-
-        if moments and (scale is _SCALES[0] or len(moments) > len(("mean", "std"))):
+        if moments and (scale == "bytes" or len(moments) > len(("mean", "std"))):
             continue
-        made = end(_planes(probe))
+        end = End(scale, tuple(moments))
+        made = torch.empty(pixels.shape, dtype=end.dtype)
+        end.write(pixels, made.numpy())
         if made.dtype == expected.dtype and torch.equal(made, expected):
             return end
     return None

@@ -31,16 +31,23 @@ class ReadingThreads:
 
     They are daemons, so that the interpreter's end does not wait for a batch that is still to come; but it
     waits a moment, since a thread that is ended within torch's C++ aborts the process. They hold no batch
-    while they wait for work.
+    while they wait for work. What is ``finished_elsewhere`` may come to the mover as an ``Unfinished``.
     """
 
     def __init__(
-        self, count: int, dataset: Any, collate_fn: Callable[[Any], Any] | None, mover: Mover
+        self,
+        count: int,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        mover: Mover,
+        *,
+        finished_elsewhere: bool,
     ) -> None:
         self._count = count
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._mover = mover
+        self._finished_elsewhere = finished_elsewhere and mover.finishes and collate_fn is None
         self._lock = threading.Lock()
         self._announce = getattr(dataset, "announce", None)
         self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
@@ -92,7 +99,7 @@ class ReadingThreads:
                 self._threads.append(thread)
 
     def _serve(self) -> None:
-        with receiving_into(self._mover.memory):
+        with receiving_into(self._mover.memory, finished_elsewhere=self._finished_elsewhere):
             while (task := self._tasks.get()) is not None:
                 _work(self._load, *task)
                 del task

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 
-__all__ = ["SplitTransform", "known_class", "parts_of", "split_transform"]
+__all__ = ["SplitTransform", "drawn_from", "known_class", "parts_of", "split_transform"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -25,6 +25,14 @@ _MAKE_TENSORS = frozenset(
 _DRAW = frozenset(
     {"AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "RandAugment", "TrivialAugmentWide"}
 )
+_DRAW_NOTHING = _MAKE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", "ImageClassification"}
+_DRAW_NOTHING |= {"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"}
+_DRAW_FROM = {
+    **dict.fromkeys(("RandomResizedCrop", "RandomCrop", "RandomHorizontalFlip", "RandomErasing"), "torch"),
+    **dict.fromkeys(_DRAW - {"AugMix"}, "torch"),
+    "RandomResizedCropAndInterpolation": "random",
+}
+"""Which global generator common classes draw from: torchvision's, but for the last, which is timm's."""
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _RANDOM_FIRST = (
     "The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "
@@ -117,6 +125,15 @@ def parts_of(transform: Any) -> list[Any]:
     if known_class(transform) != "Compose":
         return [transform]
     return [part for one in transform.transforms for part in parts_of(one)]
+
+
+def drawn_from(transform: Any) -> frozenset[str] | None:
+    """Of "random", "numpy" and "torch", the global generators that it may draw from; ``None``: not known."""
+    parts = [part for part in parts_of(transform) if known_class(part) not in _DRAW_NOTHING]
+    generators = [_DRAW_FROM.get(known_class(part), "") for part in parts]
+    of_timm = [type(part).__module__.startswith("timm.") for part in parts]
+    known = all(name and timm == (name == "random") for name, timm in zip(generators, of_timm, strict=True))
+    return frozenset(generators) if known else None
 
 
 def known_class(transform: object) -> str:

@@ -8,11 +8,12 @@ from superdl.super_dataset.memory.batch_memory import (
     RecycledMemory,
     cut_up,
     empty_batch,
+    finished_elsewhere_here,
     in_one_block,
     memory_here,
     receiving_into,
 )
-from superdl.super_dataset.memory.device import Mover, map_tensors, mover_to
+from superdl.super_dataset.memory.device import Mover, Unfinished, map_tensors, mover_to
 from superdl.super_dataset.memory.handover import send_by_value
 
 __all__ = [
@@ -20,8 +21,10 @@ __all__ = [
     "Memory",
     "Mover",
     "RecycledMemory",
+    "Unfinished",
     "cut_up",
     "empty_batch",
+    "finished_elsewhere_here",
     "in_one_block",
     "map_tensors",
     "memory_here",

@@ -32,6 +32,7 @@ __all__ = [
     "RecycledMemory",
     "cut_up",
     "empty_batch",
+    "finished_elsewhere_here",
     "in_one_block",
     "memory_here",
     "receiving_into",
@@ -121,14 +122,21 @@ def memory_here() -> Memory:
 
 
 @contextmanager
-def receiving_into(memory: Memory) -> Iterator[None]:
-    """Let batches that this thread reads be received into ``memory``."""
-    before = getattr(_chosen, "memory", None)
-    _chosen.memory = memory
+def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Iterator[None]:
+    """Let batches that this thread reads be received into ``memory``; what is ``finished_elsewhere`` may be
+    handed on as an ``Unfinished``.
+    """
+    before = getattr(_chosen, "memory", None), finished_elsewhere_here()
+    _chosen.memory, _chosen.elsewhere = memory, finished_elsewhere
     try:
         yield
     finally:
-        _chosen.memory = before
+        _chosen.memory, _chosen.elsewhere = before
+
+
+def finished_elsewhere_here() -> bool:
+    """What :func:`receiving_into` chose for this thread."""
+    return bool(getattr(_chosen, "elsewhere", False))
 
 
 def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

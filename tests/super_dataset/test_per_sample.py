@@ -232,6 +232,33 @@ def test_threads_may_call_what_draws_nothing(refs):
         assert np.array_equal(made.numpy(), np.stack(images(SIZE, seed=n)))
 
 
+class ToTensor:
+    """Taken for torchvision's, whose arithmetic it has."""
+
+    __module__ = "torchvision.transforms.transforms"
+
+    def __call__(self, image):
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32).div(255)
+
+
+def test_a_loader_moves_bytes_and_gives_what_the_pipeline_makes(refs):
+    seen = []
+
+    class Wrapped(AlsoStates):
+        def __getitem__(self, ref):
+            seen.append(self.dataset[ref][0])
+            return seen[-1]
+
+    dataset = bound_dataset(transform=ToTensor())
+    on_cpu = [made for made, _ in SuperLoader(dataset, refs, "cpu")]
+    assert torch.equal(on_cpu[0][0], ToTensor()(images(SIZE, seed=0)[0]))
+    for made, _ in SuperLoader(dataset, refs, "meta"):
+        assert (made.dtype, made.shape, made.device.type) == (torch.float32, on_cpu[0].shape, "meta")
+    for made in SuperLoader(Wrapped(dataset), refs, "meta"):
+        assert made.shape == on_cpu[0].shape
+    assert all(map(torch.equal, seen, on_cpu)), "who wraps a dataset sees finished batches"
+
+
 # ------------------------------------------------------------------------ what becomes of it
 
 

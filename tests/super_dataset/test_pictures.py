@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from PIL import Image, ImageOps
 
 from benchmarks.augment import torchvision_transforms
 from superdl.super_dataset import PerSample
+from superdl.super_dataset.memory import FreshMemory, map_tensors, receiving_into
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
+from superdl.super_dataset.splitting import drawn_from
+from superdl.super_wire.errors import ConfigError, UsageError
 from tests.super_dataset.augmenting import batch, info_of, picture
 
 if torchvision_transforms() is None:
@@ -104,13 +108,88 @@ def test_every_bit_is_that_of_the_pipeline(beginning, end, height, width, channe
 @pytest.mark.parametrize("end", sorted(SHORTER))
 def test_common_ends_are_shortened(end):
     pipeline = v1.Compose(SHORTER[end])
-    assert in_fewer_steps(pipeline) is not pipeline
+    assert in_fewer_steps(pipeline)[1] is not None
 
 
 @pytest.mark.parametrize("end", sorted(AS_THEY_ARE))
 def test_others_stay_as_they_are(end):
     pipeline = v1.Compose(AS_THEY_ARE[end])
-    assert in_fewer_steps(pipeline) is pipeline
+    assert in_fewer_steps(pipeline) == (pipeline, None)
+
+
+@pytest.mark.parametrize("end", sorted(SHORTER))
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_end_may_come_later_and_elsewhere(end, device):
+    pipeline = v1.Compose([v1.RandomCrop(17), *SHORTER[end]])
+    images, info = batch(1, 2, 3), info_of(1, 2, 3)
+    expected, _ = PerSample(pipeline)(images, None, info)
+    later = PerSample(pipeline, finish_later=True)
+    unfinished, _ = later(images, None, info)
+    assert (unfinished.dtype, unfinished.shape) == (torch.uint8, (3, 3, 17, 17))
+    with receiving_into(FreshMemory(), finished_elsewhere=True):
+        item = PerSample(pipeline)(images, "labels", info)
+    for made in (later.finish(unfinished.to(device)), map_tensors(item, lambda one: one.to(device))[0]):
+        assert (made.dtype, made.shape, made.device.type) == (expected.dtype, expected.shape, device)
+        assert device == "meta" or torch.equal(made, expected)
+    if expected.dtype == torch.float32:  # what other devices do, on this one
+        assert torch.equal(in_fewer_steps(pipeline)[1].looked_up(unfinished), expected)
+
+
+@given(sizes=st.lists(st.sampled_from([(9, 9, 3), (9, 9, 1), (8, 9, 3)]), min_size=1, max_size=4))
+def test_batches_whose_end_cannot_wait_come_finished(sizes):
+    pipeline = v1.Compose(SHORTER["no moments"])
+    images = [picture(n, *size) for n, size in enumerate(sizes)]
+    info = info_of(*range(len(images)))
+    expected, _ = PerSample(pipeline)(images, None, info)
+    later = PerSample(pipeline, finish_later=True)
+    for one, other in zip(later.finish(later(images, None, info)[0]), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_only_a_known_end_can_come_later():
+    for transform in (lambda image: image, v1.Compose(AS_THEY_ARE["half"])):
+        with pytest.raises(ConfigError, match="finish_later"):
+            PerSample(transform, finish_later=True)
+
+
+class RandAugment:
+    """timm's, which draws from other generators than torchvision's of this name."""
+
+    __module__ = "timm.data.auto_augment"
+
+
+class OwnCrop(v1.RandomResizedCrop):
+    """A user's, which may do anything."""
+
+
+def test_generators_are_known_by_exact_classes():
+    assert drawn_from(v1.Compose([v1.Resize(30), *SHORTER["v1"]])) == frozenset()
+    assert drawn_from(v2.Compose([v2.RandomResizedCrop(24), v1.ColorJitter(0.4)])) == {"torch"}
+    for unknown in (RandAugment(), OwnCrop(24), v1.RandomChoice([v1.Resize(9)]), v1.RandomOrder([]), print):
+        assert drawn_from(v1.Compose([v1.RandomResizedCrop(24), unknown])) is None
+
+
+def test_threads_take_what_is_known_to_draw_nothing():
+    images, info = batch(1, 2), info_of(1, 2)
+    with ThreadPoolExecutor(1) as thread:
+        made, _ = thread.submit(PerSample(v1.Compose(SHORTER["v1"])), images, None, info).result()
+        assert made.dtype == torch.float32
+        drawing = PerSample(v1.Compose([*BEGINNINGS["resized crop"], *SHORTER["v1"]]))
+        with pytest.raises(UsageError, match="num_workers=1 or more"):
+            thread.submit(drawing, images, None, info).result()
+
+
+@pytest.mark.parametrize("use_prefetcher", [False, True])
+@pytest.mark.parametrize("training", [{"is_training": True, "interpolation": "random"}, {}])
+def test_every_bit_is_that_of_timms_pipeline(use_prefetcher, training):
+    data = pytest.importorskip("timm.data")
+    pipeline = data.create_transform(24, **training, use_prefetcher=use_prefetcher)
+    assert drawn_from(pipeline) == ({"random", "torch"} if training else frozenset())
+    images, info = batch(1, 2, 3), info_of(1, 2, 3)
+    expected, _ = PerSample(lambda image: pipeline(Image.fromarray(np.array(image))))(images, None, info)
+    made, _ = PerSample(pipeline)(images, None, info)
+    assert made.dtype == expected.dtype
+    assert torch.equal(made, expected)
 
 
 def test_a_wrong_normalisation_is_told_by_the_pipeline():
