@@ -13,7 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.server.repeated_lines import RepeatedLines
+from superdl.coordinator.server.repeated_lines import LINE_FORMATS, RepeatedLines
 from superdl.coordinator.server.settings import add_arguments, load_settings
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.redaction import keep_secrets_out_of_logs, shown_lines
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "main", "run"]
 
 
-class _LinesToShow(logging.Formatter):
-    """Log lines name keys, sources and errors of others, and are read in terminals."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return shown_lines(super().format(record))
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Serve with parsed options; give the exit code."""
     from superdl.coordinator.server.server import serve  # grpc is slow to import, and --help does not need it
@@ -38,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         settings = load_settings(vars(arguments), os.environ, arguments.config)
         handler = RepeatedLines(sys.stderr)
-        handler.setFormatter(_LinesToShow("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(LINE_FORMATS[settings.log_format]())
         logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
         keep_secrets_out_of_logs()
         asyncio.run(serve(settings))

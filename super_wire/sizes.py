@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["counted", "parse_bytes"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["counted", "parse_bytes", "some_of"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -35,3 +39,13 @@ def counted(count: int, noun: str) -> str:
     ('1 sample', '1,200 samples')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """The first of many names, for people.
+
+    >>> some_of(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import Action
+    from superdl.coordinator.core.events import Action, Prefetch
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import SampleState
     from superdl.coordinator.core.settings import CoreSettings
@@ -146,6 +146,15 @@ class Core:
     def lookahead_batches(self, job: Job) -> int:
         """How far a job looks ahead now: the farthest of its ranks."""
         return max(cursor.lookahead - cursor.watermark for cursor in job.cursors.values())
+
+    def basis(self, action: Prefetch) -> str:
+        """What was known when a request was made, for who asks why."""
+        member, job = self.state.fleet.executors[action.executor], self.job(action.job)
+        had = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
+        race = f", races {action.hedge_of}" if action.hedge_of is not None else ""
+        each = f"{self.lookahead_batches(job)} batches ahead, each {job.interval_s:.3f} s" if job else "gone"
+        samples = f"{action.indices.size} samples of job {action.job} ({each})"
+        return f"request {action.request_id} for {samples}; {had}{race}"
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
         """What happened to a batch, as far as it is remembered: times (see :meth:`handle`) and words."""

@@ -215,7 +215,8 @@ class RayExecutor(Executor):
             if state["settled"]:
                 self._settled.set()
         elif "log" in message:
-            _log.warning("%s", message["log"])
+            cause = ": ".join(message["log"].split(": ", 2)[:2])  # whichever node it is
+            _log.warning("%s", message["log"], extra={"cause": cause})
         elif "refused" in message:
             words, is_wrong = one_line(message["refused"]), message["wrong_settings"]
             error = ExecutorError(words) if is_wrong else self._unconnected(words)

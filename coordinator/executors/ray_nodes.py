@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.coordinator.executors.base import ExecutorError, ThrottledError
 from superdl.coordinator.executors.messages import FunctionClock
 from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.sizes import some_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -115,10 +116,11 @@ class RayNodes:
         described = [self._described(entry, here) for entry in entries if entry["Alive"]]
         alive = {node.node_id: node for node in described if node is not None}
         self._passed_over = len(described) - len(alive)
-        for node_id in self._nodes.keys() - alive.keys():
-            gone = self._nodes.pop(node_id)
+        lost = [self._nodes.pop(node_id) for node_id in self._nodes.keys() - alive.keys()]
+        if lost:
+            _log.warning("Ray: nodes are gone: %s", some_of([node.name for node in lost]))
+        for gone in lost:
             gone.is_fit = False
-            _log.warning("Ray: the node %s is gone", gone.name)
             if gone.trying is not None:
                 gone.trying.cancel()
         for node_id, node in alive.items():
@@ -171,7 +173,7 @@ class RayNodes:
     def lost(self, node: RayNode, words: str) -> None:
         """A call found out that a node is not fit any more: leave it out, and try it again."""
         if node.is_fit:
-            _log.warning("Ray: the node %s is left out: %s", node.name, words)
+            _log.warning("Ray: a node is left out: %s: %s", node.name, words)
             node.is_fit = False
             self._try(node, _FIRST_PAUSE_S)
             self.look_again()
@@ -189,7 +191,7 @@ class RayNodes:
                 node.is_fit = True
             except ExecutorError as error:
                 if str(error) != told:
-                    _log.warning("Ray: the node %s is left out: %s", node.name, error)
+                    _log.warning("Ray: a node is left out: %s: %s", node.name, error)
                 told, node.said = str(error), ""
                 self._failure = f"{node.name}: {error}"
                 pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)

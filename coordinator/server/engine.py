@@ -239,6 +239,8 @@ class Engine:
             await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
         keeper, places = self.keeper, None
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s", self.core.basis(action), extra={"job": action.job})
         if action.from_cache and not keeper.may_save:
             why = "it is full, or may not be written"
             self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, why, refused=True))
@@ -263,9 +265,10 @@ class Engine:
             done = self._done(action, result, dataset)
         except (ExecutorError, ConfigError) as error:
             kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
-            _log.warning(
-                "request %s to %s failed: %s: %s", request.request_id, executor.name, kind.value, error
-            )
+            about = {"cause": f"{executor.name}: {kind.value}", "executor": executor.name}
+            about |= {"request": request.request_id, "job": action.job, "dataset": dataset.listing.source}
+            words = "request %s to %s failed: %s: %s"
+            _log.warning(words, request.request_id, executor.name, kind.value, error, extra=about)
             gb_s = getattr(error, "ran_s", 0.0) * self._memory_gb
             refused = getattr(error, "refused", False)
             self.post(RequestFailed(action.request_id, kind, str(error), gb_s=gb_s, refused=refused))
@@ -353,7 +356,8 @@ class Engine:
         ]
         first, more = tombstones[0], len(tombstones) - 1
         others = f" (and {counted(more, 'more sample')})" if more else ""
-        _log.warning("%s%s could not be produced: %s", first.key, others, first.message)
+        about = {"cause": "not produced", "dataset": self.datasets[action.samples.dataset].listing.source}
+        _log.warning("%s%s could not be produced: %s", first.key, others, first.message, extra=about)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again

@@ -40,77 +40,59 @@ class Metric(NamedTuple):
     help: str
 
 
-# Not "job": Prometheus calls what it scrapes so.
-_JOB, _CAUSE, _EXECUTOR = ("job_name",), ("job_name", "cause"), ("executor",)
-METRICS = (
-    Metric("super_batches_read_total", "counter", _JOB, "Batches that readers have received."),
-    Metric(
-        "super_samples_read_total",
-        "counter",
-        ("job_name", "place"),
-        "Samples that readers found at the first look in the cache or the store, or missed.",
-    ),
-    Metric("super_read_bytes_total", "counter", _JOB, "Bytes that readers took out of the cache."),
-    Metric("super_read_seconds_total", "counter", _JOB, "Seconds that readers spent receiving batches."),
-    Metric("super_wait_seconds_total", "counter", _CAUSE, "Seconds that readers waited for samples."),
-    Metric("super_stalls_total", "counter", _CAUSE, "Batches that readers had to wait for."),
-    Metric(
-        "super_samples_made_total",
-        "counter",
-        ("job_name", "way"),
-        "Samples decoded by functions, restored from the store, found resident when planned, or failed.",
-    ),
-    Metric("super_retries_total", "counter", _JOB, "Samples that were asked for again."),
-    Metric("super_hedges_total", "counter", _JOB, "Second requests that raced a straggler."),
-    Metric(
-        "super_function_seconds_total",
-        "counter",
-        ("job_name", "part"),
-        "Seconds that functions spent fetching, decoding and pushing.",
-    ),
-    Metric(
-        "super_source_requests_total", "counter", _JOB, "Requests to the source, such as GETs of a bucket."
-    ),
-    Metric("super_source_bytes_total", "counter", _JOB, "Bytes that functions fetched from the source."),
-    Metric("super_record_bytes_total", "counter", _JOB, "Bytes that functions pushed into the cache."),
-    Metric("super_lookahead_batches", "gauge", _JOB, "Batches that a job looks ahead now; of named jobs."),
-    Metric("super_lookahead_seconds", "gauge", _JOB, "The same in seconds, at the job's pace."),
-    Metric("super_job_usd", "gauge", _JOB, "A job's share of the dollars spent; it moves as others read."),
-    Metric("super_jobs", "gauge", ("state",), "Jobs that read, or have lapsed: no sign of life lately."),
-    Metric("super_ranks", "gauge", ("state",), "Ranks of open jobs, likewise."),
-    Metric(
-        "super_requests_total",
-        "counter",
-        ("executor", "outcome"),
-        "Requests that ended: answered, throttled, unavailable, crashed, timed_out, lost or raised.",
-    ),
-    Metric("super_requests_in_flight", "gauge", _EXECUTOR, "Requests that functions work on now."),
-    Metric("super_concurrency_wanted", "gauge", _EXECUTOR, "Requests at once that the settings allow."),
-    Metric("super_concurrency_had", "gauge", _EXECUTOR, "Requests at once that the executor takes now."),
-    Metric("super_executor_trouble", "gauge", _EXECUTOR, "1 while `superdl stats` names a trouble of it."),
-    Metric("super_executor_samples_total", "counter", _EXECUTOR, "Samples that an executor produced."),
-    Metric("super_executor_usd_total", "counter", _EXECUTOR, "Dollars billed for its requests."),
-    Metric("super_cold_starts_total", "counter", _EXECUTOR, "Answers of functions that had to start."),
-    Metric("super_cold_start_seconds_total", "counter", _EXECUTOR, "Seconds until those functions began."),
-    Metric("super_cache_budget_bytes", "gauge", (), "Memory of the cache for records."),
-    Metric("super_cache_resident_bytes", "gauge", (), "Memory that records take."),
-    Metric("super_cache_free_bytes", "gauge", (), "Memory that is free; below 0 under pressure."),
-    Metric("super_cache_needed_bytes", "gauge", (), "The budget with which nothing would be dropped."),
-    Metric("super_cache_samples", "gauge", ("state",), "Samples that are resident, or in flight."),
-    Metric("super_cache_dropped_samples_total", "counter", (), "Samples dropped to make room."),
-    Metric("super_cache_reproduced_samples_total", "counter", (), "Of those, samples produced again."),
-    Metric("super_cache_thrashing", "gauge", (), "1 while samples are dropped and soon produced again."),
-    Metric("super_store_used_bytes", "gauge", (), "Bytes of all packs in the store."),
-    Metric("super_store_room_bytes", "gauge", (), "Bytes that packs may take; 0: no bound."),
-    Metric("super_store_packs", "gauge", (), "Packs in the store."),
-    Metric("super_store_trouble", "gauge", (), "1 while `superdl stats` names a trouble of the store."),
-    Metric("super_usd_total", "counter", ("kind",), "Dollars spent, by what was paid for."),
-    Metric("super_usd_per_hour", "gauge", (), "Dollars spent in the last minute, as an hour's."),
-    Metric("super_spending_limited", "gauge", (), "1 near a cap on spending, 2 at the cap, else 0."),
-    Metric("super_listings", "gauge", (), "Sources that are being listed."),
-    Metric("super_listing_samples", "gauge", (), "Samples that those listings have found so far."),
-    Metric("super_call_seconds", "histogram", ("method",), "Seconds to answer a call; GetDataset waits."),
-    Metric("super_build_info", "gauge", ("version",), "Always 1; the label names SUPER's version."),
+# Name, kind, labels, and what it says. Not "job": Prometheus calls what it scrapes so.
+_LIST = """
+super_batches_read_total counter job_name | Batches that readers have received.
+super_samples_read_total counter job_name place | Samples found at the first look in cache or store, or not.
+super_read_bytes_total counter job_name | Bytes that readers took out of the cache.
+super_read_seconds_total counter job_name | Seconds that readers spent receiving batches.
+super_wait_seconds_total counter job_name cause | Seconds that readers waited for samples.
+super_stalls_total counter job_name cause | Batches that readers had to wait for.
+super_samples_made_total counter job_name way | Samples decoded, restored, resident when planned, or failed.
+super_retries_total counter job_name | Samples that were asked for again.
+super_hedges_total counter job_name | Second requests that raced a straggler.
+super_function_seconds_total counter job_name part | Seconds of functions: fetch, decode, push.
+super_source_requests_total counter job_name | Requests to the source, such as GETs of a bucket.
+super_source_bytes_total counter job_name | Bytes that functions fetched from the source.
+super_record_bytes_total counter job_name | Bytes that functions pushed into the cache.
+super_lookahead_batches gauge job_name | Batches that a job looks ahead now; of named jobs.
+super_lookahead_seconds gauge job_name | The same in seconds, at the job's pace.
+super_job_usd gauge job_name | A job's share of the dollars spent; it moves as others read.
+super_jobs gauge state | Jobs that read, or have lapsed: no sign of life lately.
+super_ranks gauge state | Ranks of open jobs, likewise.
+super_requests_total counter executor outcome | Requests that ended: answered, or by the kind of failure.
+super_requests_in_flight gauge executor | Requests that functions work on now.
+super_concurrency_wanted gauge executor | Requests at once that the settings allow.
+super_concurrency_had gauge executor | Requests at once that the executor takes now.
+super_executor_trouble gauge executor | 1 while `superdl stats` names a trouble of it.
+super_executor_samples_total counter executor | Samples that an executor produced.
+super_executor_usd_total counter executor | Dollars billed for its requests.
+super_cold_starts_total counter executor | Answers of functions that had to start.
+super_cold_start_seconds_total counter executor | Seconds until those functions began.
+super_cache_budget_bytes gauge | Memory of the cache for records.
+super_cache_resident_bytes gauge | Memory that records take.
+super_cache_free_bytes gauge | Memory that is free; below 0 under pressure.
+super_cache_needed_bytes gauge | The budget with which nothing would be dropped.
+super_cache_samples gauge state | Samples that are resident, or in flight.
+super_cache_dropped_samples_total counter | Samples dropped to make room.
+super_cache_reproduced_samples_total counter | Of those, samples produced again.
+super_cache_thrashing gauge | 1 while samples are dropped and soon produced again.
+super_store_used_bytes gauge | Bytes of all packs in the store.
+super_store_room_bytes gauge | Bytes that packs may take; 0: no bound.
+super_store_packs gauge | Packs in the store.
+super_store_trouble gauge | 1 while `superdl stats` names a trouble of the store.
+super_usd_total counter kind | Dollars spent, by what was paid for.
+super_usd_per_hour gauge | Dollars spent in the last minute, as an hour's.
+super_spending_limited gauge | 1 near a cap on spending, 2 at the cap, else 0.
+super_listings gauge | Sources that are being listed.
+super_listing_samples gauge | Samples that those listings have found so far.
+super_call_seconds histogram method | Seconds to answer a call; GetDataset waits.
+super_build_info gauge version | Always 1; the label names SUPER's version.
+"""
+_ROWS = [line.partition(" | ") for line in _LIST.strip().splitlines()]
+METRICS = tuple(
+    Metric(name, kind, tuple(labels), text)
+    for (name, kind, *labels), text in ((head.split(), text) for head, _, text in _ROWS)
 )
 
 # Counters of a job, by metric and labels beside the job's.

@@ -1,28 +1,62 @@
-"""Rate-limited log lines: a cause that repeats itself is told once a minute, with its count."""
+"""Log lines: a cause that repeats itself is told once a minute, with its count; as text or as JSON."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import re
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RepeatedLines"]
+__all__ = ["LINE_FORMATS", "RepeatedLines", "tell_counts"]
 
 _EVERY_S = 60.0
 _CAUSES_MAX = 256
+_WARNINGS_MAX = 15
+"""So many warnings a minute are written at most; errors always are."""
 _NUMBER = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b|\d+")
+_FIELDS = ("job", "rank", "dataset", "executor", "request")
+
+
+class _Text(logging.Formatter):
+    """Log lines name keys, sources and errors of others, and are read in terminals."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown_lines(super().format(record))
+
+
+class _Json(logging.Formatter):
+    """An object a line; with ``job``, ``rank``, ``dataset``, ``executor``, ``request`` where it has them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        told: dict[str, Any] = {"time": f"{at}.{record.msecs:03.0f}Z", "level": record.levelname}
+        told |= {"logger": record.name, "message": record.getMessage()}
+        told |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json": _Json}
 
 
 class RepeatedLines(logging.StreamHandler[TextIO]):
     """Writes all lines below warnings; of warnings and errors, those of one cause once a minute.
 
     The first line of a cause is written at once. Those within a minute after it are counted, and the next one
-    says how many there were. Two lines have one cause if they differ in numbers alone, or if their records
-    name it as ``cause`` (``extra=``): so it is where a stranger chooses the words.
+    says how many there were; if none comes, :meth:`tell_counts` does. Two lines have one cause if they differ
+    in numbers alone, or if their records name it as ``cause`` (``extra=``): so it is where a stranger chooses
+    the words. Warnings of ever new causes are counted too, beyond fifteen a minute.
 
     Args:
         stream: where lines go.
@@ -32,22 +66,54 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._clock = clock
-        self._told: dict[tuple[str, int, str], tuple[float, int]] = {}
-        """When a cause was written last, and how often it was not since."""
+        self._told: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
+        """When a cause was written last, how often it was not since, and the newest of these."""
+        self._minute_s = -_EVERY_S
+        self._warnings = self._beyond = 0
+        """Written in this minute, and counted beyond those."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it; called with the handler's lock."""
         if record.levelno >= logging.WARNING:
             words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
             cause, now_s = (record.name, record.levelno, words), self._clock()
-            told_s, more = self._told.pop(cause, (now_s - _EVERY_S, 0))
+            told_s, more, _ = self._told.pop(cause, (now_s - _EVERY_S, 0, record))
             if now_s - told_s < _EVERY_S:
-                self._told[cause] = told_s, more + 1
+                self._told[cause] = told_s, more + 1, record
                 return
-            self._told[cause] = now_s, 0
+            if now_s >= self._minute_s + _EVERY_S:
+                self._minute_s, self._warnings = now_s, 0
+            if record.levelno == logging.WARNING and self._warnings >= _WARNINGS_MAX:
+                self._beyond += 1 + more
+                return
+            self._warnings += 1
+            self._told[cause] = now_s, 0, record
             if len(self._told) > _CAUSES_MAX:
                 del self._told[next(iter(self._told))]
             if more:
-                text = f"{record.getMessage()} ({more:,} times more since it was last told)"
-                record = logging.makeLogRecord({**record.__dict__, "msg": text, "args": None})
+                record = _with(record, f" ({more:,} times more since it was last told)")
         super().emit(record)
+
+    def tell_counts(self) -> None:
+        """Write what was counted for a minute; to be called every now and then."""
+        with self.lock or contextlib.nullcontext():
+            now_s = self._clock()
+            for cause, (told_s, more, record) in list(self._told.items()):
+                if more and now_s - told_s >= _EVERY_S:
+                    self._told[cause] = now_s, 0, record
+                    super().emit(_with(record, f" ({more:,} times in {now_s - told_s:.0f} s)"))
+            if self._beyond and now_s >= self._minute_s + _EVERY_S:
+                text, self._beyond = f"{self._beyond:,} more warnings, of other causes", 0
+                about = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
+                super().emit(logging.makeLogRecord({**about, "msg": text}))
+
+
+def _with(record: logging.LogRecord, words: str) -> logging.LogRecord:
+    return logging.makeLogRecord({**record.__dict__, "msg": f"{record.getMessage()}{words}", "args": None})
+
+
+def tell_counts() -> None:
+    """Have the process's own handler write what it has counted."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, RepeatedLines):
+            handler.tell_counts()

@@ -35,6 +35,7 @@ from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
 from superdl.coordinator.server.trust import warn_if_insecure
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
+from superdl.coordinator.server.watching import Watch
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.store import is_bucket
@@ -138,8 +139,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     reports = ReportReader(cache, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
+    watch = Watch(engine)
     service = CoordinatorService(
-        engine, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings
+        engine, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings, watch=watch
     )
     upkeep = Upkeep(
         cache,
@@ -162,6 +164,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         eligibility.tell_changes(known, engine.post)
         manager.tell_changes(engine.post)
         keeper.step()
+        watch.step()
 
     steps: _Steps = {
         "upkeep": (upkeep.once, _UPKEEP_S),

@@ -25,13 +25,10 @@ from superdl.coordinator.core import (
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.server.statistics import (
     batch_status,
-    cache_stats,
-    coordinating,
-    executor_prices,
-    executor_stats,
     filling,
-    job_stats,
+    stats,
 )
+from superdl.coordinator.server.watching import Watch
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.draws import Draws
@@ -110,6 +107,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         eligibility: which executors can produce a dataset.
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
         settings: what is told of this coordinator.
+        watch: sees jobs open and close.
     """
 
     def __init__(
@@ -120,6 +118,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         *,
         cache_was_empty: bool,
         settings: Settings,
+        watch: Watch | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -129,6 +128,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._eligibility = eligibility
         self._cache_was_empty = cache_was_empty
         self._planned = PlannedBatches()
+        self._watch = watch or Watch(engine)
 
     @_typed_errors
     async def RegisterDataset(self, request: pb.RegisterDatasetRequest, context: _Context) -> pb.Dataset:
@@ -198,6 +198,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         more = [] if is_known else keeper.stored(dataset.content)
         fills = [FillUp(request.job, size_bytes=0.0)] if request.fills else []
         self._engine.post_all([opened, *more, *fills])
+        self._watch.look()
         store_id = keeper.store_id if places_fit(plan, dataset) else ""
         return pb.Job(
             job=request.job,
@@ -271,7 +272,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """A rank says goodbye; the job ends with its last one."""
         _check_job_id(request.job)
         known = self._core.job(request.job) is not None
+        self._watch.look()
         self._engine.post(JobClosed(request.job, request.rank))
+        self._watch.look()
         if self._core.job(request.job) is None:
             await self._reports.leave(request.job)
         return pb.CloseJobReply(closed=known)
@@ -284,16 +287,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise ConfigError(f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or for all by naming none")
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
-        return pb.JobStatsList(
-            jobs=[
-                job_stats(core, job, self._datasets[job.dataset].listing.source, with_stalls=with_stalls)
-                for job in jobs
-            ],
-            cache=cache_stats(core, self._engine.keeper, self._engine.now_s()),
-            coordinating=coordinating(self._settings),
-            prices=executor_prices(core),
-            executors=executor_stats(core, self._eligibility.absences),
-        )
+        absences = self._eligibility.absences
+        return stats(self._engine, self._settings, jobs, absences, with_stalls=with_stalls)
 
     async def _described(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:
         """What is known of a dataset, after a wait for news of its listing or its preflight."""

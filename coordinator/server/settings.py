@@ -109,6 +109,7 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         "DEBUG, INFO, WARNING or ERROR (INFO)",
         choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     )
+    log_format: str = setting("text", "text, or json: an object a line (text)", choices=("text", "json"))
     exit_with_stdin: bool = setting(False, "end when stdin is closed")
 
     def __post_init__(self) -> None:

@@ -34,11 +34,28 @@ __all__ = [
     "executor_stats",
     "filling",
     "job_stats",
+    "stats",
 ]
 
 _DETAIL_BYTES = 64
 _TOLD_OCCURRENCES = 4
 _TOLD_FAILURES = 20
+
+
+def stats(
+    engine: Engine, settings: Settings, jobs: Sequence[Job], absences: Sequence[str], *, with_stalls: bool
+) -> pb.JobStatsList:
+    """Accounts of jobs and of the cache, and how the coordinator is set."""
+    core, sources = engine.core, engine.datasets
+    return pb.JobStatsList(
+        jobs=[
+            job_stats(core, job, sources[job.dataset].listing.source, with_stalls=with_stalls) for job in jobs
+        ],
+        cache=cache_stats(core, engine.keeper, engine.now_s()),
+        coordinating=coordinating(settings),
+        prices=executor_prices(core),
+        executors=executor_stats(core, absences),
+    )
 
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:

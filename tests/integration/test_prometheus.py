@@ -91,8 +91,8 @@ def test_throttled_functions_are_seen_by_prometheus_and_fire_its_rules(
 ) -> None:
     fired = 'count_over_time(ALERTS{alertname="%s",alertstate="firing"}[5m])'
     lambda_service.concurrency = 2
-    words = "--executor lambda --lambda-warm 2 --request-samples 4 --lookahead-batches 4 --metrics-listen"
-    with Stack(arguments=(*words.split(), prometheus.metrics), cache=valkey.url) as stack:
+    words = "--executor lambda --lambda-warm 2 --request-samples 4 --lookahead-batches 4 --log-format json"
+    with Stack(arguments=(*words.split(), "--metrics-listen", prometheus.metrics), cache=valkey.url) as stack:
         prometheus.until("super_build_info")
         disturb = {3: lambda: lambda_service.throttle_next(12)}
         train(stack, images, "s3://photos/train", disturb=disturb)
@@ -105,5 +105,9 @@ def test_throttled_functions_are_seen_by_prometheus_and_fire_its_rules(
         for calm in ("SuperThrash", "SuperSpendingStopped", "SuperSamplesFail"):
             assert not prometheus.ask(fired % calm)
         (read,) = prometheus.ask("sum(max_over_time(super_samples_read_total[5m]))")
+        told = [json.loads(line) for line in stack.log.read_text().splitlines()]
+        assert len(told) < 20  # of some 25 s
+        assert any(one.get("executor") == "lambda" and "lambda throttled: " in one["message"] for one in told)
+        assert [one["job"] for one in told if "opened" in one["message"]]
         assert int(read["value"][1]) >= 100  # the rest came after the last scrape of an open job
     prometheus.until('ALERTS{alertname="SuperDown",alertstate="firing"}')

@@ -5,6 +5,8 @@ nodes agree. What takes Ray's place here does nothing, fails, or acts by itself.
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import os
 import re
 import signal
@@ -15,6 +17,7 @@ from superdl.coordinator.executors import ExecutorContext, ExecutorError, ray_no
 from superdl.coordinator.executors import ray_executor as ray_executor_module
 from superdl.coordinator.executors.ray_executor import RayExecutor, RaySettings
 from superdl.coordinator.executors.ray_nodes import DriverSettings, RayNodes
+from superdl.coordinator.server.repeated_lines import RepeatedLines
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.processes import alive, until
@@ -213,10 +216,34 @@ def test_nodes_agree_as_most_places_do_and_others_are_left_out_until_they_do_too
         cluster.update(a=2, b=1, c=4, d=8, e=1)  # what comes later is held to it, however many it has
         cluster.says["e"] = GOOD
         await cluster.until(capacity=7)
-        assert f"the node d (10.0.0.1) is left out: its decoder has the fingerprint {ODD}" in caplog.text
-        assert caplog.text.count("the node e (10.0.0.1) is left out: no SUPER there") == 1
+        assert f"a node is left out: d (10.0.0.1): its decoder has the fingerprint {ODD}" in caplog.text
+        assert caplog.text.count("a node is left out: e (10.0.0.1): no SUPER there") == 1
 
     asyncio.run(main())
+
+
+def test_losing_all_nodes_is_three_lines_at_most(caplog):
+    stream = io.StringIO()
+
+    async def main():
+        names = [f"worker-{chr(97 + number % 26)}{chr(97 + number // 26)}" for number in range(32)]
+        cluster = Cluster(dict.fromkeys(names, GOOD))
+        cluster.update(**dict.fromkeys(names, 4))
+        await cluster.until(capacity=128)
+        handler = RepeatedLines(stream)
+        logger = logging.getLogger(ray_executor_module.__name__)
+        logger.addHandler(handler)
+        for node in await cluster.take(32):
+            cluster.nodes.lost(node, "its process ended")
+        cluster.update()
+        for record in list(caplog.records):  # as the driver tells them to the coordinator
+            RayExecutor._take(None, {"log": record.getMessage()})
+        logger.removeHandler(handler)
+
+    asyncio.run(main())
+    assert "Ray: nodes are gone: worker-" in stream.getvalue()
+    assert "and 29 more" in stream.getvalue()
+    assert len(stream.getvalue().splitlines()) <= 3
 
 
 def test_one_that_hangs_or_goes_holds_nobody_up_and_where_all_fail_the_reason_is_told(monkeypatch):

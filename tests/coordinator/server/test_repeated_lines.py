@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 
 import pytest
 
-from superdl.coordinator.server.repeated_lines import RepeatedLines
+from superdl.coordinator.server.repeated_lines import LINE_FORMATS, RepeatedLines
 
 
 @pytest.fixture
@@ -56,3 +57,45 @@ def test_a_stranger_s_words_make_no_lines_and_causes_are_bounded(log):
     for number in range(300):
         logger.warning("cause %s", "x" * number)
     assert len(logger.handlers[0]._told) <= 256
+
+
+def test_what_was_counted_is_told_after_a_minute_though_nothing_follows(log):
+    logger, lines, hands = log
+    for number in range(40):
+        refuse(logger, number)
+    logger.handlers[0].tell_counts()
+    assert len(lines()) == 1
+    hands[0] += 60.0
+    logger.handlers[0].tell_counts()
+    logger.handlers[0].tell_counts()
+    assert lines()[1:] == [
+        lines()[0].replace("0-0a1b", "39-0a1b").replace("0.0 s", "0.39 s") + " (39 times in 60 s)"
+    ]
+
+
+def test_warnings_of_ever_new_causes_are_few_a_minute_and_errors_are_never_held_back(log):
+    logger, lines, hands = log
+    for word in range(100):
+        logger.warning("cause %s", "x" * word)
+    assert len(lines()) == 15
+    logger.error("a bug")
+    hands[0] += 60.0
+    logger.handlers[0].tell_counts()
+    assert lines()[15:] == ["a bug", "85 more warnings, of other causes"]
+    logger.warning("another cause")
+    assert len(lines()) == 18
+
+
+def test_as_json_a_line_is_an_object_with_what_it_is_about(log):
+    logger, lines, _ = log
+    logger.handlers[0].setFormatter(LINE_FORMATS["json"]())
+    about = {"job": 'a"\n}', "rank": 3, "executor": "lambda", "request": "7-0a", "cause": "hidden"}
+    logger.warning("failed\x1b[2J: %s", "no\nnewline", extra=about)
+    logger.error("a bug", exc_info=ValueError("inner"))
+    first, second = map(json.loads, lines())
+    assert {**about, "level": "WARNING", "message": "failed\x1b[2J: no\nnewline"}.items() - {
+        ("cause", "hidden")
+    } <= first.items()
+    assert "cause" not in first
+    assert first["time"].endswith("Z")
+    assert "ValueError: inner" in second["exception"]

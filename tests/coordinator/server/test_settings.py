@@ -45,6 +45,7 @@ OTHERS = {
     "executor": ("local,lambda", "local,lambda"),
     "file_roots": ("/data:/more", "/data:/more"),
     "log_level": ("debug", "DEBUG"),
+    "log_format": ("json", "json"),
     "lambda_invocation": ("Event", "Event"),
     "ray_nodes": ("all", "all"),
     "function_memory_mb": ("512", 512),

@@ -1,0 +1,106 @@
+"""What has changed, one log line each: jobs, ranks, executors, thrash, spending."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.core import Spending
+from superdl.coordinator.server.repeated_lines import tell_counts
+from superdl.super_wire.sizes import counted, some_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from superdl.coordinator.core import ExecutorState, Job
+    from superdl.coordinator.server.engine import Engine
+
+__all__ = ["Watch"]
+
+_log = logging.getLogger(__name__)
+
+_EVERY_S = 60.0
+
+
+class Watch:
+    """Looks at the core and logs what is not as it was; :meth:`step` is to be called each second.
+
+    Args:
+        engine: whose core and datasets are looked at.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._core = engine.core
+        self._jobs: dict[str, Job] = {}
+        self._lapsed: set[tuple[str, int]] = set()
+        self._limited: dict[int, float] = {}
+        """Executors that take less than they could, and when that was told last."""
+        self._thrashes = False
+        self._capped_s: float | None = None
+
+    def step(self) -> None:
+        """One look at everything, and what was counted for a minute."""
+        self.look()
+        self._look_at_ranks()
+        for member in self._core.state.fleet.executors:
+            self._look_at_executor(member)
+        if (
+            self._thrashes and not self._core.thrashing
+        ):  # its beginning the core tells, with what would end it
+            _log.info("thrash has ended: what is dropped is not soon produced again")
+        self._thrashes = self._core.thrashing
+        if self._core.state.ledger.spending is not Spending.FREELY:  # the ledger tells of the caps
+            self._capped_s = self._core.now_s
+        elif self._capped_s is not None and self._core.now_s >= self._capped_s + _EVERY_S:
+            self._capped_s = None
+            _log.info("no cap on spending was near for %g s: all is produced ahead again", _EVERY_S)
+        tell_counts()
+
+    def look(self) -> None:
+        """See which jobs were opened and closed; also just before and after that may have happened."""
+        now = self._core.state.jobs
+        closed = [job for name, job in self._jobs.items() if now.get(name) is not job]
+        opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
+        self._jobs = dict(now)
+        for job in closed:
+            did, usd = job.counters, self._core.state.ledger.job_costs(job.name).usd
+            words = f"{did.batches_read:,} batches read, {did.wait_s:.1f} s waited, {usd:.4f} USD"
+            _log.info("job %s closed: %s", job.name, words, extra=self._about(job))
+        for job in opened:
+            source = self._engine.datasets[job.dataset].listing.source
+            size = f"{job.plan.size:,} samples, {counted(job.plan.replicas, 'rank')}"
+            _log.info("job %s opened: %s, %s", job.name, source, size, extra=self._about(job))
+
+    def _about(self, job: Job) -> dict[str, object]:
+        dataset = self._engine.datasets.opened.get(job.dataset)
+        return {"job": job.name, **({"dataset": dataset.listing.source} if dataset else {})}
+
+    def _look_at_ranks(self) -> None:
+        lapsed = {cursor.key for cursor in self._core.state.cursors if cursor.lapsed}
+        back = {key for key in self._lapsed - lapsed if self._core.state.cursor(*key) is not None}
+        self._tell_ranks("no sign of life, nothing is asked for ahead", lapsed - self._lapsed)
+        self._tell_ranks("back", back)
+        self._lapsed = lapsed
+
+    def _tell_ranks(self, what: str, keys: Iterable[tuple[str, int]]) -> None:
+        names = [f"{job}, rank {rank}" for job, rank in sorted(keys)]
+        if len(names) == 1:
+            ((name, rank),) = keys
+            about = {**self._about(self._core.state.jobs[name]), "rank": rank}
+            _log.info("job %s: %s", names[0], what, extra=about)
+        elif names:
+            _log.info("%s of jobs: %s: %s", counted(len(names), "rank"), what, some_of(names))
+
+    def _look_at_executor(self, member: ExecutorState) -> None:
+        now, concurrency = self._core.now_s, member.concurrency
+        times, about = concurrency.throttled_lately(now), {"executor": member.name}
+        if times and now >= self._limited.get(member.number, -_EVERY_S) + _EVERY_S:
+            self._limited[member.number] = now
+            wanted, had = concurrency.capacity, concurrency.limit(now)
+            words = f"{counted(times, 'request')} in 60 s, concurrency {wanted:,} wanted, {had:,} had"
+            _log.warning(
+                "%s throttled: %s", member.name, words, extra={**about, "cause": f"throttled at {now}"}
+            )
+        elif not times and self._limited.pop(member.number, None) is not None:
+            _log.info("%s is not throttled any more", member.name, extra=about)
