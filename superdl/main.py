@@ -28,6 +28,7 @@ _MODULES = {
 _COMMANDS = {
     "run": "train from a spec and report",
     "compare": "run the loaders of a spec side by side, and say how they differ",
+    "evaluate": "say what a run's checkpoint is worth on validation images, class by class",
     "report": "make the page of a run anew, from the files in its directory",
     "data": "make the image sets of the experiments, or list them",
     "coordinator": "run a coordinator",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from superdl.experiments.training import Trainer
     from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["RunState", "checkpoints_of", "facts_of", "go_on"]
+__all__ = ["RunState", "checkpoints_of", "digest", "facts_of", "go_on"]
 
 _log = logging.getLogger(__name__)
 
@@ -150,12 +150,12 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
         "optimizer.name": spec.optimizer.name,
         "optimizer.schedule": spec.optimizer.schedule,
         **{f"recipe.{name}": value for name, value in recipe.items()},
-        "digest of recipe.steps": None if steps is None else _digest(steps),
+        "digest of recipe.steps": None if steps is None else digest(steps),
         "fingerprint of the training data": of_train,
         "fingerprint of the validation data": of_val,
         "validation images": state.report.val_samples,
         "classes": len(state.report.classes),
-        "digest of the classes": _digest(list(state.report.classes)),
+        "digest of the classes": digest(list(state.report.classes)),
         "training images": state.report.train_samples,
         "seed": spec.seed,
         "epochs": spec.epochs,
@@ -188,10 +188,11 @@ def _spec_digest(spec: Spec) -> str:
     for name in ("name", "output", "device"):
         del mapping[name]
     del mapping["training"]["resume"]
-    return _digest(mapping)
+    return digest(mapping)
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """A digest of plain values, the same for equal ones."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

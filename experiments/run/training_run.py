@@ -47,7 +47,15 @@ if TYPE_CHECKING:
     from superdl.experiments.training.checkpoints import Checkpoints
     from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["embedded_executor", "executor_of", "images_of", "opened_loader", "run", "shipped_steps_allowed"]
+__all__ = [
+    "embedded_executor",
+    "executor_of",
+    "images_of",
+    "opened_loader",
+    "run",
+    "shipped_steps_allowed",
+    "torch_threads",
+]
 
 _EXECUTOR = "SUPER_EXECUTOR"
 _STEP_MODULES = "SUPER_STEP_MODULES"
@@ -100,10 +108,8 @@ def _train(state: RunState, console: Console) -> None:
 
     seed_everything(spec.seed)
     with ExitStack() as stack:
-        if spec.training.threads is not None:
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(spec.training.threads)
-        elif state.device.type == "cpu" and torch.get_num_threads() > 1:
+        stack.enter_context(torch_threads(spec.training.threads))
+        if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
             state.note(_UNPINNED.format(torch.get_num_threads()))
             tell(state.report.notes[-1])
         stack.enter_context(shipped_steps_allowed(spec.recipe))
@@ -321,6 +327,17 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
     shipped = shipped_modules(recipe.steps)
     listed = [os.environ.get(_STEP_MODULES), *shipped]
     return _variable(_STEP_MODULES, ",".join(filter(None, listed)) if shipped else None)
+
+
+@contextlib.contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Have torch compute what is within with so many threads; None: as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -148,8 +148,12 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def read_checkpoint(place: str, ranks: Ranks) -> tuple[Checkpoint, Path]:
+def read_checkpoint(
+    place: str, ranks: Ranks, *, asked_by: str = "training.resume"
+) -> tuple[Checkpoint, Path]:
     """Read a checkpoint, of a file or of a run's directory (its last one), on rank 0 for all ranks.
+
+    ``asked_by`` begins what errors say.
 
     Raises:
         ConfigError: there is none, or it is damaged or something else.
@@ -162,15 +166,15 @@ def read_checkpoint(place: str, ranks: Ranks) -> tuple[Checkpoint, Path]:
         found = next((candidate for candidate in candidates if candidate.is_file()), None)
         if found is None:
             raise ConfigError(
-                f"training.resume: there is no checkpoint at {path}: name a file, or the directory of a run "
+                f"{asked_by}: there is no checkpoint at {path}: name a file, or the directory of a run "
                 "that kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
             )
         path = found
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"training.resume: {path} cannot be read: {error.strerror}") from error
-    return _parsed(ranks.bytes_of_first(content), place), path
+            raise ConfigError(f"{asked_by}: {path} cannot be read: {error.strerror}") from error
+    return _parsed(ranks.bytes_of_first(content), f"{asked_by}: {place}"), path
 
 
 def _parsed(content: bytes, place: str) -> Checkpoint:
@@ -178,20 +182,18 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
         loaded: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes it raise whatever there is
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"training.resume: {place} is damaged, or no checkpoint: {reason}") from error
+        raise ConfigError(f"{place} is damaged, or no checkpoint: {reason}") from error
     if not isinstance(loaded, dict) or "format" not in loaded:
-        raise ConfigError(
-            f"training.resume: {place} is no checkpoint of a run; model.weights takes weights alone"
-        )
+        raise ConfigError(f"{place} is no checkpoint of a run; model.weights takes weights alone")
     if loaded.pop("format") != _FORMAT:
         raise ConfigError(
-            f"training.resume: {place} has another format than this version of SUPER reads: resume with the "
+            f"{place} has another format than this version of SUPER reads: resume with the "
             "version that wrote it"
         )
     try:
         return Checkpoint(**loaded)
     except TypeError as error:
-        raise ConfigError(f"training.resume: {place} is no whole checkpoint: {error}") from error
+        raise ConfigError(f"{place} is no whole checkpoint: {error}") from error
 
 
 def check_best_to(training: TrainingSpec, *, validates: bool) -> None:

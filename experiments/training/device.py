@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from superdl.experiments.training.ranks import ProcessRank, Ranks
 
 __all__ = [
+    "LOAD_WHOLE",
     "ComputeSpan",
     "Strategy",
     "autocast",
@@ -220,7 +221,8 @@ def _timing_event() -> torch.cuda.Event:
 # ------------------------------------------------------------------------------------------ strategies
 
 _SAVE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_LOAD = StateDictOptions(full_state_dict=True)
+LOAD_WHOLE = StateDictOptions(full_state_dict=True)
+"""Each rank loads the whole state, and keeps its part of it."""
 
 
 def strategy_name(name: str, process: ProcessRank) -> str:
@@ -332,5 +334,5 @@ def load_state(
 ) -> None:
     """Load what `whole_state` gave, on each rank the whole of it."""
     set_state_dict(
-        model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=_LOAD
+        model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=LOAD_WHOLE
     )

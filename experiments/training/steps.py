@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from superdl.experiments.training.ranks import Ranks
     from superdl.experiments.training.updates import Updater
 
-__all__ = ["Batches", "HeldStep", "SpentSeconds", "correct_within", "take_step"]
+__all__ = ["Batches", "HeldStep", "SpentSeconds", "correct_within", "take_step", "without_padding"]
 
 _TOP = 5
 
@@ -138,8 +138,7 @@ def take_step(
             applied = updater.update(loss)
         logits, loss = logits.detach(), loss.detach()
         if figures.padding is not None and figures.padding.any():
-            own = torch.from_numpy(~figures.padding).to(device)  # another rank, or batch, counts the others
-            logits, labels = logits[own], labels[own]
+            logits, labels = without_padding(logits, labels, figures)
             loss = cross_entropy(logits, labels)
         correct = (logits.argmax(dim=1) == labels).sum()
         correct5 = correct_within(_TOP, logits, labels)
@@ -158,6 +157,14 @@ def take_step(
         lr=lr,
         skipped=not applied,
     )
+
+
+def without_padding(logits: Tensor, labels: Tensor, figures: BatchFigures) -> tuple[Tensor, Tensor]:
+    """Both without what another rank, or another batch, counts."""
+    if figures.padding is None:
+        return logits, labels
+    own = torch.from_numpy(~figures.padding).to(logits.device)
+    return logits[own], labels[own]
 
 
 def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:

@@ -37,26 +37,30 @@ class Ended:
         return [step for step in steps if step["split"] == split]
 
 
+def started(ranks: int, temporary: Path, *words: str) -> subprocess.Popen[str]:
+    """A subcommand under torchrun, on so many ranks of this host."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+    environment |= {"SUPER_STORE": "none"}
+    return subprocess.Popen(  # our own program
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+            *("--nproc-per-node", str(ranks), "--max-restarts", "0", "-m", "superdl.main", *words),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
 def launch(ranks: int, output: Path, *overrides: str, stop_after: int | None = None) -> Ended:
     """Run the digits with ``overrides`` on so many ranks of this host; ranks that hang are killed.
 
     ``stop_after`` so many bytes of rank 1's steps, torchrun gets SIGTERM, which it passes on.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(output.parent)}
-    environment |= {"SUPER_STORE": "none"}
     arguments = [f"--set={override}" for override in (f"output={output}", *overrides)]
-    process = subprocess.Popen(  # our own program
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
-            *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
-            *("-m", "superdl.main", "run", "digits", *arguments),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    process = started(ranks, output.parent, "run", "digits", *arguments)
     try:
         if stop_after is not None:
             _wait_for_steps(output, stop_after, process)

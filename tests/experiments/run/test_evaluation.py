@@ -1,0 +1,124 @@
+"""``superdl evaluate``: the figures of a checkpoint are those of the run's own validation, on any ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from superdl.main import main
+from tests.experiments.training.ranks_of_a_run import LAUNCH_TIMEOUT_S, started
+from tests.experiments.training.resuming import done, spec_of, the_run
+
+VAL_PER_CLASS = 5  # three classes: 15 images, which two ranks pad, in batches of 4 whose last is short
+
+
+@pytest.fixture(scope="module")
+def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of plain colours; some of blue are nearly green."""
+    directory = tmp_path_factory.mktemp("shades")
+    for split, count in (("train", 8), ("val", VAL_PER_CLASS)):
+        for channel, name in enumerate(("red", "green", "blue")):
+            (directory / split / name).mkdir(parents=True)
+            for index in range(count):
+                colour = [20, 20, 20]
+                colour[channel if index or name != "blue" else 1] = 150 + 3 * index
+                Image.new("RGB", (16, 16), tuple(colour)).save(directory / split / name / f"{index}.png")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def trained(shades: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    output = tmp_path_factory.mktemp("runs")
+    settings = ("recipe.resize=16", "recipe.crop=16", "training.precision=float32", "optimizer.lr=0.01")
+    batch = ("loader.batch_size=4", "model.name=vit_mini", "training.checkpoint_every=1")
+    spec = spec_of(shades, output, *settings, *batch)
+    done(spec)
+    return the_run(output), spec
+
+
+def evaluated(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["evaluate", str(run), "--json", *words]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_it_says_what_the_runs_validation_said_class_by_class(trained, capsys):
+    run, _ = trained
+    report = json.loads((run / "report.json").read_text())
+    last = evaluated(run, capsys, "--checkpoint=last")
+    own = report["epochs"][-1]["val"]
+    assert (last["samples"], last["top1"], last["top5"]) == (15, own["accuracy"], None)
+    assert last["loss"] == pytest.approx(own["loss"], abs=1e-5)
+    assert last["images_per_s"] > 0
+    assert [(one["name"], one["samples"]) for one in last["classes"]] == [
+        (name, VAL_PER_CLASS) for name in ("blue", "green", "red")
+    ]
+    for one in last["classes"]:
+        assert one["samples"] == round(one["accuracy"] * VAL_PER_CLASS) + sum(one["taken_for"].values())
+        assert one["name"] not in one["taken_for"]
+    assert json.loads((run / "evaluation.json").read_text()) == last
+    best = evaluated(run, capsys)
+    assert best["checkpoint"].endswith("best.pt")
+    assert best["top1"] == max(epoch["val"]["accuracy"] for epoch in report["epochs"])
+    assert main(["evaluate", str(run)]) == 0
+    assert f"top-1 {best['top1']:.4f}, loss" in capsys.readouterr().out
+
+
+def test_other_images_take_the_place_of_the_runs_and_must_have_its_classes(trained, shades, tmp_path, capsys):
+    run, _ = trained
+    found = evaluated(run, capsys, f"--set=data.val={shades / 'train'}", "--set=loader.batch_size=24")
+    assert (found["samples"], found["data"]) == (24, f"file://{shades / 'train'}")
+    (tmp_path / "val" / "mauve").mkdir(parents=True)
+    Image.new("RGB", (16, 16)).save(tmp_path / "val" / "mauve" / "0.png")
+    for words, message in (
+        (
+            [str(run), f"--set=data.val={tmp_path / 'val'}"],
+            "the images have 1 classes, and the model",
+        ),
+        ([str(run), "--set=data.val=null"], "names no validation images; add --set data.val="),
+        ([str(run), "--set=model.name=small_cnn"], "best.pt is of another model than the spec"),
+        ([str(tmp_path)], "is no directory of a run: it has no spec.yaml"),
+    ):
+        assert main(["evaluate", *words]) == 2
+        assert message in capsys.readouterr().err
+    (run / "checkpoints" / "best.pt").rename(tmp_path / "best.pt")
+    try:
+        assert evaluated(run, capsys)["checkpoint"].endswith("last.pt")
+        assert main(["evaluate", str(run), "--checkpoint=best"]) == 2
+        assert "there is no best checkpoint in" in capsys.readouterr().err
+    finally:
+        (tmp_path / "best.pt").rename(run / "checkpoints" / "best.pt")
+
+
+def test_it_takes_no_state_that_runs_code(trained, tmp_path, capsys):
+    _, spec = trained
+    (tmp_path / "checkpoints").mkdir()
+    spec.write(tmp_path / "spec.yaml")
+    torch.save({"format": Path}, tmp_path / "checkpoints" / "last.pt")
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "evaluate: " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["torch", "super"])
+def test_two_ranks_count_each_image_once(trained, tmp_path, capsys, kind, strategy):
+    run, _ = trained
+    alone = evaluated(run, capsys)
+    words = ("--json", f"--set=loader.kind={kind}", f"--set=training.strategy={strategy}")
+    process = started(2, tmp_path, "evaluate", str(run), *words)
+    try:
+        out, errors = process.communicate(timeout=LAUNCH_TIMEOUT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors
+    both = json.loads(out)
+    assert (both["ranks"], both["samples"], both["top1"]) == (2, 15, alone["top1"])
+    assert both["classes"] == alone["classes"]
+    assert both["loss"] == pytest.approx(alone["loss"], abs=1e-6)
