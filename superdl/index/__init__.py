@@ -8,6 +8,7 @@ prints.
 from __future__ import annotations
 
 from superdl.index.building import Built, build_index
+from superdl.index.fields import fields_in
 from superdl.index.shard import Choices, Member, ShardError, ShardFormatError
 
-__all__ = ["Built", "Choices", "Member", "ShardError", "ShardFormatError", "build_index"]
+__all__ = ["Built", "Choices", "Member", "ShardError", "ShardFormatError", "build_index", "fields_in"]

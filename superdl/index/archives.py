@@ -136,13 +136,13 @@ def _samples(shard: Shard, group: list[_File], choices: Choices) -> Iterator[Mem
     if not images or not beside:
         yield from (Member(file.name, file.offset, file.size) for file in images)
         return
-    if len(images) > 1:
+    if len(images) > 1 and not choices.fields:
         names = ", ".join(file.name for file in images)
         raise shard.error(
             f"a sample has several images ({names}): name one by --image-field EXTENSION", images[0].name
         )
-    (image,) = images
-    yield Member(image.name, image.offset, image.size, _label(shard, beside, choices))
+    label = _label(shard, beside, choices)
+    yield from (Member(image.name, image.offset, image.size, label) for image in images)
 
 
 def _label(shard: Shard, beside: dict[str, _File], choices: Choices) -> Label | None:

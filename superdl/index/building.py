@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 from superdl.index.archives import tar_members, zip_members
 from superdl.index.chunks import INDEX_FILE, Layout, chunk_members, layouts_of
+from superdl.index.fields import columns_of, with_fields
 from superdl.index.index_files import index_files, index_of_tar
 from superdl.index.loose import loose_readers
 from superdl.index.parquet import parquet_members
@@ -70,7 +71,8 @@ _MEMBER_BYTES = Limits().object_bytes
 @dataclass(slots=True)
 class Built:
     """What was written. ``passed_over`` objects have the name of no shard; ``empty`` members, which have no
-    bytes, are left out. Of the ``index_files`` beside shards, ``indexes`` say where members of tars lie.
+    bytes, are left out, and so are ``incomplete`` samples, which lack a field. Of the ``index_files`` beside
+    shards, ``indexes`` say where members of tars lie.
     """
 
     out: str
@@ -80,6 +82,7 @@ class Built:
     index_files: int = 0
     indexes: int = 0
     empty: int = 0
+    incomplete: int = 0
     member_bytes: int = 0
     seconds: float = 0.0
     formats: dict[str, int] = field(default_factory=dict)
@@ -158,17 +161,19 @@ def build_index(
             shards = Shards(place, stop)
             indexes = index_files(shards, keys)
             jobs, others = _jobs(shards, keys, only, place.url, indexes, listed=not named)
+            if choices.fields and (formats := {job.format for job in jobs} - {"tar", "zip"}):
+                raise ConfigError(f"--fields are of tars, zips and loose images; here are {sorted(formats)}")
             built.passed_over, built.index_files = others - len(indexes), len(indexes)
             built.indexes = sum(job.format == "tar" and bool(index_of_tar(job.key, indexes)) for job in jobs)
             read = partial(_rows, shards, choices)
         with writing_to(out) as sink:
             labels = _OneKind()
-            for job, rows, empty in _read_all(
+            for job, rows, empty, incomplete in _read_all(
                 read, jobs, threads or (_THREADS if place.is_file else _BUCKET_THREADS), stop
             ):
                 labels.check(rows)
                 sink.write(rows)
-                built.samples += len(rows)
+                built.samples, built.incomplete = built.samples + len(rows), built.incomplete + incomplete
                 if shards is not None:
                     built.shards, built.empty = built.shards + 1, built.empty + empty
                     built.member_bytes += sum(row.length for row in rows if not is_row(row.encoding))
@@ -176,8 +181,9 @@ def build_index(
                 tell(built.shards, len(jobs), built.samples)
             if not built.samples:
                 raise SourceEmptyError(
-                    f"{place.url}: {built.shards:,} shards were read, and none holds an image: name its "
-                    "extension or column by --image-field"
+                    f"{place.url}: {built.shards:,} shards were read, and none holds an image"
+                    f"{' with all its fields' * bool(choices.fields)}: "
+                    "name its extension or column by --image-field or --fields"
                 )
     finally:
         if shards is not None:
@@ -201,8 +207,8 @@ def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
     return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
 
 
-def _loose_rows(job: _Job) -> tuple[list[Any], int]:
-    return job.reader(), 0
+def _loose_rows(job: _Job) -> tuple[list[Any], int, int]:
+    return job.reader(), 0, 0
 
 
 def _may_be_shard(key: str) -> bool:
@@ -276,8 +282,11 @@ def _job_of(key: str, shards: Shards, indexes: Collection[str]) -> _Job | None:
 
 
 def _read_all(
-    read: Callable[[_Job], tuple[list[Any], int]], jobs: Sequence[_Job], threads: int, stop: threading.Event
-) -> Iterator[tuple[_Job, list[Any], int]]:
+    read: Callable[[_Job], tuple[list[Any], int, int]],
+    jobs: Sequence[_Job],
+    threads: int,
+    stop: threading.Event,
+) -> Iterator[tuple[_Job, list[Any], int, int]]:
     """What ``read`` gives for each, in their order; few are read ahead of what is taken."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-index") as pool:
         pending = deque((job, pool.submit(read, job)) for job in jobs[: threads * _AHEAD])
@@ -294,8 +303,10 @@ def _read_all(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int]:
-    """The rows of a shard, checked and sorted by where they lie, and how many members are empty."""
+def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int, int]:
+    """The rows of a shard, checked and sorted by where they lie; how many members are empty, and how many
+    samples lack a field.
+    """
     shard = shards.open(job.key)
     try:
         members = sorted(job.reader(shard, choices), key=lambda member: (member.offset, member.length))
@@ -316,6 +327,8 @@ def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int]:
     counts = Counter(member.name for member in members)
     if len(counts) < len(members):
         raise shard.error("its name comes more than once: which is meant?", counts.most_common(1)[0][0])
+    there = [member for member in members if member.length or is_row(member.encoding)]
+    samples = with_fields(there, choices.fields)
     rows = [
         Row(
             shard.key,
@@ -325,11 +338,14 @@ def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int]:
             member.encoding,
             _label(shard, member, choices),
             shard.version,
+            columns_of(
+                {name: (_name(shard, part), *part[1:3], part.encoding) for name, part in others.items()}
+            ),
         )
-        for member in members
-        if member.length or is_row(member.encoding)
+        for member, others in samples
+        if len(others) == len(choices.fields[1:])
     ]
-    return rows, empty
+    return rows, empty, len(samples) - len(rows)
 
 
 def _name(shard: Shard, member: Member) -> str:

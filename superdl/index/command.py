@@ -71,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--coco", metavar="FILE", help="boxes out of instances_*.json, a path or s3://; SOURCE has the images"
     )
     parser.add_argument(
+        "--fields",
+        metavar="FIELDS",
+        help="samples of several files: image=jpg,mask=png in tars and zips, or "
+        "'image=images/*.jpg,mask=masks/*.png', equal where the * is",
+    )
+    parser.add_argument(
         "--threads", type=int, metavar="COUNT", help="shards read at a time (16; 4 of a directory)"
     )
     parser.add_argument("--force", action="store_true", help="replace OUT")
@@ -81,12 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Index, and say what was found."""
     from rich.console import Console  # --help needs none of this
 
-    from superdl.index import Choices, build_index
+    from superdl.index import Choices, build_index, fields_in
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
     keep_secrets_out_of_logs()
     if arguments.threads is not None and not 0 < arguments.threads <= _THREADS_MAX:
         raise ConfigError(f"--threads is a number from 1 to {_THREADS_MAX}; not {arguments.threads}")
+    if arguments.fields is not None and (arguments.image_field or arguments.coco):
+        raise ConfigError("--fields says what the image is: leave out --image-field and --coco")
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     progress = _Progress(console)
     try:
@@ -99,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.labels,
                 arguments.missing_label,
                 arguments.coco,
+                fields_in(arguments.fields) if arguments.fields is not None else (),
             ),
             only=arguments.only,
             threads=arguments.threads,
@@ -118,6 +127,9 @@ def _text(built: Built) -> str:
     where = f" in {counted(built.shards, 'shard')} ({formats})" if built.shards else ""
     others = f"; {counted(built.passed_over, 'other object')} passed over" if built.passed_over else ""
     others += f"; {counted(built.empty, 'empty member')} left out" if built.empty else ""
+    others += (
+        f"; {counted(built.incomplete, 'sample')} without all fields left out" if built.incomplete else ""
+    )
     if built.index_files:
         others += (
             f"; {counted(built.index_files, 'index file')}, of which {built.indexes} say where members lie"

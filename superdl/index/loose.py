@@ -9,9 +9,11 @@ from __future__ import annotations
 import posixpath
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.index.coco import coco_labels
+from superdl.index.fields import star_of
 from superdl.index.label_files import LABEL_FILE_BYTES, boxes_in, json_label, text_label
 from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError, SourceNotFoundError
 
@@ -33,6 +35,7 @@ class LooseRow(NamedTuple):
     key: str
     label: Label
     version: str
+    fields: Mapping[str, Any] = MappingProxyType({})
 
 
 def loose_readers(
@@ -48,10 +51,19 @@ def loose_readers(
             images that are not there.
     """
     if choices.coco is None:
+        stars = {key: star_of(choices.fields[0][1], key) for key in chosen} if choices.fields else {}
+        parts = {
+            key: {name: pattern.replace("*", star) for name, pattern in choices.fields[1:]}
+            for key, star in stars.items()
+            if star is not None
+        }
         images = [key for key in chosen if choices.is_image(key)]
+        if choices.fields:
+            images = [key for key, theirs in parts.items() if versions.keys() >= {*theirs.values()}]
         files = _LabelFiles(place, versions, images, choices)
         label_of: Callable[[str], Label] = files.label_of
         others = len(versions) - len(images) - files.count
+        others -= len({other for key in images for other in parts.get(key, {}).values()})
     else:
         labels = coco_labels(choices.coco)
         if gone := sorted(labels.keys() - versions.keys()):
@@ -59,14 +71,19 @@ def loose_readers(
                 f"{place.url} lacks {len(gone):,} of the images that {choices.coco} names, such as "
                 f"{gone[0][:200]!r}: the source is the folder in which they lie"
             )
-        images, label_of = [key for key in chosen if key in labels], labels.__getitem__
+        images, label_of, parts = [key for key in chosen if key in labels], labels.__getitem__, {}
         others = len(versions) - len(images)
     if not images:
-        raise SourceEmptyError(f"{place.url} holds no image")
+        told = " with its fields beside it" if choices.fields else ""
+        raise SourceEmptyError(f"{place.url} holds no image{told}")
     images.sort(key=str.encode)
 
     def rows(some: Sequence[str]) -> list[LooseRow]:
-        return [LooseRow(key, label_of(key), versions[key]) for key in some]
+        return [LooseRow(key, label_of(key), versions[key], _columns(parts.get(key, {}))) for key in some]
+
+    def _columns(theirs: Mapping[str, str]) -> dict[str, str]:
+        named = {f"{name}.key": other for name, other in theirs.items()}
+        return named | {f"{name}.version": versions[other] for name, other in theirs.items()}
 
     starts = range(0, len(images), _AT_A_TIME)
     return [partial(rows, images[start : start + _AT_A_TIME]) for start in starts], others

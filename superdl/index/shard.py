@@ -73,7 +73,8 @@ class Choices:
     ``image_field`` and ``label_field`` name the columns, features or extensions of image and label; ``None``:
     the usual ones. ``labels`` is one of ``auto``, ``numbers``, ``folder``, ``shard``, ``none`` and ``yolo``.
     ``missing_label`` is what stands for the label file of an image that has none; ``None``: that is an error.
-    ``coco`` is the path or URL of an ``instances_*.json``.
+    ``coco`` is the path or URL of an ``instances_*.json``. ``fields`` are pairs of name and pattern, of
+    samples of several files, as :mod:`superdl.index.fields` reads them.
     """
 
     image_field: str | None = None
@@ -81,6 +82,7 @@ class Choices:
     labels: str = "auto"
     missing_label: str | None = None
     coco: str | None = None
+    fields: tuple[tuple[str, str], ...] = ()
 
     @property
     def reads_labels(self) -> bool:
@@ -93,7 +95,11 @@ class Choices:
         return self.coco is not None or self.missing_label is not None or self.labels == "yolo"
 
     def is_image(self, name: str) -> bool:
-        """Whether a file's name is an image's."""
+        """Whether a file's name is an image's, or that of another field."""
+        if self.fields:
+            from superdl.index.fields import star_of
+
+            return any(star_of(pattern, name) is not None for _, pattern in self.fields)
         from superdl.coordinator.catalog.listing import is_image
 
         return name.endswith(f".{self.image_field}") if self.image_field else is_image(name)

@@ -9,13 +9,14 @@ import secrets
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 from superdl.super_wire.source_url import split_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from superdl.index.shard import Label
 
@@ -34,6 +35,14 @@ class Row(NamedTuple):
     encoding: str
     label: Label
     version: str
+    fields: Mapping[str, Any] = MappingProxyType({})
+
+
+def _columns(row: Any) -> dict[str, Any]:
+    """A row's columns, of its fields too."""
+    columns: dict[str, Any] = row._asdict()
+    fields: dict[str, Any] = columns.pop("fields")
+    return {**columns, **fields}
 
 
 class RowSink(Protocol):
@@ -51,7 +60,7 @@ class _Jsonl:
         self._stream = stream
 
     def write(self, rows: Sequence[Any]) -> None:
-        lines = (json.dumps(row._asdict(), ensure_ascii=False) for row in rows)
+        lines = (json.dumps(_columns(row), ensure_ascii=False) for row in rows)
         self._stream.write("".join(f"{line}\n" for line in lines).encode())
 
     def close(self) -> None:
@@ -79,11 +88,11 @@ class _Csv:
     def write(self, rows: Sequence[Any]) -> None:
         if rows and not self._begun:
             self._begun = True
-            self._writer.writerow(rows[0]._fields)
+            self._writer.writerow(_columns(rows[0]))
         for row in rows:
             if isinstance(row.label, str) and not isinstance(self._read_back(row.label), str):
                 raise ConfigError(f"the label {row.label!r} of {row.key} names a class; {_NOT_IN_CSV}")
-        self._writer.writerows(rows)
+        self._writer.writerows(_columns(row).values() for row in rows)
 
     def close(self) -> None:
         """Nothing is held back."""
@@ -108,7 +117,8 @@ class _Parquet:
         if self._writer is None:
             label = {int: pa.int64(), float: pa.float64()}.get(type(rows[0].label), pa.string())
             fields = {
-                name: pa.int64() if name in {"offset", "length"} else pa.string() for name in rows[0]._fields
+                name: pa.int64() if name.rpartition(".")[2] in {"offset", "length"} else pa.string()
+                for name in _columns(rows[0])
             }
             self._schema = pa.schema({**fields, "label": label})
             self._writer = self._parquet.ParquetWriter(self._stream, self._schema)
@@ -119,7 +129,8 @@ class _Parquet:
                         f"the label {row.label} of {row.key} is no integer, those before it are, and a "
                         "column of Parquet has one type: write .jsonl"
                     )
-        columns = dict(zip(rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
+        every = [_columns(row) for row in rows]
+        columns = {name: [columns[name] for columns in every] for name in every[0]}
         try:
             self._writer.write_table(pa.table(columns, self._schema))
         except OverflowError as error:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = {
     "audio": ("soundfile", "soxr"),
     "detection": ("torchvision",),
+    "masks": (),
     "pairs": (),
     "text": ("tokenizers",),
     "video": ("av",),

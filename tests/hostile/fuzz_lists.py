@@ -28,6 +28,7 @@ from pyarrow import parquet
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
+from superdl.coordinator.catalog.members import Field
 from superdl.cost.price_files import CheckedPrice, look_up
 from superdl.experiments.data import import_published
 from superdl.sampler.checkpoint import Checkpoint
@@ -65,7 +66,7 @@ def _rows(chance: random.Random) -> list[dict[str, Any]]:
         lambda: _value(chance),
     ]
     label, versioned, of_members = chance.choice(labels), chance.random() < 0.5, chance.random() < 0.4
-    varying = chance.random() < 0.1
+    varying, fields = chance.random() < 0.1, chance.random() < 0.3
     rows = []
     for number in range(chance.randrange(1, 6)):
         key = f"cat/{number}.jpg" if chance.random() < 0.9 else _value(chance)
@@ -77,8 +78,13 @@ def _rows(chance: random.Random) -> list[dict[str, Any]]:
             encoding = chance.choice(["", "", "deflate", "parquet:image"]) if chance.random() < 0.1 else ""
             place = {"member": f"{number}.jpg", "offset": 10 * number, "length": 10, "encoding": encoding}
             rows[-1] |= {"key": chance.choice(["a.tar", "b.tar"]), **place}
+        if fields:
+            rows[-1] |= {"mask.key": f"masks/{number // 2}.png"}
+            place = {"depth.member": f"{number}.tif", "depth.offset": number, "depth.length": 9}
+            rows[-1] |= place if of_members else {}
         if chance.random() < 0.05:
             columns = ["version", "key", "label", "other", "member", "offset", "length", "encoding"]
+            columns += ["mask.key", "mask.version", "mask.member", "depth.length", "image.key", "a b.key"]
             rows[-1] |= {chance.choice(columns): _value(chance)}
     return rows
 
@@ -120,10 +126,16 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
             found = read_key_list(file.name, tally, of_files=chance.random() < 0.5)
             versions = found.keys if found.versions is None else found.versions
             columns = found.keys, versions, found.labels, found.classes
-            catalog = Catalog.build("file:///x", *columns, members=found.members)
+            fields = [
+                Field(name, part.keys, part.versions or part.keys, part.members)
+                for name, part in found.fields.items()
+            ]
+            catalog = Catalog.build("file:///x", *columns, members=found.members, fields=fields)
         except SourceError as error:
             assert len(str(error)) <= 4000, data[:200]  # noqa: PT017  # a refusal is right, if it is short
             return
+    names = [field.name for field in catalog.fields]
+    assert len(catalog.sample_ids(b"", fields=names)) == 16 * len(catalog)
     assert len(catalog) == len(found.labels) == len(found.members or found.keys) > 0
     assert len(catalog.names_at(np.arange(len(catalog)))) == len(catalog)
     labels = unpack_labels(catalog.labels_at(np.arange(len(catalog))), catalog.label_dtype, len(catalog))
