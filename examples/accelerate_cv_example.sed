@@ -1,6 +1,7 @@
 # https://github.com/huggingface/accelerate/blob/16cb6eb80dd9aa8b4df1a63ef57863e455d53b83/examples/cv_example.py
 # The split becomes two key lists in the working directory. Loaders and schedule are not prepared: the
-# sampler deals out to the ranks, and the schedule steps once for each batch of a rank.
+# sampler deals out to the ranks, and the schedule steps once for each batch of a rank. On several
+# ranks the padding of the last validation batch counts, since all ranks have to gather equally many samples.
 /^from accelerate import Accelerator/i\
 from superdl import Recipe, SuperDataset, SuperSampler
 /^    eval_split = /a\

@@ -1,11 +1,11 @@
 # https://github.com/pytorch/examples/blob/77f55b912142e11fcfdf5b530231fb9c52f181e8/imagenet/main.py
-# Not with --dummy. On several ranks the last validation batch is padded, and its padding counts.
+# Not with --dummy.
 /^import torchvision.datasets/i\
 from superdl import Recipe, SuperDataset, SuperSampler
 s/train_dataset = datasets.ImageFolder($/train_dataset = SuperDataset(/
 s/^ *traindir,$/            traindir, transform=/
 s/val_dataset = datasets.ImageFolder($/val_dataset = SuperDataset(/
-s/^ *valdir,$/            valdir, Recipe.image(resize=256, crop=224), transform=/
+s/^ *valdir,$/            valdir, Recipe.image(resize=256, crop=224), padding="skip", transform=/
 /transforms.Resize(256)/d
 /transforms.CenterCrop(224)/d
 /^    if args.distributed:$/{

@@ -1,7 +1,8 @@
 # https://github.com/huggingface/pytorch-image-models/blob/aa4b5850c1543fa488abf260f18390eda46cf85d/train.py
 # The transforms stay timm's: they are read back from its loaders. Mixup needs --no-prefetcher. Not with
 # --naflex-loader, --train-img-sizes, --aug-splits or --aug-repeats. Labels follow the classes sorted as text,
-# where timm sorts numbers in names by value.
+# where timm sorts numbers in names by value. On several ranks the padding of the last validation batch counts,
+# as it does in timm.
 /^from timm import utils/i\
 from superdl import SuperDataset, SuperSampler, split_transform
 /^def main():/i\

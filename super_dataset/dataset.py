@@ -21,7 +21,7 @@ from superdl.super_dataset.reading import (
     BatchReader,
     ReadSettings,
     batch_info,
-    check_policy,
+    check_policies,
     delivered_order,
     label_tensor,
     sample_tensors,
@@ -36,7 +36,7 @@ from superdl.super_wire.source_url import join_url, split_url
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.super_dataset.reading import BatchInfo, OnBadSample, Verify
+    from superdl.super_dataset.reading import BatchInfo, OnBadSample, Padding, Verify
     from superdl.super_wire.ids import Versions
 
 __all__ = ["SuperDataset", "normalise_url"]
@@ -96,6 +96,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
             ``"labels.NAME"`` where labels have names. With ``return_info`` an item is (dict, info).
         on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
             batch) or ``"replace"`` (by the next good sample of the same batch).
+        padding: what becomes of the samples that fill the last batches of several ranks by repeating others:
+            ``"keep"``, or ``"skip"`` for validation (a shorter batch, so that each sample counts once; one
+            stays where a batch has nothing else, flagged in its ``BatchInfo``).
         return_info: whether items have a :class:`BatchInfo`.
         read_timeout: seconds to wait for one batch.
         verify: which payloads are hashed. ``"all"``: each of them. ``"auto"``: each on plain TCP; on a unix
@@ -121,6 +124,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         transform: Callable[[Any], Any] | Callable[[Any, Any, BatchInfo], Any] | None = None,
         columns: Mapping[str, str] | Sequence[str] | None = None,
         on_bad_sample: OnBadSample = "raise",
+        padding: Padding = "keep",
         return_info: bool = False,
         read_timeout: float = 120.0,
         verify: Verify = "auto",
@@ -132,7 +136,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if not isinstance(recipe, Recipe):
             msg = f"recipe is a Recipe, such as Recipe.image(resize=256, crop=224); not {recipe!r}"
             raise ConfigError(msg)
-        check_policy(on_bad_sample)
+        check_policies(on_bad_sample, padding)
         _check_reading(read_timeout, verify, in_flight_bytes)
         self.source = normalise_url(source, name="source")  # what sample ids are made of, unless named
         self.naming = checked_naming(alias, versions)
@@ -147,6 +151,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if columns is not None and not isinstance(self._transform, PerSample | None):
             raise ConfigError("columns: a transform of whole batches makes the item itself; let it do so")
         self._on_bad_sample: OnBadSample = on_bad_sample
+        self._padding: Padding = padding
         self._return_info = bool(return_info)
         shape = recipe.output_shape
         settings = ReadSettings(
@@ -191,7 +196,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
             raise UsageError(_how_to_use(ref))
         self._check_ours(ref)
         read = self._reader.read(ref, memory_here())
-        order = delivered_order(ref, read.bad, self._on_bad_sample)
+        order = delivered_order(ref, read.bad, self._on_bad_sample, self._padding)
         if read.bad:
             self._reader.state().bad_samples.add(ref, read.bad, self._on_bad_sample)
         images = sample_tensors(read.buffer, order)

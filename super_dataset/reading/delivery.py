@@ -42,16 +42,18 @@ __all__ = [
     "BadSampleLog",
     "BatchInfo",
     "OnBadSample",
+    "Padding",
     "SampleTensors",
     "batch_info",
     "check_label_dtype",
-    "check_policy",
+    "check_policies",
     "delivered_order",
     "label_tensor",
     "sample_tensors",
 ]
 
 OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
+Padding: TypeAlias = Literal["keep", "skip"]
 _Tensors: TypeAlias = "torch.Tensor | list[torch.Tensor]"
 SampleTensors: TypeAlias = "_Tensors | dict[str, _Tensors]"
 
@@ -61,34 +63,40 @@ _IMAGE_CHANNELS = (1, 3, 4)
 _IMAGE_NDIM = 3
 
 
-def check_policy(value: object) -> None:
+def check_policies(on_bad_sample: object, padding: object) -> None:
     """Refuse, by :class:`~superdl.super_wire.errors.ConfigError`, what is no policy."""
-    if value not in get_args(OnBadSample):
-        msg = f"on_bad_sample is one of {', '.join(map(repr, get_args(OnBadSample)))}; not {value!r}"
-        raise ConfigError(msg)
+    given = {"on_bad_sample": (on_bad_sample, OnBadSample), "padding": (padding, Padding)}
+    for name, (value, known) in given.items():
+        if value not in get_args(known):
+            raise ConfigError(f"{name} is one of {', '.join(map(repr, get_args(known)))}; not {value!r}")
 
 
-def delivered_order(ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample) -> list[int] | None:
+def delivered_order(
+    ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample, padding: Padding = "keep"
+) -> list[int] | None:
     """Which samples of the planned batch are delivered, by offset, in order; ``None``: all, as planned.
 
     ``skip`` leaves the bad out. ``replace`` puts the next good sample of the same batch in the place of each,
-    cyclically.
+    cyclically. Padding that is skipped leaves one sample of a batch that is nothing else.
 
     Raises:
         BadSampleError: the policy is ``raise``, or no sample is good.
     """
+    wanted = list(range(len(ref)))
+    if padding == "skip" and ref.padding:
+        wanted = np.flatnonzero(~ref.padding_mask()).tolist() or wanted[:1]
     if not bad:
-        return None
+        return wanted if len(wanted) < len(ref) else None
     if policy == "raise":
         raise bad_sample_error(ref, bad)
-    good = [offset for offset in range(len(ref)) if offset not in bad]
+    good = [offset for offset in wanted if offset not in bad]
     if not good:
         raise bad_sample_error(
             ref, bad, f'on_bad_sample="{policy}" needs at least one good sample in the batch'
         )
     if policy == "skip":
         return good
-    return [good[bisect_left(good, offset) % len(good)] for offset in range(len(ref))]
+    return [good[bisect_left(good, offset) % len(good)] for offset in wanted]
 
 
 class BadSampleLog:

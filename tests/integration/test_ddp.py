@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from superdl import SuperDataset, SuperLoader
 from superdl.coordinator.core import Plan
 from tests.integration.delivery import collect
-from tests.integration.resuming import run_of
+from tests.integration.resuming import RECIPE, run_of
 from tests.integration.torchrun import assert_none_is_left, in_order, launch, planned, written
 
 if TYPE_CHECKING:
@@ -106,3 +107,22 @@ def test_a_rank_that_fails_ends_the_run_and_leaves_nothing(temporary: Path, imag
     how = {"batch_size": 8, "passes": [{}], "failing": 1}
     assert "as scripted" in launch(2, temporary, images, temporary / "failing", **how)
     assert_none_is_left(temporary)
+
+
+def test_validation_counts_each_sample_once_on_any_number_of_ranks(shared_stack: Stack, images: Path) -> None:
+    figures = {}
+    for ranks in (1, 2, 4):
+        dataset = SuperDataset(images.as_uri(), RECIPE, coordinator=shared_stack.address, padding="skip")
+        labels: list[int] = []
+        sums: list[int] = []
+        lengths = set()
+        for rank in range(ranks):
+            with SuperLoader(dataset, batch_size=28 // ranks, rank=rank, num_replicas=ranks) as loader:
+                batches = list(loader)
+            lengths.add(len(batches))
+            labels += [label for _, batch in batches for label in batch.tolist()]
+            sums += [int(image.sum()) for batch, _ in batches for image in batch]
+        assert len(lengths) == 1, "ranks take equally many steps"
+        figures[ranks] = sorted(zip(labels, sums, strict=True))
+    assert len(figures[1]) == 150
+    assert figures[1] == figures[2] == figures[4]

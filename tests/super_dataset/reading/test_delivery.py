@@ -51,6 +51,21 @@ def test_orders(bad, skip, replace):
     assert delivered_order(REF, reasons, "replace") == replace
 
 
+@pytest.mark.parametrize(
+    ("padding", "bad", "skip", "replace"),
+    [
+        (b"", {}, None, None),
+        (b"\0\0\0\1\1", {}, [0, 1, 2], [0, 1, 2]),
+        (b"\0\0\0\1\1", {2, 4}, [0, 1], [0, 1, 0]),
+        (b"\1\1\1\1\1", {}, [0], [0]),
+    ],
+)
+def test_padding_may_be_left_out(padding, bad, skip, replace):
+    ref, reasons = ref_of(5, "unix:///c", padding=padding), dict.fromkeys(bad, "undecodable")
+    assert delivered_order(ref, reasons, "skip", "skip") == skip
+    assert delivered_order(ref, reasons, "replace", "skip") == replace
+
+
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 def test_a_batch_with_no_good_sample_raises(policy):
     with pytest.raises(BadSampleError, match="at least one good sample"):
