@@ -28,6 +28,7 @@ Transform: TypeAlias = Callable[[Any], Any]
 _MAKE_TENSORS = frozenset(
     {"ToTensor", "MaybeToTensor", "ToImage", "PILToTensor", "MaybePILToTensor", "ToNumpy"}
 )
+_PRESET = "ImageClassification"  # of weights; only its end is left where split_transform was used
 _FOLLOW = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"})
 _RGB = 3
 _VALUES = 256
@@ -145,19 +146,28 @@ def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
     then gives :class:`Planes`, but what the whole pipeline gives for images that are not RGB.
     """
     parts = parts_of(transform)
-    at = next((at for at, part in enumerate(parts) if known_class(part) in _MAKE_TENSORS), len(parts))
+    at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
     first, last = parts[:at], parts[at:]
     if not last or any(known_class(part) not in _FOLLOW for part in last[1:]):
         return transform, None
-    end = _end_of(last)
+    size = (last[0].crop_size * 2) if known_class(last[0]) == _PRESET else None
+    end = _end_of(last, size or [1, _VALUES])
     if end is None:
         return transform, None
 
     def call(image: Any) -> Any:
         made = _in_turn(first, image)
-        return _planes(made) if getattr(made, "mode", None) == "RGB" else _in_turn(last, made)
+        is_ready = getattr(made, "mode", None) == "RGB" and (size is None or [*made.size] == size)
+        return _planes(made) if is_ready else _in_turn(last, made)
 
     return call, end
+
+
+def _makes_tensors(part: Any) -> bool:
+    """Whether a tensor is all it makes. A preset that was split leaves images of its size as they are."""
+    if known_class(part) == _PRESET:
+        return bool(part.resize_size == part.crop_size)
+    return known_class(part) in _MAKE_TENSORS
 
 
 def _in_turn(parts: list[Transform], image: Any) -> Any:
@@ -171,27 +181,30 @@ def _planes(image: Image) -> Planes:
     return Planes(lines.reshape(image.height, _RGB, image.width).transpose(1, 0, 2))
 
 
-def _end_of(last: list[Any]) -> End | None:
+def _end_of(last: list[Any], size: list[int]) -> End | None:
     """What does the same as ``last`` to the planes of an image; ``None`` if nothing here does."""
     values = np.arange(_VALUES, dtype=np.uint8)
-    probe = to_pil(np.stack([values, values[::-1], np.roll(values, 99)], axis=-1)[None])
+    pixels = np.stack([np.resize(one, size) for one in (values, values[::-1], np.roll(values, 99))], axis=-1)
+    if pixels[..., 0].size < _VALUES:
+        return None
+    probe = to_pil(pixels)
     try:
         expected = torch.as_tensor(_in_turn(last, probe))
         moments = [
             torch.as_tensor(moment, dtype=torch.float32).view(-1, 1, 1).numpy()
             for part in last
-            if known_class(part) == "Normalize"
+            if known_class(part) in ("Normalize", _PRESET)
             for moment in (part.mean, part.std)
         ]
     except (RuntimeError, TypeError, ValueError):
         return None  # the pipeline itself tells it of its first image
-    pixels = _planes(probe).pixels
+    planes = _planes(probe).pixels
     for scale in _SCALES:
         if moments and (scale == "bytes" or len(moments) > len(("mean", "std"))):
             continue
         end = End(scale, tuple(moments))
-        made = torch.empty(pixels.shape, dtype=end.dtype)
-        end.write(pixels, made.numpy())
+        made = torch.empty(planes.shape, dtype=end.dtype)
+        end.write(planes, made.numpy())
         if made.dtype == expected.dtype and torch.equal(made, expected):
             return end
     return None

@@ -13,9 +13,11 @@ from PIL import Image
 
 from benchmarks.augment import torchvision_transforms
 from superdl.lambda_prefetch.transforms import Program
-from superdl.super_dataset import Recipe, split_transform
+from superdl.super_dataset import PerSample, Recipe, split_transform
+from superdl.super_dataset.pictures import in_fewer_steps
 from superdl.super_wire.errors import ConfigError
 from tests.lambda_prefetch.prefetching import pixels
+from tests.super_dataset.augmenting import batch, info_of
 
 v1 = torchvision_transforms()
 if v1 is None:
@@ -144,6 +146,12 @@ def test_the_preset_of_pretrained_weights_is_cut_within():
     assert "Stopped within ImageClassification" in str(parts)
     assert pipeline.resize_size == [32]
     assert_equal_pixels(pipeline, parts)
+    images, info = batch(1, 2, height=24, width=24), info_of(1, 2)
+    assert in_fewer_steps(pipeline)[1] is None
+    assert in_fewer_steps(parts.rest)[1] is not None
+    for size in (images, batch(1, height=30, width=24)):  # the latter is cropped, as the preset does
+        expected, _ = PerSample(lambda image: parts.rest(Image.fromarray(np.array(image))))(size, None, info)
+        assert torch.equal(PerSample(parts.rest)(size, None, info)[0], expected)
 
 
 def test_parts_are_frozen_and_travel_to_workers():
