@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -183,6 +183,22 @@ class Catalog:
             )
         own = Field(ids.MAIN_FIELD, self.keys, self.versions, self.members)
         return [own, *(found[name] for name in names)]
+
+    def part_columns(self, indices: NDArray[np.int64], names: Sequence[str] = ()) -> dict[str, Any]:
+        """The columns of a prefetch request that are of the samples' parts, one part after the other."""
+        parts = self.parts(names)
+        columns: dict[str, Any] = {
+            "keys": tuple(key.decode() for part in parts for key in part.keys.take(indices)),
+            "versions": tuple(version.decode() for part in parts for version in part.versions.take(indices)),
+        }
+        if not any(part.members for part in parts):
+            return columns
+        # Beside members, whole objects are members without a name.
+        nothing = [""] * len(indices), [0] * len(indices), [0] * len(indices), [""] * len(indices)
+        of_parts = [part.members.at(indices) if part.members else nothing for part in parts]
+        *places, encodings = (tuple(chain.from_iterable(column)) for column in zip(*of_parts, strict=True))
+        columns |= zip(("members", "member_offsets", "member_lengths"), places, strict=True)
+        return columns | {"encodings": encodings if any(encodings) else ()}
 
     def sample_ids(
         self,

@@ -93,10 +93,12 @@ class Members:
             return np.zeros(len(self), dtype=np.bool_)
         return self.encodings >= len(MEMBER_ENCODINGS)
 
-    def encodings_at(self, places: NDArray[np.int64]) -> list[str]:
-        """The encodings at places of the catalog; none where all bytes are as they are."""
-        known = (*MEMBER_ENCODINGS, *self.row_encodings)
-        return [known[code] for code in self.encodings[places]] if self.encodings.size else []
+    def at(self, places: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
+        """Names, offsets, lengths and encodings at places of the catalog."""
+        known, codes = (*MEMBER_ENCODINGS, *self.row_encodings), self.encodings
+        encodings = [known[code] for code in codes[places]] if codes.size else [""] * len(places)
+        names = [name.decode() for name in self.names.take(places)]
+        return names, self.offsets[places].tolist(), self.lengths[places].tolist(), encodings
 
     def sort_order(self) -> NDArray[np.int64]:
         """The order by object and offset, and of rows that share a row group by their numbers."""

@@ -19,14 +19,12 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.datasets import Dataset
-    from superdl.coordinator.catalog.members import Field
-    from superdl.coordinator.catalog.strings import Strings
 
 __all__ = [
     "FunctionClock",
@@ -79,8 +77,6 @@ def request_for(
     ``store``, if one is named, which ``pointers`` in the cache may lead to.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
-    parts = catalog.parts(dataset.recipe.beside)
-    members, member_offsets, member_lengths, encodings = _members_of(parts, indices)
     return PrefetchRequest(
         request_id=request_id,
         bucket=catalog.bucket,
@@ -88,8 +84,6 @@ def request_for(
         epoch=epoch,
         cache=cache,
         expires_at=time.time() + expires_in_s,
-        keys=tuple(key.decode() for part in parts for key in part.keys.take(indices)),
-        versions=tuple(version.decode() for part in parts for version in part.versions.take(indices)),
         ids=tuple(ids[at : at + _HEX_DIGITS] for at in range(0, len(ids), _HEX_DIGITS)),
         store=store,
         packs=places.packs if places else (),
@@ -101,37 +95,9 @@ def request_for(
         pointers=pointers and bool(store),
         golden=saved_as,
         from_cache=bool(saved_as),
-        members=tuple(members),
-        member_offsets=tuple(member_offsets),
-        member_lengths=tuple(member_lengths),
-        encodings=tuple(encodings),
         fields=dataset.recipe.beside,
+        **catalog.part_columns(indices, dataset.recipe.beside),
     )
-
-
-def _members_of(
-    parts: Sequence[Field[Strings]], indices: NDArray[np.int64]
-) -> tuple[list[str], list[int], list[int], list[str]]:
-    """Names, offsets, lengths and encodings of the samples' parts; each empty where no part has one."""
-    names: list[str] = []
-    offsets: list[int] = []
-    lengths: list[int] = []
-    encodings: list[str] = []
-    if not any(part.members for part in parts):
-        return names, offsets, lengths, encodings
-    for part in parts:
-        if part.members is None:  # a whole object, beside members
-            nothing = [0] * len(indices)
-            names += [""] * len(indices)
-            offsets += nothing
-            lengths += nothing
-            encodings += [""] * len(indices)
-            continue
-        names += map(bytes.decode, part.members.names.take(indices))
-        offsets += part.members.offsets[indices].tolist()
-        lengths += part.members.lengths[indices].tolist()
-        encodings += part.members.encodings_at(indices) or [""] * len(indices)
-    return names, offsets, lengths, encodings if any(encodings) else []
 
 
 def warm_event(cache: str) -> dict[str, Any]:

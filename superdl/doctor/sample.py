@@ -13,7 +13,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
@@ -112,11 +112,13 @@ def _fresh(recipe: Recipe) -> Recipe:
     from superdl.super_wire.recipe import Recipe
 
     seed = int.from_bytes(os.urandom(7), "little")
+    fields: Any = {name: part.steps for name, part in recipe.parts.items()}
     if recipe.random:
-        return Recipe(recipe.steps, augment_seed=seed)
+        return Recipe(fields or recipe.steps, augment_seed=seed)
     if any(step["op"] == "custom" for step in recipe.steps):
         return recipe  # it may give what is no image
-    return Recipe([*recipe.steps, {"op": "horizontal_flip", "p": 0.0}], augment_seed=seed)
+    steps = [*recipe.steps, {"op": "horizontal_flip", "p": 0.0}]
+    return Recipe(fields | {"image": steps} if fields else steps, augment_seed=seed)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 metavar="URL",
                 help="list this for keys, not its whole bucket; also where a set with an alias lies",
             )
+            action.add_argument(
+                "--key-list", metavar="URL", help="of the source, for members of shards, and fields"
+            )
         if name == "prune":
             which = action.add_mutually_exclusive_group(required=True)
             which.add_argument("--bytes", metavar="SIZE", help="keep so much, such as 100gb")
@@ -146,7 +149,8 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
     def note(text: str) -> None:
         sys.stderr.write(f"{shown(text)}\n")
 
-    seen = verify(store, _decoder(), share=arguments.share, sources=arguments.source, tell=note)
+    named = {"sources": arguments.source, "key_list": arguments.key_list}
+    seen = verify(store, _decoder(), share=arguments.share, **named, tell=note)
     for why, count in list(seen.not_decoded.items())[:_SHOWN]:
         console.print(f"{counted(count, 'record')} by header and hash alone: {shown(why)}")
     for one in seen.wrong[:_SHOWN]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.catalog import list_objects, parse_source
+from superdl.coordinator.catalog import list_objects, list_source, parse_source
 from superdl.coordinator.store import read_indexes, threads
 from superdl.store.contents import collection_name
 from superdl.super_wire.errors import (
@@ -32,7 +32,7 @@ from superdl.super_wire.ids import ALIAS_SCHEME, Naming, id_bucket, sample_ids, 
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES, parse_header
 from superdl.super_wire.record_kinds import pack_sample
-from superdl.super_wire.request import Limits, Outcome
+from superdl.super_wire.request import Limits, Outcome, PrefetchRequest
 from superdl.super_wire.store import check_record
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def verify(
     *,
     share: float = 0.01,
     sources: Sequence[str] = (),
+    key_list: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Verification:
     """Look at a share of each collection's records, drawn at random, and at the index of every pack.
@@ -103,6 +104,7 @@ def verify(
         share: of the records, 0 to 1; at least :data:`LEAST` of each collection.
         sources: to list for keys, for the buckets that they are of; other buckets are listed whole. Of what
             has an alias in place of a bucket, all of them are listed.
+        key_list: of the one source, for samples that are members or have fields.
         tell: gets a line now and then.
     """
     seen = Verification()
@@ -117,7 +119,7 @@ def verify(
             collections[collection_name(name)][name] = index
     tell(f"{len(packs):,} indexes read")
     seen.packs = len(packs)
-    keys = _Keys(sources, tell)
+    keys = _Keys(sources, key_list, tell)
     for indexes in collections.values():
         seen.records += sum(len(index.entries) for index in indexes.values())
         drawn = _drawn(indexes, share)
@@ -151,18 +153,20 @@ def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
 
 
 class _Listed(NamedTuple):
-    """An object that a sample is made of."""
+    """The parts that a sample is made of, as a request names them."""
 
     bucket: str
     key: str
-    version: str
+    parts: dict[str, Any]
 
 
 class _Keys:
     """Finds keys and versions of samples by listing; a source is listed once, for all its recipes."""
 
-    def __init__(self, sources: Sequence[str], tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, sources: Sequence[str], key_list: str | None, tell: Callable[[str], None]) -> None:
+        if key_list and len(sources) != 1:
+            raise ConfigError("a key list is of one source: give --source too, once")
+        self._tell, self._key_list = tell, key_list
         self._sources = [parse_source(source) for source in sources]
         self._listings: dict[tuple[str, str], Any] = {}
 
@@ -174,11 +178,35 @@ class _Keys:
             raise ConfigError(f"{bucket} is a name: say by --source where its objects lie")
         sources = sources or [parse_source(bucket)]
         found: dict[bytes, _Listed] = {}
+        if recipe.beside and not self._key_list:
+            raise ConfigError("its samples have fields: say by --source and --key-list which")
+        for by in ("times", "digests") if self._key_list else ():
+            found = found or self._in_list(bucket, sources[0], by, recipe, wanted)
+        if recipe.beside or found:
+            return found
         for source in sources:
             found |= self._found(bucket, source, "times", recipe, wanted)
         for source in sources if not found else ():
             if source.is_file:
                 found |= self._found(bucket, source, "digests", recipe, wanted)
+        return found
+
+    def _in_list(
+        self, bucket: str, source: Source, by: Versions, recipe: Recipe, wanted: set[bytes]
+    ) -> dict[bytes, _Listed]:
+        if (source.url, f"{by} {self._key_list}") not in self._listings:
+            self._tell(f"listing {source.url} by {self._key_list}")
+            alias = bucket.removeprefix(ALIAS_SCHEME) if bucket.startswith(ALIAS_SCHEME) else ""
+            catalog = list_source(
+                source.url, self._key_list, naming=Naming(alias, by if source.is_file else "")
+            )
+            self._listings[source.url, f"{by} {self._key_list}"] = catalog
+        catalog = self._listings[source.url, f"{by} {self._key_list}"]
+        found = {}
+        for at, one in enumerate(split_ids(catalog.sample_ids(recipe.digest, fields=recipe.beside))):
+            if one in wanted:
+                parts = catalog.part_columns(np.array([at]), recipe.beside)
+                found[one] = _Listed(catalog.bucket, catalog.names_at(np.array([at]))[0].decode(), parts)
         return found
 
     def _found(
@@ -195,7 +223,9 @@ class _Keys:
             some, theirs = keys.take(places), versions.take(places)
             ids = split_ids(sample_ids(bucket, [key[skipped:] for key in some], theirs, recipe.digest))
             found |= {
-                one: _Listed(source.bucket, key.decode(), version.decode())
+                one: _Listed(
+                    source.bucket, key.decode(), {"keys": (key.decode(),), "versions": (version.decode(),)}
+                )
                 for one, key, version in zip(ids, some, theirs, strict=True)
                 if one in wanted
             }
@@ -204,20 +234,27 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes samples of one collection as the function does; ``found`` has their objects by id, ``sources``
-    reads these by bucket.
+    """Makes samples of one collection as the function does; ``found`` has their parts by id, ``sources``
+    reads these by bucket, ``names`` are of their fields.
     """
 
     program: Program
+    names: tuple[str, ...]
     sources: dict[str, ObjectSource]
     found: dict[bytes, _Listed]
 
     def make(self, sample: bytes) -> tuple[Header, memoryview]:
         """Header and payload of a sample."""
-        bucket, key, version = self.found[sample]
-        limits: Any = {"limit_bytes": Limits().object_bytes, "reserve": lambda _: None}
-        data = self.sources[bucket].read(key, version, **limits)
-        header, payload = pack_sample(self.program.make(data, key), sample)
+        from superdl.lambda_prefetch.members import read_alone
+
+        bucket, _, parts = self.found[sample]
+        request = PrefetchRequest("", bucket, "", 0, "", 0.0, ids=(sample.hex(),), **parts)
+        made = [
+            self.program.make(read_alone(request, part, self.sources[bucket]), request.seeding_name(0), part)
+            for part in range(len(request.keys))
+        ]
+        arrays: Any = dict(zip(self.names, made, strict=True)) if self.names else made[0]
+        header, payload = pack_sample(arrays, sample)
         return parse_header(header), payload
 
 
@@ -242,7 +279,9 @@ def _maker_of(meta: PackMeta, keys: _Keys, wanted: set[bytes]) -> _Maker | str:
         )
         found = keys.of(meta.bucket, recipe, wanted)
         buckets = {one.bucket for one in found.values()}
-        return _Maker(program, {one: open_source(one, settings) for one in buckets}, found)
+        return _Maker(
+            program, tuple(recipe.parts), {one: open_source(one, settings) for one in buckets}, found
+        )
     except SuperError as error:
         return str(error)
 

@@ -17,6 +17,7 @@ from pyarrow import parquet
 from torch.utils.data import DataLoader
 
 from superdl import Recipe, SuperDataset, SuperSampler
+from superdl.main import main
 from superdl.sampler.embedded.embedded import release_all
 from superdl.super_wire.errors import SourceError
 from tests.fixtures.stack import Stack
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from tests.fixtures.lambda_service import LambdaService
     from tests.fixtures.object_store import ObjectStore
+    from tests.fixtures.valkey import Valkey
 
 COUNT, SIDE = 12, 16
 RECIPE = Recipe.fields(image=Recipe.image(resize=20, crop=SIDE), mask=Recipe.mask(resize=20, crop=SIDE))
@@ -153,7 +156,11 @@ def test_random_steps_move_image_and_mask_alike(scenes: Path, shared_stack: Stac
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_pairs_in_tars_come_back_out_of_the_store(
-    scenes: Path, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scenes: Path,
+    apart: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("SUPER_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -165,6 +172,16 @@ def test_pairs_in_tars_come_back_out_of_the_store(
             assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
             produced.append(settled_stats(sampler).samples_produced)
         release_all()
+        if len(produced) == 1:
+            store = str(tmp_path / "cache" / "superdl" / "store")
+            assert main(["store", "verify", store, "--share", "1", "--source", str(directory), "--json"]) == 0
+            assert (
+                "its samples have fields" in json.loads(capsys.readouterr().out)["not_decoded"].popitem()[0]
+            )
+            where = ("--source", str(directory), "--key-list", key_list)
+            assert main(["store", "verify", store, "--share", "1", *where, "--json"]) == 0
+            told = json.loads(capsys.readouterr().out)
+            assert (told["decoded"], told["wrong"], told["not_decoded"]) == (COUNT, [], {})
         for shard in directory.glob("*.tar"):  # who reads it finds nothing any more
             found = shard.stat()
             shard.write_bytes(bytes(found.st_size))
@@ -235,3 +252,20 @@ def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes: Path, object_stor
                 assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
                 requests[bucket] = settled_stats(sampler).source_requests
     assert requests == {"pairs": 1, "scenes": 2 * COUNT}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("invocation", ["RequestResponse", "Event"])
+def test_masks_through_lambda(
+    scenes: Path, invocation: str, object_store: ObjectStore, lambda_service: LambdaService, valkey: Valkey
+) -> None:
+    lambda_service.concurrency = 2
+    key_list = loose(scenes, "list.jsonl")
+    scenes = scenes.rename(object_store.directory / "scenes")
+    arguments = ("--executor", "lambda", "--lambda-invocation", invocation, "--lambda-warm", "2")
+    with Stack(arguments=arguments, cache=valkey.url) as stack:
+        dataset = SuperDataset("s3://scenes", RECIPE, key_list=key_list)
+        with SuperSampler(dataset, batch_size=5, coordinator=stack.address) as sampler:
+            assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
+            assert settled_stats(sampler).samples_produced == COUNT
+    assert lambda_service.invocations
