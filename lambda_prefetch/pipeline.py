@@ -256,7 +256,8 @@ class _Decoders:
         if isinstance(data, memoryview):
             data = content_of(self._request, arrived.index, data)
         part, index = divmod(arrived.index, len(self._request.ids))
-        return self._program.make(data, self._request.seeding_name(index), part)
+        sizes = self._parts.sizes[index] if self._parts else None
+        return self._program.make(data, self._request.seeding_name(index), part, sizes)
 
 
 def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
@@ -282,6 +283,8 @@ class _Parts:
         self._names = (MAIN_FIELD, *request.fields)
         self._waiting: dict[int, dict[int, Made | SampleFailedError]] = {}
         self._decode_us: Counter[int] = Counter()
+        self.sizes: list[dict[str, tuple[int, int]]] = [{} for _ in request.ids]
+        """Of each sample, what its parts had to be cropped alike; see Program."""
 
     def join(
         self, place: int, made: Made | SampleFailedError, decode_us: int

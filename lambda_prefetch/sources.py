@@ -57,7 +57,7 @@ class SampleFailedError(Exception):
 def spoiled(reason: str, why: str) -> SampleFailedError:
     """A failure for good: this version's bytes will never give a sample.
 
-    ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large`` or ``too_small``.
+    ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or ``unequal``.
     """
     return SampleFailedError(Outcome.TOMBSTONE, why, reason=reason)
 

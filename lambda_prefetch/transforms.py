@@ -35,6 +35,7 @@ Picture: TypeAlias = "Image.Image | Made"
 _CROP_TRIES = 10
 _CHANNELS = 3
 _DOUBLE_BITS = 53
+_CROPS = frozenset({"random_resized_crop", "random_crop"})
 _NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # of masks, in which Pillow crops and flips
 
 
@@ -127,22 +128,28 @@ class Program:
         sides = [step["size"] for step in recipe.steps[:1] if step["op"] == "reduced_decode"]
         self._enough_side: int = sides[0] if sides else 0
 
-    def make(self, data: bytes | bytearray, key: str, part: int = 0) -> Made:
+    def make(
+        self,
+        data: bytes | bytearray,
+        key: str,
+        part: int = 0,
+        sizes: dict[str, tuple[int, int]] | None = None,
+    ) -> Made:
         """Decode an object's bytes, unless the first step wants them as they are, and :meth:`run` the steps.
 
         ``part`` is the number of the field whose object it is, in the order of the recipe's; ``key`` is the
-        sample's all the same.
+        sample's all the same, and ``sizes`` is one dict for all its parts: what they crop has one size.
 
         Raises also what :func:`superdl.lambda_prefetch.decode.decode` does.
         """
         if self._parts[part] is not self:
-            return self._parts[part].make(data, key)
+            return self._parts[part].make(data, key, sizes=sizes)
         if not self._decodes:
-            return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key)
+            return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key, sizes)
         enough: Any = {"enough_side": self._enough_side, "of_mask": self._of_mask}
-        return self.run(decode(data, limit_pixels=self._limit_pixels, **enough), key)
+        return self.run(decode(data, limit_pixels=self._limit_pixels, **enough), key, sizes)
 
-    def run(self, image: Picture, key: str) -> Made:
+    def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Made:
         """The sample's array: uint8 of shape (height, width, 3), or 1 where it is grey, or (height, width) of
         a mask, unless a custom step gave another, or several named ones.
 
@@ -150,8 +157,8 @@ class Program:
         shape (bytes,).
 
         Raises:
-            SampleFailedError: a step would exceed the limit in pixels, the image is too small for it, or a
-                custom step raised.
+            SampleFailedError: a step would exceed the limit in pixels, the image is too small for it, a
+                custom step raised, or fields are cropped alike that have other ``sizes``.
         """
         picture: Picture = image
         for number, step in enumerate(self._recipe.steps, start=1):
@@ -162,6 +169,8 @@ class Program:
             else:
                 drawing = _Drawing(partial(self._random, number, key), self._limit_pixels)
                 image = _as_image(picture, number, step["op"], of_mask=self._of_mask)
+                if sizes is not None and step["op"] in _CROPS:
+                    self._check_size(number, image.size, sizes)
                 picture = _STEPS[step["op"]](image, step, drawing)
         return self._array_of(picture)
 
@@ -177,9 +186,22 @@ class Program:
         seed, named = self._recipe.augment_seed, key.removeprefix(self._prefix)
         if not self._whole_digest:
             return SampleRandom(self._recipe.digest, number, seed, self._epoch, self._bucket, named)
-        kinds = [step.get("name", step["op"]) for step in self._recipe.steps[:number]]
-        count = kinds.count(kinds[-1])
-        return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kinds[-1])
+        kind, count = self._kind(number)
+        return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kind)
+
+    def _kind(self, number: int) -> tuple[str, int]:
+        """What kind of step it is, and the how manieth of that kind: fields share what it draws."""
+        kinds = [str(step.get("name", step["op"])) for step in self._recipe.steps[:number]]
+        return kinds[-1], kinds.count(kinds[-1])
+
+    def _check_size(self, number: int, size: tuple[int, int], sizes: dict[str, tuple[int, int]]) -> None:
+        kind, count = self._kind(number)
+        if (other := sizes.setdefault(f"{kind} {count}", size)) != size:
+            raise spoiled(
+                "unequal",
+                f"step {number} ({kind}) would cut another part out of its {size[0]} x {size[1]} pixels than "
+                f"out of another field's {other[0]} x {other[1]}: resize both to one [height, width] before",
+            )
 
 
 class _Drawing(NamedTuple):

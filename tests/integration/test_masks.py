@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from superdl import Recipe, SuperDataset, SuperSampler
 from superdl.main import main
 from superdl.sampler.embedded.embedded import release_all
-from superdl.super_wire.errors import SourceError
+from superdl.super_wire.errors import BadSampleError, SourceError
 from tests.fixtures.stack import Stack
 from tests.integration.resuming import settled_stats
 
@@ -152,6 +152,18 @@ def test_random_steps_move_image_and_mask_alike(scenes: Path, shared_stack: Stac
         assert torch.equal(images["image"][:, 0], images["mask"])
         seen |= {mask.numpy().tobytes() for mask in images["mask"]}
     assert len(seen) == 2 * COUNT
+
+
+def test_crops_of_unequal_sizes_are_refused(scenes: Path, shared_stack: Stack) -> None:
+    crop = {"op": "random_crop", "size": 8}
+    mask = Recipe([{"op": "mask"}, {"op": "resize", "size": 12}, crop])
+    recipe = Recipe.fields(image=Recipe([crop]), mask=mask)
+    dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "list.jsonl"))
+    with (
+        SuperSampler(dataset, batch_size=1, coordinator=shared_stack.address) as sampler,
+        pytest.raises(BadSampleError, match="its field .* would cut another part out of its"),
+    ):
+        list(DataLoader(dataset, sampler=sampler, batch_size=None))
 
 
 @pytest.mark.parametrize("apart", [False, True])
