@@ -45,6 +45,9 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
         model = SmallCNN(num_classes)
     elif name in _TRANSFORMERS:
         model = _transformer(name, num_classes, side)
+    elif name == "resnet10":  # a ResNet-18 with one block in place of each two, for CPUs
+        resnet = _torchvision_models().resnet
+        model = NormalisedNetwork(resnet.ResNet(resnet.BasicBlock, [1] * 4, num_classes=num_classes), None)
     else:
         model = NormalisedNetwork(getattr(_torchvision_models(), name)(num_classes=num_classes), None)
     return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]  # not in torch's stubs

@@ -167,12 +167,16 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean seconds of the ``steps`` training steps up to ``step``, counted from 1 in each epoch."""
+    """The mean seconds of the ``steps`` training steps up to ``step``, counted from 1 in each epoch.
+
+    ``since_start_s`` is the mean of all steps of the epoch up to it.
+    """
 
     epoch: int
     step: int
     steps: int
     mean_s: float
+    since_start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ class Machine:
     """A machine that is paid for by the hour.
 
     ``vcpus`` of x86 are hyperthreads, two to a core; those of ``arm`` are cores. ``gpu`` names the kind of
-    its ``gpus``, if it has any; ``nvme_gb`` is disk that comes with it.
+    its ``gpus``, if it has any; ``nvme_gb`` is disk that comes with it. ``source`` and ``date`` are of its
+    price where they are not the table's.
     """
 
     hour: _Usd
@@ -46,6 +47,8 @@ class Machine:
     gpu: str = ""
     arm: bool = False
     nvme_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    source: str = ""
+    date: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.gpus) != bool(self.gpu):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.sizes import parse_bytes
 
 __all__ = ["available_memory_bytes", "cache_bytes", "pool_workers", "usable_cores"]
@@ -25,10 +26,17 @@ def cache_bytes(root: Path = _ROOT) -> int:
 
 
 def pool_workers(root: Path = _ROOT) -> int:
-    """Function processes for the local pool: one for each core, since they give way to the trainer.
+    """Function processes for the local pool: ``SUPER_WORKERS``, or one for each core, as they give way.
 
     A quota knows no priorities: where one bounds the cores, a core is left to each local rank. At least one.
+
+    Raises:
+        ConfigError: the variable is no number above 0.
     """
+    if told := os.environ.get("SUPER_WORKERS"):
+        if not told.isdecimal() or not int(told):
+            raise ConfigError(f"SUPER_WORKERS is a number of processes, 1 or more; not {told!r}")
+        return int(told)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
     if cores == _cores_of_process():
         return cores

@@ -199,8 +199,9 @@ class _BillMaking:
         return self._hours("cache", hired.cache_nodes * hour, how)
 
     def _machine(self, name: str, machine: str, count: int) -> BillLine:
-        hour = self.prices.machine(machine).hour
-        return self._hours(name, count * hour, f"{count} x {machine} at {hour:g} USD an hour")
+        one = self.prices.machine(machine)
+        at = f"{count} x {machine} at {one.hour:g} USD an hour" + f" ({one.date})" * bool(one.date)
+        return self._hours(name, count * one.hour, at)
 
     def _hours(self, name: str, hour_usd: float, how: str) -> BillLine:
         """What is paid by the hour all the time."""

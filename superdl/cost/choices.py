@@ -77,7 +77,9 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     bigger = [
         replace(scenario, machine=name)
         for name, machine in prices.machines.items()
-        if (machine.gpu, machine.gpus) == (own.gpu, own.gpus) and machine.vcpus > own.vcpus
+        if (machine.gpu, machine.gpus) == (own.gpu, own.gpus)
+        and machine.vcpus > own.vcpus
+        and name.startswith("ml.") == scenario.machine.startswith("ml.")
     ]
     found = list(_shared(scenario, prices))
     ways: list[Callable[[Scenario, PriceTable], Bill | None]] = [embedded, stored_on_nvme]

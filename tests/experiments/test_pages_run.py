@@ -34,6 +34,7 @@ TINY = "epochs=1 training.steps_per_epoch=2 loader.batch_size=8"
 CHANGED = {
     "'$(hostname)'": "HOST",
     "--nproc-per-node 4": "--nproc-per-node 2",
+    "--nproc-per-node 8": "--nproc-per-node 2",
     "--training-cores 4": "--training-cores 1",
     "=/data/": "=$PWD/published/",
     "runs/resnet50_heterogeneous-ALONE": "$(ls -d runs/* | head -1)",

@@ -30,6 +30,10 @@ def test_the_built_in_table():
     task = table.fargate.vcpu_hour + 2 * table.fargate.gb_hour
     assert on_lambda.hour == pytest.approx(table.cache_node("cache.r7g.large").hour + task, abs=5e-5)
     assert not table.of("abacus").billed
+    dated = {name: machine for name, machine in table.machines.items() if machine.date}
+    assert all(machine.source for machine in dated.values())
+    assert {"p4d.24xlarge", "c5.18xlarge", "p2.xlarge", "p5.48xlarge", "ml.p4d.24xlarge"} <= set(dated)
+    assert {name for name in table.machines if name.startswith("ml.")} <= set(dated)
     for name in table.verified:
         section, unit = name.split(".")
         assert hasattr(getattr(table, section, table.of(section)), unit), name
