@@ -5,7 +5,21 @@ Sampled in one thread whose cost is bounded; what a step or a pass took is measu
 
 from __future__ import annotations
 
+from superdl.experiments.monitoring.hosts import HOST_USAGE, HostUsage, checked_usage, host_usages
 from superdl.experiments.monitoring.monitor import PhaseUsage, Utilization, UtilizationMonitor
-from superdl.experiments.monitoring.readings import GROUPS, GpuReading, meter_of
+from superdl.experiments.monitoring.readings import GROUPS, GpuReading, ProcessGroups, group_of, meter_of
 
-__all__ = ["GROUPS", "GpuReading", "PhaseUsage", "Utilization", "UtilizationMonitor", "meter_of"]
+__all__ = [
+    "GROUPS",
+    "HOST_USAGE",
+    "GpuReading",
+    "HostUsage",
+    "PhaseUsage",
+    "ProcessGroups",
+    "Utilization",
+    "UtilizationMonitor",
+    "checked_usage",
+    "group_of",
+    "host_usages",
+    "meter_of",
+]

@@ -59,9 +59,15 @@ class _Seen:
 class ProcessGroups:
     """The processes that descend from one, sorted into `GROUPS`."""
 
-    def __init__(self, trainer: psutil.Process | None = None) -> None:
-        """Begin to count the CPU time of this process, or of ``trainer``, and of all that it starts."""
+    def __init__(
+        self, trainer: psutil.Process | None = None, group: Callable[[psutil.Process], str] | None = None
+    ) -> None:
+        """Begin to count the CPU time of this process, or of ``trainer``, and of all that it starts.
+
+        ``group`` says which group a process belongs to, in place of :func:`group_of`.
+        """
         self._trainer = trainer or psutil.Process()
+        self._group = group or self._below_a_trainer
         self._command = self._trainer.cmdline()
         self._seen: dict[psutil.Process, _Seen] = {}
         self._before_s = _cpu_s(self._trainer)
@@ -82,7 +88,7 @@ class ProcessGroups:
         used: dict[str, float] = defaultdict(float)
         for seen in self._seen.values():
             used[seen.group] += seen.cpu_s
-        used["trainer"] -= self._before_s
+        used[self._seen[self._trainer].group] -= self._before_s
         return {
             name: GroupReading(len(running[name]), used[name], rss[name], pss.get(name))
             for name in GROUPS
@@ -103,13 +109,15 @@ class ProcessGroups:
         cpu_s = _cpu_s(process)
         seen = self._seen.setdefault(process, _Seen("other", cpu_s))
         seen.cpu_s = cpu_s
-        if process == self._trainer:
-            seen.group = "trainer"
-            return seen.group
         with contextlib.suppress(psutil.ZombieProcess):  # it has no command any more, but was told before
             # Each time: between fork and exec a child still has its parent's command.
-            seen.group = group_of(process.name(), process.cmdline(), self._command)
+            seen.group = self._group(process)
         return seen.group
+
+    def _below_a_trainer(self, process: psutil.Process) -> str:
+        if process == self._trainer:
+            return "trainer"
+        return group_of(process.name(), process.cmdline(), self._command)
 
 
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:

@@ -95,6 +95,7 @@ def run_tables(run: RunFiles) -> dict[str, Table | None]:
         "stalls": _stalls(run),
         "causes": _causes(run),
         "processors": _processors(run),
+        "hosts": _hosts(run),
         "bill": _bill(bill) if bill else None,
     }
 
@@ -230,6 +231,18 @@ def _processors(run: RunFiles) -> Table | None:
     heads = [head for head in (rows[0] if rows else ()) if any(row[head] is not None for row in rows)]
     table = Table("Processors in use, by phase", heads, [[row[head] for head in heads] for row in rows])
     return table if rows else None
+
+
+def _hosts(run: RunFiles) -> Table | None:
+    """What each host used while the run trained, as its launcher saw it."""
+    hosts = run.facts.get("hosts") or ()
+    named = [name for name in GROUPS if any(host["cpu_s"].get(name) for host in hosts)]
+    heads = ("host", "cores", "all (% of cores)", *(f"{name} (CPU s)" for name in named))
+    rows = [
+        (one["host"], one["cores"], _percent(one["cpu_cores"], one["cores"]), *map(one["cpu_s"].get, named))
+        for one in hosts
+    ]
+    return Table("CPU of each host, while training", heads, rows) if rows else None
 
 
 def _bill(bill: dict[str, Any]) -> Table:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.cost.bill import RunBill
-    from superdl.experiments.monitoring import Utilization
+    from superdl.experiments.monitoring import HostUsage, Utilization
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
 
 __all__ = ["REPORT_FORMAT", "RunReport", "print_report"]
@@ -32,7 +32,7 @@ class RunReport:
     ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
     the training loader was opened with. ``rest`` is what was counted after the last pass of either split, or
     in one that did not end; ``None``: nobody told. The figures of passes are over all ``ranks``, those of
-    ``utilization`` of rank 0 and what it started.
+    ``utilization`` of rank 0 and what it started; ``hosts`` are those that launchers sampled.
     """
 
     name: str
@@ -57,6 +57,7 @@ class RunReport:
     strategy: str | None = None
     precision: str | None = None
     step_times: tuple[StepTime, ...] = ()
+    hosts: tuple[HostUsage, ...] = ()
 
     @property
     def validated(self) -> tuple[int, PassSummary] | None:
@@ -114,8 +115,16 @@ def print_report(report: RunReport, console: Console) -> None:
         )
     said = [" ".join(point) for point in findings(run_of_report(report.to_mapping()))]
     notes = [f"Note: {note}" for note in report.notes]
-    for line in (*said, *notes, f"Written to {report.directory}"):
+    hosts = [_host_line(one) for one in report.hosts]
+    for line in (*said, *hosts, *notes, f"Written to {report.directory}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _host_line(one: HostUsage) -> str:
+    """A host in a line: what it used while the run trained, the largest part first."""
+    parts = sorted(one.cpu_s.items(), key=lambda part: -part[1])
+    used = ", ".join(f"{name} {cpu_s:.1f} s" for name, cpu_s in parts if cpu_s)
+    return f"CPU of {one.host}: {one.cpu_cores:.2f} of {one.cores} cores ({used})"
 
 
 def _table(report: RunReport) -> Table:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of
 from superdl.experiments.manifest import Manifest, describe_environment
+from superdl.experiments.monitoring import HOST_USAGE, host_usages
 from superdl.experiments.output import now_text, write_json
 from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_page import write_run_page
@@ -25,7 +28,6 @@ from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import torch
     from rich.console import Console
@@ -50,6 +52,7 @@ class RunState(Listener):
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
     _manifest: Manifest | None = None
+    _trained_from_s = _trained_to_s = 0.0
 
     def __init__(
         self, spec: Spec, directory: Path, device: torch.device, prices: PriceTable, ranks: Ranks
@@ -87,8 +90,13 @@ class RunState(Listener):
         """Keep a line for the report."""
         self.report.notes = (*self.report.notes, line)
 
+    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
+        """Note when training begins."""
+        self._trained_from_s = self._trained_from_s or time.time()
+
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Keep the epoch, so that a failed run reports those it did."""
+        self._trained_to_s = time.time()
         self.report.epochs = (*self.report.epochs, summary)
 
     def file_name(self, name: str) -> str:
@@ -106,6 +114,8 @@ class RunState(Listener):
         report.wall_s = time.perf_counter() - self._start_s
         report.utilization = None if self.monitor is None else self.monitor.utilization()
         report.step_times = () if self.step_times is None else tuple(self.step_times.times)
+        if self.ranks.leads and (sampled := os.environ.get(HOST_USAGE)):
+            report.hosts = host_usages(Path(sampled), self._trained_from_s, self._trained_to_s)
         report.bill = bill_of(
             [_use_of(epoch) for epoch in report.epochs],
             hired=PaidByHour(**asdict(self.spec.cost)),

@@ -38,6 +38,8 @@ from infra.launcher.services import LeaderServices, function_cpus, ray_service
 from infra.launcher.settings import Cluster, LaunchSettings, cluster_of, parse, script_arguments
 from infra.launcher.training import training_command
 from infra.launcher.trust import check_trust, ray_environment, ray_token, terms_of, trust_of
+from infra.launcher.usage import tell_usage, usage_file, write_usage
+from superdl.experiments.monitoring import HOST_USAGE
 from superdl.super_wire.encryption import insecure_in, is_loopback
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.redaction import keep_secrets_out_of_logs
@@ -105,6 +107,7 @@ class Host:
 
     async def _until_the_end(self, channel: Channel, started: contextlib.AsyncExitStack) -> ExitStatus:
         hearing = asyncio.get_running_loop().create_task(self._hear(channel))
+        telling = asyncio.get_running_loop().create_task(tell_usage(channel, self._launch))
         try:
             return await race(asyncio.shield(hearing), self._stopped(), self._work(channel, started))
         except RunFailedError as error:
@@ -119,6 +122,7 @@ class Host:
             raise
         finally:
             hearing.cancel()
+            telling.cancel()
 
     async def _hear(self, channel: Channel) -> ExitStatus:
         """Take the leader's orders until it says ``end``."""
@@ -128,6 +132,8 @@ class Host:
             except ChannelLostError as error:
                 reason = f"the leader {self._launch.cluster.leader} is lost: it {error}"
                 raise RunFailedError(EXIT_LEADER_LOST, reason) from error
+            if "usage" in message:
+                write_usage(usage_file(self._launch), message["usage"])
             if "go" in message and not self._go.done():
                 self._go.set_result(message["go"])
             if "end" in message:
@@ -158,6 +164,8 @@ class Host:
     ) -> NoReturn:
         if self._launch.cluster.trains:
             command, environment = training_command(self._launch, go["coordinator"], go["run_id"])
+            if self._launch.cluster.current == self._launch.cluster.training_hosts[0]:  # where rank 0 is
+                environment[HOST_USAGE] = str(usage_file(self._launch))
             training = Program("training", command, environment, quiet=False)
             started.push_async_callback(training.end, self._launch.settings.stop_wait_s)
             await training.start()

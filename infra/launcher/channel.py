@@ -6,7 +6,8 @@ after ``silence_s``. A channel begins with both sides proving that they know the
 with alike.
 
 Members say ``ended``, an exit code with its reason, once training has or something fails, and are lost when
-their channel is; the leader says ``go`` (start what you bring, and train) and ``end``.
+their channel is; the leader says ``go`` (start what you bring, and train) and ``end``. What a member uses
+(``usage``) the leader hands on to the host of rank 0.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from infra.launcher import (
     ExitStatus,
     RunFailedError,
 )
+from superdl.experiments.monitoring import checked_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -282,7 +284,13 @@ class Leader:
             channel.say(end=self._end.code, reason=self._end.reason)
         try:
             while True:
-                self._inbox.put_nowait((host, status_of(await channel.hear(), "ended")))
+                message = await channel.hear()
+                if "usage" not in message:
+                    self._inbox.put_nowait((host, status_of(message, "ended")))
+                elif reporting := self._channels.get(self._cluster.training_hosts[0]):
+                    look = checked_usage(message["usage"])
+                    if look is not None and look["host"] == host:
+                        reporting.say(usage=look)
         except ChannelLostError as error:
             self._inbox.put_nowait((host, ExitStatus(EXIT_HOST_LOST, f"{host} {error}")))
         finally:
