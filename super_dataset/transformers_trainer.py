@@ -1,4 +1,4 @@
-"""``SuperTrainerMixin``: Hugging Face's ``Trainer`` trains and evaluates on ``SuperLoader`` s, and resumes.
+"""``SuperTrainerMixin``: Hugging Face's ``Trainer`` trains and evaluates on SUPER, and resumes.
 
 Trainer's own way prepares a loader by Accelerate, which deals out to ranks once more, and resumes by making a
 new DataLoader, which loses the plan. Nothing of transformers is imported here.
@@ -7,23 +7,28 @@ new DataLoader, which loses the plan. Nothing of transformers is imported here.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from superdl.super_dataset.dataset import SuperDataset
+from superdl.super_dataset.listed_source import coordination
+from superdl.super_dataset.loader import SuperLoader
+from superdl.super_dataset.mixing import SuperMix
+from superdl.super_dataset.reading import BatchInfo
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from superdl.super_dataset.loader import SuperLoader
+    from collections.abc import Callable, Iterator
 
 __all__ = ["SuperTrainerMixin"]
 
 Loader: TypeAlias = "SuperLoader[Any] | DataLoader[Any]"
-OneLoader = TypeVar("OneLoader", bound="Loader")
 
 _NO_LABEL = -100  # what transformers' losses leave out
 
@@ -31,13 +36,16 @@ _NO_LABEL = -100  # what transformers' losses leave out
 class SuperTrainerMixin:
     """Stands before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
 
-    ``train_dataset`` and ``eval_dataset`` are then ``SuperLoader`` s whose ``collate_fn`` makes dicts, or
-    ``DataLoader`` s over a ``SuperSampler``, with ``batch_size=None`` and such a ``collate_fn``. They are
-    made after ``TrainingArguments``, which makes the process group. A checkpoint is resumed at the batch
-    after the last one trained on, in constant time, also with ``ignore_data_skip``.
+    ``train_dataset`` and ``eval_dataset`` are then ``SuperDataset`` s (or ``SuperMix`` es), of which it makes
+    loaders as ``TrainingArguments`` say: by threads, or with ``dataloader_num_workers`` by processes, as
+    random transforms of torchvision need. Batches are what ``columns=`` makes, or ``pixel_values`` and
+    ``labels``; with ``return_info=True`` padding has the label -100. Or they are ``SuperLoader`` s whose
+    ``collate_fn`` makes dicts, or ``DataLoader`` s over a ``SuperSampler``, with ``batch_size=None`` and such
+    a ``collate_fn``, made after ``TrainingArguments``, which makes the process group.
 
-    The loss of an evaluation is the mean over its samples; those with the label -100, such as padding, do
-    not count.
+    A checkpoint is resumed at the batch after the last one trained on, in constant time, also with
+    ``ignore_data_skip``. The loss of an evaluation is the mean over its samples; those with the label -100,
+    such as padding, do not count, nor reach ``compute_metrics`` where a sample has one label.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4))
@@ -50,17 +58,49 @@ class SuperTrainerMixin:
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         """The training loader, in the form that ``skip_first_batches`` of Accelerate accepts."""
-        return DataLoader(_Batches(self.train_dataset, self), batch_size=None)
+        loader = self._super_loader(self.train_dataset, training=True)
+        return DataLoader(_Batches(loader, self), batch_size=None)
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Loader:
-        """The loader for evaluation, as it is."""
+        """The loader for evaluation."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
-        loader: Loader = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
+        loader: Loader = self._super_loader(self.eval_dataset[chosen] if isinstance(chosen, str) else chosen)
         return loader
 
-    def get_test_dataloader(self, test_dataset: OneLoader) -> OneLoader:
-        """The loader for prediction, as it is."""
-        return test_dataset
+    def get_test_dataloader(self: Any, test_dataset: Any) -> Loader:
+        """The loader for prediction."""
+        loader: Loader = self._super_loader(test_dataset)
+        return loader
+
+    def _super_loader(self: Any, given: Any, *, training: bool = False) -> Loader:
+        """A loader as it is; of a dataset the one that was made of it first."""
+        if not isinstance(given, SuperDataset | SuperMix):
+            theirs: Loader = given
+            return theirs
+        made: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
+        if (id(given), training) not in made:
+            args = self.args
+            how: dict[str, Any] = {
+                "batch_size": args.train_batch_size if training else args.eval_batch_size,
+                "shuffle": training,
+                "drop_last": training and args.dataloader_drop_last,
+                "seed": args.seed if args.data_seed is None else args.data_seed,
+            }
+            named = partial(_inputs, label_name=self.label_names[0])
+            if args.dataloader_num_workers:
+                loader: Loader = DataLoader(
+                    given,
+                    sampler=coordination("SuperTrainerMixin").SuperSampler(given, **how),
+                    batch_size=None,
+                    num_workers=args.dataloader_num_workers,
+                    collate_fn=named,
+                    pin_memory=args.dataloader_pin_memory and torch.accelerator.is_available(),
+                    persistent_workers=args.dataloader_persistent_workers,
+                )
+            else:
+                loader = SuperLoader(given, collate_fn=named, **how)
+            made[id(given), training] = loader
+        return made[id(given), training]
 
     def num_examples(self, dataloader: Any) -> int:
         """Samples of an epoch, over all ranks."""
@@ -81,11 +121,37 @@ class SuperTrainerMixin:
     def evaluation_loop(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Trainer's, whose own loss counts a short batch as a full one."""
         self._super_losses = torch.zeros(2, device=self.args.device)
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
+        compute = self.compute_metrics
+        self.compute_metrics = compute and partial(_of_labelled, compute)
+        try:
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
+        finally:
+            self.compute_metrics = compute
         total, count = self.accelerator.reduce(self._super_losses).tolist()
         if count:
             output.metrics[f"{metric_key_prefix}_loss"] = total / count
         return output
+
+
+def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
+    """An item of a dataset as a model's arguments; padding, where there is an info, has no label."""
+    info = item[-1] if isinstance(item, tuple) and isinstance(item[-1], BatchInfo) else None
+    if isinstance(item, tuple) and not isinstance(item[0], Mapping):
+        inputs = {"pixel_values": item[0], label_name: item[1]}
+    else:
+        inputs = dict(item[0] if isinstance(item, tuple) else item)
+    if info is not None and info.padding is not None and label_name in inputs:
+        inputs[label_name] = inputs[label_name].clone()
+        inputs[label_name][torch.from_numpy(info.padding)] = _NO_LABEL
+    return inputs
+
+
+def _of_labelled(compute: Callable[..., Any], found: Any, **kwargs: Any) -> Any:
+    """Metrics of the samples that have a label; where each has several, all are given."""
+    labels, predictions = found.label_ids, found.predictions
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
+        found = type(found)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
+    return compute(found, **kwargs)
 
 
 class _Batches(IterableDataset[Any]):

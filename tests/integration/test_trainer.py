@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from superdl.super_dataset import SuperTrainerMixin
+from superdl import PerSample, SuperDataset, SuperTrainerMixin
+from superdl.super_dataset.transformers_trainer import _inputs
 from tests.integration.frameworks import BATCHES, EPOCHS, Batch, code_of, plain_loop, together, two_ranks
+from tests.integration.resuming import RECIPE
+from tests.super_dataset.augmenting import info_of
 
 pytest.importorskip("transformers", reason="the extra dev brings transformers")
 
 from tests.integration import trainer_training
-from tests.integration.trainer_training import StopAt, arguments, trainer_of
+from tests.integration.trainer_training import Model, StopAt, arguments, trainer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +37,12 @@ PROGRAM = str(Path(trainer_training.__file__))
 @pytest.fixture(scope="module")
 def expected(shared_stack: Stack, images: Path) -> list[Batch]:
     return list(chain.from_iterable(plain_loop(images.as_uri(), shared_stack.address)))
+
+
+@pytest.fixture
+def here(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
+    return shared_stack.address
 
 
 @pytest.fixture
@@ -110,6 +121,54 @@ def test_a_dataloader_with_workers_goes_on_too(
     then.train(resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
     assert 0 < len(first.model.seen) < len(expected)
     assert first.model.seen + then.model.seen == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_of_datasets_it_makes_the_loaders(
+    here: str, images: Path, expected: list[Batch], tmp_path: Path, workers: int
+) -> None:
+    def scaled(array: Any) -> torch.Tensor:
+        return torch.from_numpy(array.transpose(2, 0, 1) / np.float32(255))
+
+    def trainer() -> Any:
+        transform = PerSample(scaled, seed=None, takes="numpy")
+        training, validation = (
+            SuperDataset(images, RECIPE, transform=transform, coordinator=here, **how)
+            for how in ({}, {"columns": {"pixel_values": "images", "labels": "labels"}, "return_info": True})
+        )
+        given = arguments(tmp_path, data_seed=0, dataloader_num_workers=workers)
+        return code_of("transformers", "")["SuperTrainer"](
+            Model(), given, train_dataset=training, eval_dataset=validation
+        )
+
+    first, then = trainer(), trainer()
+    first.add_callback(StopAt(13))
+    first.train()
+    then.train(resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
+    assert first.model.seen + then.model.seen == expected
+    assert then.get_eval_dataloader() is then.get_eval_dataloader(then.eval_dataset)
+    assert then.evaluate()["eval_loss"] > 0
+    assert then.predict(then.eval_dataset).label_ids.shape == (150,)
+
+
+def test_padding_has_no_label() -> None:
+    info = replace(info_of(1, 2), padding=np.array([False, True]))
+    labels = torch.tensor([3, 4])
+    for item in (("images", labels, info), ({"pixel_values": "images", "labels": labels}, info)):
+        made = _inputs(item, label_name="labels")
+        assert (made["pixel_values"], made["labels"].tolist()) == ("images", [3, -100])
+    assert labels.tolist() == [3, 4]
+
+
+def test_metrics_are_of_samples_that_have_a_label(make: Any) -> None:
+    seen = []
+    trainer = make()
+    trainer.compute_metrics = lambda found: seen.append(found) or {"n": len(found.label_ids)}
+    named = trainer.eval_dataset
+    batches = [{**batch, "labels": batch["labels"].index_fill(0, torch.tensor([1]), -100)} for batch in named]
+    result = trainer.evaluation_loop(DataLoader(batches, batch_size=None), "Evaluation")
+    assert result.metrics["eval_n"] == 150 - len(batches) == len(seen[0].predictions)
+    assert len(result.label_ids) == 150
 
 
 def _in_a_worker(loader: Any) -> DataLoader[Any]:
