@@ -1,21 +1,26 @@
 """The models that a spec may name, and their pretrained weights.
 
-Each takes uint8 images as they come and normalises them on the device. torchvision is optional, and imported
-here only, when one of its models is made. Nothing in a file of weights is run.
+Each takes uint8 images as they come and normalises them on the device. torchvision, timm and safetensors are
+optional, and imported here only, when they are needed. Nothing in a file of weights is run.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "load_weights"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
+__all__ = ["TIMM", "NormalisedNetwork", "SmallCNN", "build_model", "declare_operators", "load_weights"]
+
+TIMM = "timm:"
+"""Before the names of timm's models."""
 _CLASSES_MIN = 2
 _MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1], as torchvision's weights were trained with
 _STD = (0.229, 0.224, 0.225)
@@ -31,11 +36,12 @@ _TRANSFORMERS = {
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
     """Make a model by its name, one of a spec's, with fresh weights, in channels_last layout, on ``device``.
 
-    ``side`` is that of the square images in pixels; only the vision transformers are made for one.
+    ``side`` is that of the square images in pixels; only the vision transformers are made for one. ``timm:``
+    before a name makes timm's model of that name, with the mean and deviation that its weights expect.
 
     Raises:
-        ConfigError: torchvision is needed and not there, there are fewer than two classes to tell apart, or
-            the model cannot take images of this side.
+        ConfigError: torchvision or timm is needed and not there, timm knows no such model, there are fewer
+            than two classes to tell apart, or the model cannot take images of this side.
 
     """
     if num_classes < _CLASSES_MIN:
@@ -43,6 +49,8 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
     model: nn.Module
     if name == "small_cnn":
         model = SmallCNN(num_classes)
+    elif name.startswith(TIMM):
+        model = _timm_model(name.removeprefix(TIMM), num_classes, side)
     elif name in _TRANSFORMERS:
         model = _transformer(name, num_classes, side)
     elif name == "resnet10":  # a ResNet-18 with one block in place of each two, for CPUs
@@ -93,14 +101,20 @@ class NormalisedNetwork(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, network: nn.Module, side: int | None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        side: int | None,
+        mean: Sequence[float] = _MEAN,
+        std: Sequence[float] = _STD,
+    ) -> None:
         """Wrap ``network``, which takes images of any side, or of ``side`` pixels only."""
         super().__init__()
         self.network = network
         self._side = side
-        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _STD))
-        self.register_buffer("scale", 1 / (255 * std), persistent=False)
-        self.register_buffer("shift", -mean / std, persistent=False)
+        means, stds = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, std))
+        self.register_buffer("scale", 1 / (255 * stds), persistent=False)
+        self.register_buffer("shift", -means / stds, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of uint8 images.
@@ -129,6 +143,33 @@ def _transformer(name: str, num_classes: int, side: int) -> nn.Module:
         )
     transformer = _torchvision_models().VisionTransformer
     return NormalisedNetwork(transformer(image_size=side, num_classes=num_classes, **shape), side)
+
+
+def _timm_model(name: str, num_classes: int, side: int) -> nn.Module:
+    """A model of timm, from nothing: weights come of a file, and none is looked for on the network."""
+    declare_operators()
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # RuntimeError: of torchvision, as below
+        raise ConfigError(
+            f"model.name {TIMM}{name} is timm's, which cannot be imported ({error}): pip install "
+            "'superdl[timm]' (beside a torch without CUDA: pip install --no-deps torchvision timm)"
+        ) from error
+    if not timm.is_model(name):
+        close = ", ".join(timm.list_models(f"*{name.split('.', maxsplit=1)[0][:12]}*")[:5])
+        raise ConfigError(f"model.name: timm {timm.__version__} has no model {name}; close to it: {close}")
+    known = timm.get_pretrained_cfg(name)
+    fixed = known is not None and known.fixed_input_size
+    try:
+        network = timm.create_model(
+            name, pretrained=False, num_classes=num_classes, **({"img_size": side} if fixed else {})
+        )
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.name {TIMM}{name} takes no images of {side} pixels (recipe.crop): {error}"
+        ) from error
+    mean, std = (_MEAN, _STD) if known is None else (known.mean, known.std)
+    return NormalisedNetwork(network, side if fixed else None, mean, std)
 
 
 def _torchvision_models() -> Any:
@@ -171,10 +212,10 @@ _NESTED = ("model", "state_dict")
 _PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of our wrapper
 
 
-def load_weights(model: nn.Module, place: str) -> str:
+def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
     """Load the weights of the file at ``place`` and return a line about what was taken.
 
-    A classifier of another number of classes is left out.
+    A classifier of another number of classes is left out. Who lacks the file is told to get it at ``source``.
 
     Raises:
         ConfigError: there is no such file, it is damaged, it holds code, or it is of another model.
@@ -183,9 +224,11 @@ def load_weights(model: nn.Module, place: str) -> str:
     network = model.network if isinstance(model, NormalisedNetwork) else model
     if not isinstance(network, nn.Module):
         raise TypeError(f"{type(network).__name__} is no module")
-    weights = _read(Path(place).expanduser())
+    weights = _read(Path(place).expanduser(), source)
     mine = network.state_dict()
-    head = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    known = getattr(network, "pretrained_cfg", {}).get("classifier")  # timm says which it is
+    head = known if isinstance(known, str) else linear[-1]
     left_out = [
         name
         for name in mine
@@ -206,15 +249,23 @@ def load_weights(model: nn.Module, place: str) -> str:
     return f"weights of {place}"
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path, source: str | None) -> dict[str, Tensor]:
     if not path.is_file():
-        raise ConfigError(f"model.weights: there is no file {path}")
+        hint = "" if source is None else f"; get it at {source},"
+        raise ConfigError(
+            f"model.weights: there is no file {path}{hint} or set model.weights=null to train from nothing"
+        )
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        content: Any = _loaded(path)
+    except ImportError as error:
+        raise ConfigError(
+            f"model.weights: {path} needs the package safetensors ({error}): pip install 'superdl[timm]'"
+        ) from error
     except Exception as error:  # a damaged file makes it raise whatever there is
         raise ConfigError(
-            f"model.weights: {path} is no file of weights that torch.load reads with weights_only=True "
-            f"({type(error).__name__}); save it with torch.save(model.state_dict(), path)"
+            f"model.weights: {path} is no file of weights that torch.load reads with weights_only=True, nor "
+            f"safetensors by its name ({type(error).__name__}); save it with "
+            "torch.save(model.state_dict(), path)"
         ) from error
     for key in _NESTED:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -223,6 +274,14 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"model.weights: {path} holds no state dict but {type(content).__name__}")
     return {_bare(str(name)): value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _loaded(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _bare(name: str) -> str:

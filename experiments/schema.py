@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
@@ -68,11 +69,11 @@ NamedMappings = Annotated[dict[_FolderName, Annotated[dict[str, Any], NULL_IS_EM
 """Mappings by a name that can be a folder's. What they hold is another's to check."""
 
 
-def one_of(allowed: tuple[str, ...]) -> BeforeValidator:
-    """Make the check of text that is one of a few names."""
+def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
+    """Make the check of text that is one of a few names, or matches a pattern as a whole."""
 
     def check(value: object) -> object:
-        if value not in allowed:
+        if value not in allowed and not (or_like and re.fullmatch(or_like, str(value))):
             raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}{_close(value, allowed)}")
         return value
 

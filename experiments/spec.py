@@ -57,6 +57,7 @@ _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
 LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")
 _MODEL_NAMES = ("small_cnn", "resnet10", "resnet18", "resnet50", "vit_b_32", "vit_mini")
+_TIMM_NAMES = "timm:[a-z0-9_.]+"  # none that would have timm ask the network
 
 _SPECS = SpecFolder(Path(__file__).parent / "specs")
 
@@ -141,11 +142,13 @@ class LoaderSpec:
 class ModelSpec:
     """Which model; its number of classes follows from the data.
 
-    ``weights`` are a file of pretrained ones; a classifier for other classes is left out.
+    ``timm:`` before a name means timm's. ``weights`` are a file of pretrained ones; a classifier for other
+    classes is left out. ``weights_from`` says where to get that file.
     """
 
-    name: Annotated[str, one_of(_MODEL_NAMES)] = "small_cnn"
+    name: Annotated[str, one_of(_MODEL_NAMES, or_like=_TIMM_NAMES)] = "small_cnn"
     weights: Text | None = None
+    weights_from: Text | None = None
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)

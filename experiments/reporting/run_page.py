@@ -50,6 +50,7 @@ def run_page(run: RunFiles) -> str:
         "ranks": run.ranks if run.ranks > 1 else None,
         "strategy": facts.get("strategy") if run.ranks > 1 else None,
         "precision": facts.get("precision"),
+        "model": facts.get("model"),
         "begun": facts.get("started_at"),
     }
     settings = facts.get("loader_settings") or {}

@@ -54,6 +54,7 @@ class RunReport:
     rest: LoaderCounters | None = None
     bill: RunBill | None = None
     ranks: int = 1
+    model: str | None = None
     strategy: str | None = None
     precision: str | None = None
     step_times: tuple[StepTime, ...] = ()

@@ -108,6 +108,9 @@ def _train(state: RunState, console: Console) -> None:
 
     seed_everything(spec.seed)
     with ExitStack() as stack:
+        weights = spec.training.resume or spec.model.weights
+        state.report.model = f"{spec.model.name}, {f'weights of {weights}' if weights else 'not pretrained'}"
+        tell(f"model {state.report.model}")
         stack.enter_context(torch_threads(spec.training.threads))
         if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
             state.note(_UNPINNED.format(torch.get_num_threads()))
@@ -204,7 +207,7 @@ def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:
     model = build_model(spec.model.name, len(state.report.classes), state.device, side=spec.recipe.crop)
     if spec.model.weights is not None:
         with ranks.one_of_each_host_first():
-            note = load_weights(model, spec.model.weights)
+            note = load_weights(model, spec.model.weights, spec.model.weights_from)
         state.note(note)
         tell(note)
     if ranks.several:
@@ -333,11 +336,13 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 def torch_threads(threads: int | None) -> Iterator[None]:
     """Have torch compute what is within with so many threads; None: as many as before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if threads is not None:
+            torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

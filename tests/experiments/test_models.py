@@ -65,6 +65,9 @@ def test_what_cannot_be_made_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
     with pytest.raises(ConfigError, match=r"pip install 'superdl\[vision\]'"):
         build_model("resnet18", 10, CPU)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ConfigError, match=r"timm:resnet18 is timm's, .* pip install 'superdl\[timm\]'"):
+        build_model("timm:resnet18", 10, CPU)
 
 
 # ----------------------------------------------------------------------------------- pretrained weights
@@ -73,6 +76,10 @@ def test_what_cannot_be_made_is_named(monkeypatch):
 def model_of(seed: int, classes: int = 5, name: str = "resnet18", side: int = 32) -> torch.nn.Module:
     torch.manual_seed(seed)
     return build_model(name, classes, CPU, side=side)
+
+
+def contiguous(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.contiguous() for name, value in network.state_dict().items()}
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module, *, but: str = "nothing") -> bool:
@@ -94,6 +101,42 @@ def test_weights_of_torchvision_and_of_a_checkpoint_load(tmp_path, nested):
     torch.save(older if nested is None else {nested: saved.state_dict()}, tmp_path / "weights.pt")
     assert load_weights(model, str(tmp_path / "weights.pt")) == f"weights of {tmp_path / 'weights.pt'}"
     assert same(model, saved)
+
+
+def test_safetensors_load_and_who_lacks_them_learns_where_to_get_them(tmp_path, monkeypatch):
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "model.safetensors"
+    saved, model = model_of(1, 1000), model_of(2)
+    safetensors.save_file(contiguous(saved.network), path)
+    assert "but for the classifier (fc.weight, fc.bias)" in load_weights(model, str(path))
+    assert same(model, saved, but="fc.")
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match="nor safetensors by its name"):
+        load_weights(model, str(path))
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ConfigError, match=r"pip install 'superdl\[timm\]'"):
+        load_weights(model, str(path))
+    with pytest.raises(ConfigError, match=r"absent; get it at https://host/file, or set model\.weights=null"):
+        load_weights(model, str(tmp_path / "absent"), "https://host/file")
+
+
+def test_models_of_timm_have_their_own_normalisation_and_classifier(tmp_path):
+    pytest.importorskip("timm")
+    safetensors = pytest.importorskip("safetensors.torch")
+    name = "timm:vit_tiny_patch16_224"
+    model = model_of(1, name=name, side=32).eval()
+    images = random_images(32)
+    torch.testing.assert_close(model(images), model.network(images.float() / 127.5 - 1))
+    with pytest.raises(ConfigError, match="made for images of 32 x 32 pixels .* got 40 x 40"):
+        model(random_images(40))
+    published = model_of(2, 1000, name, side=32)
+    path = tmp_path / "model.safetensors"
+    safetensors.save_file(contiguous(published.network), path)
+    assert "but for the classifier (head.weight, head.bias)" in load_weights(model, str(path))
+    assert same(model, published, but="head.")
+    assert model_of(1, name="timm:resnet18", side=40)(random_images(40)).shape == (2, 5)
+    with pytest.raises(ConfigError, match="has no model vit_tiny_patch17; close to it: .*vit_tiny"):
+        build_model("timm:vit_tiny_patch17", 5, CPU)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ CHANGED = {
 }
 SHRUNK = {
     "resnet18_ddp_finetune": "recipe.resize=36 recipe.crop=32",
-    "vit_cifar10": "model.name=vit_mini recipe.resize=32 recipe.crop=32 training.best_to=runs/best",
+    "vit_cifar10": "model.name=vit_mini model.weights=null recipe.resize=32 recipe.crop=32 "
+    "training.best_to=runs/best",
     "hpo_sharing": 'recipe.resize=36 recipe.crop=32 model.name=small_cnn trials={"a":{},"b":{}}',
 }
 

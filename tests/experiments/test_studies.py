@@ -28,6 +28,14 @@ def test_a_spec_is_named_as_its_file_and_says_what_it_is(path):
     assert path.read_text(encoding="utf-8").startswith("# "), "what it asks, for those who open it"
 
 
+@pytest.mark.parametrize("name", ["resnet18_ddp_finetune", "vit_cifar10"])
+def test_a_study_that_fine_tunes_names_its_weights_and_where_to_get_them(name):
+    model = load_spec(name).model
+    assert model.weights is not None
+    assert str(model.weights_from).startswith("https://")
+    assert load_spec(name, quick=True).model.weights is None
+
+
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_loads_with_all_its_arms(name, quick):

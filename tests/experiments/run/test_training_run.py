@@ -35,6 +35,7 @@ def spec_of(directory: Path, *overrides: str) -> Spec:
             "loader.batch_size=8",
             "recipe.resize=16",
             "recipe.crop=16",
+            "training.threads=1",
             f"data.train={directory / 'train'}",
             f"data.val={directory / 'val'}",
             f"output={directory.parent / 'runs'}",
@@ -52,11 +53,10 @@ def the_run(directory: Path) -> Path:
     return made
 
 
-def test_a_run_leaves_one_directory_with_all_of_it(colours, monkeypatch):
+def test_a_run_leaves_one_directory_with_all_of_it(colours):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     console = quiet()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     report = run(spec_of(colours), console=console)
     made = the_run(colours)
     assert made.name.startswith("colours-2")
@@ -77,9 +77,10 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours, monkeypatch):
     assert load_spec(made / "spec.yaml") == spec_of(colours)
 
     loaded = json.loads((made / "report.json").read_text())
-    assert (loaded["status"], loaded["reason"]) == ("finished", None)
-    (note,) = loaded["notes"]
-    assert note.startswith("torch computes with 3 threads on this CPU, which wait for one another")
+    assert (loaded["status"], loaded["reason"], loaded["notes"]) == ("finished", None, [])
+    assert loaded["model"] == "small_cnn, not pretrained"
+    assert console.file.getvalue().startswith("model small_cnn, not pretrained\n")
+    assert "model small_cnn, not pretrained" in (made / "report.html").read_text()
     assert (loaded["classes"], loaded["train_samples"], loaded["val_samples"]) == (["blue", "red"], 24, 8)
     assert len(loaded["epochs"]) == 2
     assert parse_spec(loaded["spec"]) == spec_of(colours)
@@ -138,10 +139,12 @@ def test_without_tensorboard_and_validation_the_run_goes_on_and_says_so(colours,
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
-    report = run(spec_of(colours, "epochs=1", "data.val=null"), console=quiet())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    report = run(spec_of(colours, "epochs=1", "data.val=null", "training.threads=null"), console=quiet())
     assert (report.status, report.val_accuracy, report.val_samples) == ("finished", None, None)
-    (note,) = (note for note in report.notes if "threads" not in note)
-    assert "pip install 'superdl[train]'" in note
+    threads, tensorboard = report.notes
+    assert threads.startswith("torch computes with 3 threads on this CPU, which wait for one another")
+    assert "pip install 'superdl[train]'" in tensorboard
     assert not (the_run(colours) / "tensorboard").exists()
 
 
