@@ -14,6 +14,7 @@ from superdl.super_wire.ids import ID_BYTES
 
 __all__ = [
     "FINGERPRINT_KEY",
+    "HISTORY_KEY",
     "LOCK_KEY",
     "OUTCOME_PREFIX",
     "RECORD_PREFIX",
@@ -43,6 +44,9 @@ FINGERPRINT_KEY = b"super:golden"
 
 SPENT_KEY = b"super:spent"
 """US dollars that the coordinators of this cache have spent so far, as text."""
+
+HISTORY_KEY = b"super:history"
+"""What jobs of this cache have done, those that closed or that a coordinator left: a ``JobStatsList``."""
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 

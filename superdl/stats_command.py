@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import ConfigError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_TIME = "%Y-%m-%d %H:%M:%S"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
@@ -30,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", action="append", default=[], metavar="ID", help="a batch id in hex; may be repeated"
     )
+    parser.add_argument("--history", action="store_true", help="also jobs that are not open any more")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -49,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         if ids:
             answer = client.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=ids), FIRST_CONTACT)
         else:
-            answer = client.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
+            request = pb.GetJobStatsRequest(history=arguments.history)
+            answer = client.call("GetJobStats", request, FIRST_CONTACT)
     if arguments.json:
         sys.stdout.write(json.dumps(_mapping(answer), indent=2) + "\n")
         return 0
@@ -99,7 +104,11 @@ def _value(value: Any, text: Callable[[str], str]) -> Any:
 def _print_jobs(answer: dict[str, Any], console: Console) -> None:
     if not answer["jobs"]:
         console.print("no open jobs: a job is shown from the making of its sampler to its end")
-    for job in answer["jobs"]:
+    for job in [*answer["history"], *answer["jobs"]]:
+        if job["opened_s"]:
+            opened, closed = (time.localtime(job[name]) for name in ("opened_s", "closed_s"))
+            end = f"to {time.strftime(_TIME, closed)}" if job["closed_s"] else "until the coordinator ended"
+            console.print(f"from {time.strftime(_TIME, opened)} {end}")
         read, missed = job["cache_hits"], job["cache_misses"]
         share = f"{read / (read + missed):.1%}" if read + missed else "none"
         causes = sorted(job["stall_causes"], key=lambda one: -one["wait_s"])

@@ -23,7 +23,14 @@ from superdl.coordinator.cache.nodes import CacheNodes
 from superdl.super_wire.cache import MAX_BULK_BYTES, Credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError
 from superdl.super_wire.ids import ID_BYTES, split_ids
-from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, RECORD_PREFIX, SPENT_KEY, cache_keys
+from superdl.super_wire.keys import (
+    FINGERPRINT_KEY,
+    HISTORY_KEY,
+    LOCK_KEY,
+    RECORD_PREFIX,
+    SPENT_KEY,
+    cache_keys,
+)
 from superdl.super_wire.record import (
     HEADER_BYTES,
     HEADER_DTYPE,
@@ -198,6 +205,15 @@ class Cache:
     async def keep_spent_usd(self, usd: float) -> None:
         """Write down what was spent, for the coordinators to come."""
         await self._nodes.one(SPENT_KEY, "SET", SPENT_KEY, repr(usd))
+
+    @_as_asked
+    async def history(self) -> bytes:
+        """What :meth:`keep_history` wrote last; empty if nothing."""
+        return _bytes(await self._nodes.one(HISTORY_KEY, "GET", HISTORY_KEY) or b"")
+
+    async def keep_history(self, told: bytes) -> None:
+        """Write down what jobs did, for the coordinators to come."""
+        await self._nodes.one(HISTORY_KEY, "SET", HISTORY_KEY, told)
 
     @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,42 +96,36 @@ METRICS = tuple(
     for (name, kind, *labels), text in ((head.split(), text) for head, _, text in _ROWS)
 )
 
-# Counters of a job, by metric and labels beside the job's.
-_OF_JOBS: tuple[tuple[str, tuple[str, ...], Callable[[Job], float]], ...] = (
-    *(
-        (f"super_{name}_total", labels, attrgetter(f"counters.{counter}"))
-        for name, labels, counter in (
-            ("batches_read", (), "batches_read"),
-            ("samples_read", ("cache",), "cache_hits"),
-            ("samples_read", ("store",), "samples_straight"),
-            ("samples_read", ("missed",), "cache_misses"),
-            ("read_bytes", (), "read_bytes"),
-            ("read_seconds", (), "read_s"),
-            ("samples_made", ("decoded",), "samples_produced"),
-            ("samples_made", ("restored",), "samples_restored"),
-            ("samples_made", ("reused",), "samples_reused"),
-            ("samples_made", ("failed",), "samples_failed"),
-            ("retries", (), "retries"),
-            ("hedges", (), "hedges"),
-            ("function_seconds", ("fetch",), "fetch_s"),
-            ("function_seconds", ("decode",), "decode_s"),
-            ("function_seconds", ("push",), "push_s"),
-            ("source_requests", (), "source_requests"),
-            ("source_bytes", (), "source_bytes"),
-            ("record_bytes", (), "record_bytes"),
-        )
-    ),
-    *(
-        ("super_stalls_total", (cause.value,), lambda job, cause=cause: job.stalls.batches[cause])
-        for cause in Cause
-    ),
-    *(
-        ("super_wait_seconds_total", (cause.value,), lambda job, cause=cause: job.stalls.wait_us[cause] / 1e6)
-        for cause in Cause
-    ),
-)
+
+def _stalled(cause: Cause, job: Job) -> float:
+    return job.stalls.batches[cause]
 
 
+def _waited_s(cause: Cause, job: Job) -> float:
+    return job.stalls.wait_us[cause] / 1e6
+
+
+# Counters of a job: the metric, and what of the job's it tells, after the other label's value if it has one.
+_COUNTED = """
+batches_read batches_read
+samples_read cache=cache_hits store=samples_straight missed=cache_misses
+read_bytes read_bytes
+read_seconds read_s
+samples_made decoded=samples_produced restored=samples_restored reused=samples_reused failed=samples_failed
+retries retries
+hedges hedges
+function_seconds fetch=fetch_s decode=decode_s push=push_s
+source_requests source_requests
+source_bytes source_bytes
+record_bytes record_bytes
+"""
+_OF_JOBS: list[tuple[str, tuple[str, ...], Callable[[Job], float]]] = [
+    (f"super_{name}_total", tuple(filter(None, [label])), attrgetter(f"counters.{counter}"))
+    for name, *told in map(str.split, _COUNTED.strip().splitlines())
+    for label, _, counter in (one.rpartition("=") for one in told)
+]
+_OF_JOBS += [("super_stalls_total", (cause.value,), partial(_stalled, cause)) for cause in Cause]
+_OF_JOBS += [("super_wait_seconds_total", (cause.value,), partial(_waited_s, cause)) for cause in Cause]
 _NOTHING = [0.0] * len(_OF_JOBS)
 _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 

@@ -26,6 +26,7 @@ from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.coordinator.server.engine import Engine
+from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
 from superdl.coordinator.server.listening import listen, listen_for_health, raise_limit_of_open_files
 from superdl.coordinator.server.metrics import Metrics
 from superdl.coordinator.server.metrics_port import listen_for_metrics
@@ -139,7 +140,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     reports = ReportReader(cache, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
-    watch = Watch(engine)
+    history = JobHistory(cache)
+    await history.load()
+    watch = Watch(engine, history)
+    stack.push_async_callback(watch.end)
     service = CoordinatorService(
         engine, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings, watch=watch
     )
@@ -170,6 +174,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         "upkeep": (upkeep.once, _UPKEEP_S),
         "executors": (follow_executors, _UPKEEP_S),
         "reports": (reports.read_once, 0.0),
+        "history": (history.keep, HISTORY_PAUSE_S),
     }
     if outcomes is not None:
         steps["outcomes"] = outcomes.read_once, 0.0

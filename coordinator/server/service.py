@@ -288,7 +288,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         absences = self._eligibility.absences
-        return stats(self._engine, self._settings, jobs, absences, with_stalls=with_stalls)
+        history = self._watch.history.told() if request.history else []
+        facts = (self._engine, self._settings, jobs, absences)
+        return stats(*facts, with_stalls=with_stalls, history=history)
 
     async def _described(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:
         """What is known of a dataset, after a wait for news of its listing or its preflight."""

@@ -43,7 +43,13 @@ _TOLD_FAILURES = 20
 
 
 def stats(
-    engine: Engine, settings: Settings, jobs: Sequence[Job], absences: Sequence[str], *, with_stalls: bool
+    engine: Engine,
+    settings: Settings,
+    jobs: Sequence[Job],
+    absences: Sequence[str],
+    *,
+    with_stalls: bool,
+    history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
     """Accounts of jobs and of the cache, and how the coordinator is set."""
     core, sources = engine.core, engine.datasets
@@ -55,6 +61,7 @@ def stats(
         coordinating=coordinating(settings),
         prices=executor_prices(core),
         executors=executor_stats(core, absences),
+        history=history,
     )
 
 
@@ -63,17 +70,11 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
     costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
-    epoch, position = job.epoch_and_position(max(lane.watermark for lane in job.cursors.values()))
-    told = pb.JobStats(
-        job=job.name,
-        source=source,
-        epoch=epoch,
-        position=position,
-        lookahead_batches=core.lookahead_batches(job),
-        interval_s=job.interval_s,
-        lapsed=job.lapsed,
-        **counters,
-    )
+    told = pb.JobStats(job=job.name, source=source, lapsed=job.lapsed, **counters)
+    if job.cursors:  # else it has closed
+        furthest = max(cursor.watermark for cursor in job.cursors.values())
+        told.epoch, told.position = job.epoch_and_position(furthest)
+        told.lookahead_batches, told.interval_s = core.lookahead_batches(job), job.interval_s
     for cause, batches in job.stalls.batches.items():
         told.stall_causes.add(cause=cause.value, batches=batches, wait_s=job.stalls.wait_us[cause] / 1e6)
     for stall in job.stalls.recent if with_stalls else ():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import Spending
+from superdl.coordinator.server.history import JobHistory
 from superdl.coordinator.server.repeated_lines import tell_counts
+from superdl.coordinator.server.statistics import job_stats
 from superdl.super_wire.sizes import counted, some_of
 
 if TYPE_CHECKING:
@@ -14,12 +17,14 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import ExecutorState, Job
     from superdl.coordinator.server.engine import Engine
+    from superdl.super_wire import coordinator_pb2 as pb
 
 __all__ = ["Watch"]
 
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
+_NOTED_PER_STEP = 20
 
 
 class Watch:
@@ -27,10 +32,12 @@ class Watch:
 
     Args:
         engine: whose core and datasets are looked at.
+        history: gets the figures of jobs.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, history: JobHistory | None = None) -> None:
         self._engine = engine
+        self.history = history or JobHistory()
         self._core = engine.core
         self._jobs: dict[str, Job] = {}
         self._lapsed: set[tuple[str, int]] = set()
@@ -42,6 +49,8 @@ class Watch:
     def step(self) -> None:
         """One look at everything, and what was counted for a minute."""
         self.look()
+        for job in islice(filter(self.history.is_due, self._jobs.values()), _NOTED_PER_STEP):
+            self.history.note(self._stats(job))
         self._look_at_ranks()
         for member in self._core.state.fleet.executors:
             self._look_at_executor(member)
@@ -57,6 +66,12 @@ class Watch:
             _log.info("no cap on spending was near for %g s: all is produced ahead again", _EVERY_S)
         tell_counts()
 
+    async def end(self) -> None:
+        """The last figures of the jobs that are open."""
+        for job in self._jobs.values():
+            self.history.note(self._stats(job))
+        await self.history.keep()
+
     def look(self) -> None:
         """See which jobs were opened and closed; also just before and after that may have happened."""
         now = self._core.state.jobs
@@ -64,6 +79,7 @@ class Watch:
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
         self._jobs = dict(now)
         for job in closed:
+            self.history.note(self._stats(job), closed=True)
             did, usd = job.counters, self._core.state.ledger.job_costs(job.name).usd
             words = f"{did.batches_read:,} batches read, {did.wait_s:.1f} s waited, {usd:.4f} USD"
             _log.info("job %s closed: %s", job.name, words, extra=self._about(job))
@@ -71,6 +87,11 @@ class Watch:
             source = self._engine.datasets[job.dataset].listing.source
             size = f"{job.plan.size:,} samples, {counted(job.plan.replicas, 'rank')}"
             _log.info("job %s opened: %s, %s", job.name, source, size, extra=self._about(job))
+            self.history.note(self._stats(job))
+
+    def _stats(self, job: Job) -> pb.JobStats:
+        dataset = self._engine.datasets.opened.get(job.dataset)
+        return job_stats(self._core, job, dataset.listing.source if dataset else "")
 
     def _about(self, job: Job) -> dict[str, object]:
         dataset = self._engine.datasets.opened.get(job.dataset)

@@ -17,7 +17,9 @@ import xxhash
 
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS
+from superdl.coordinator.server.history import read_history
 from superdl.super_dataset.reading.scatter import parse_line
+from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.cache import (
     SLOTS,
@@ -82,6 +84,7 @@ NUMBERS = (
 _BUFFERS: tuple[Callable[[bytes], Any], ...] = (bytes, bytearray, memoryview)
 
 _ID = bytes(16)
+_HISTORY = pb.JobStatsList(history=[pb.JobStats(job="j", source="file:///s", opened_s=1.0, closed_s=2.0)])
 _HEADER, _PAYLOAD = pack(np.arange(24, dtype=np.uint8).reshape(2, 4, 3), _ID)
 _RECORD = _HEADER + bytes(_PAYLOAD)
 _TOMBSTONE = pack_tombstone(Tombstone("k", "r", "m", permanent=True), _ID)
@@ -206,6 +209,7 @@ PARSERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[Exception]]] = {
     ),
     "request": (_REQUEST.to_json().encode(), _as_json(PrefetchRequest.from_mapping), ConfigError),
     "result": (json.dumps(_RESULT.to_mapping()).encode(), _as_json(PrefetchResult.from_mapping), ConfigError),
+    "history": (_HISTORY.SerializeToString(), read_history, ValueError),
     "outcome": (pack_outcome(_RESULT), lambda data: read_outcome({OUTCOME_FIELD: data}), ValueError),
     "recipe": (Recipe.image(resize=8, crop=8).json.encode(), Recipe.from_json, ConfigError),
     "label dtype": (b'{"age":"int64","box":"float64[*,4]"}', _text(label_dtype_of), ValueError),
