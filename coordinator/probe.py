@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("address", nargs="?", help=forms)
     given = parser.parse_args(argv).address or os.environ.get("SUPER_HEALTH_LISTEN", "")
     address = given or os.environ.get("SUPER_LISTEN", "") or TrustSettings.listen
+    if given.startswith(("0.0.0.0:", "[::]:")):  # every address of this machine, and so loopback
+        address = f"127.0.0.1:{given.rpartition(':')[2]}"
     reason = _why_not(address, speaks_tls=not given and bool(os.environ.get("SUPER_TLS_CERT")))
     if reason:
         sys.stderr.write(

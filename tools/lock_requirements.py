@@ -39,7 +39,8 @@ LOCKS = {
         # redis needs async-timeout below Python 3.11.3, which Debian 12 has; superdl stats prints by rich.
         (
             *_FUNCTION,
-            *("async-timeout", "boto3", "grpcio", "grpcio-health-checking", "protobuf", "redis", "rich"),
+            *("async-timeout", "boto3", "grpcio", "grpcio-health-checking", "prometheus-client", "protobuf"),
+            *("redis", "rich"),
         ),
         "the coordinator, and functions in its local pool",
     ),

@@ -198,7 +198,7 @@ async def listen(
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
-    """Tell ``health``, and nothing else, on an address of this machine, in plain text and without a token.
+    """Tell ``health``, and nothing else, in plain text and without a token, as ``listen`` does by TLS.
 
     Raises:
         ConfigError: the address is taken or cannot be listened on.

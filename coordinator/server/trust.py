@@ -50,7 +50,7 @@ class TrustSettings:
     tls_client_ca: str = setting("", "PEM file: clients must show a certificate of this authority")
     token: str = setting("", secret=True)
     token_file: str = setting("", "tokens, one in each line, of which clients must know one")
-    health_listen: str = setting("", "another address, on this machine, for the health service alone")
+    health_listen: str = setting("", "another address, in plain text, for the health service alone")
     metrics_listen: str = setting("", "host:port where Prometheus finds metrics (nowhere)")
     file_roots: str = setting(
         "", "directories for file:// sources and key lists (any, or none where others reach it)"
@@ -73,11 +73,6 @@ class TrustSettings:
         self._check_certificates()
         if self.health_listen:
             check_listen_address(self.health_listen, "health_listen")
-            if leaves_this_machine(self.health_listen):
-                raise ConfigError(
-                    f"health_listen={self.health_listen} is beyond loopback, and it answers without TLS and "
-                    "token. From elsewhere, ask the health service at listen"
-                )
             if self.health_listen == self.listen:
                 raise ConfigError(f"health_listen and listen are both {self.listen}: name another address")
         if self.metrics_listen:

@@ -51,6 +51,7 @@ def asked_with(monkeypatch, environment):
         ({}, "127.0.0.1:50051"),
         ({"SUPER_LISTEN": "unix:/run/c.sock"}, "unix:/run/c.sock"),
         ({"SUPER_LISTEN": "0.0.0.0:50051", "SUPER_HEALTH_LISTEN": "127.0.0.1:50052"}, "127.0.0.1:50052"),
+        ({"SUPER_LISTEN": "0.0.0.0:50051", "SUPER_HEALTH_LISTEN": "0.0.0.0:50052"}, "127.0.0.1:50052"),
         ({"SUPER_TLS_CERT": "c.pem", "SUPER_HEALTH_LISTEN": "unix:/run/h.sock"}, "unix:/run/h.sock"),
     ],
 )
