@@ -51,6 +51,7 @@ __all__ = [
     "TrainingSpec",
     "load_spec",
     "parse_spec",
+    "spec_keys",
 ]
 
 _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
@@ -293,6 +294,15 @@ def parse_spec(mapping: Mapping[str, Any]) -> Spec:
 
     """
     return build(Spec, mapping)
+
+
+def spec_keys() -> tuple[str, ...]:
+    """The dotted keys of a spec whose values are no sections: ``epochs``, ``loader.batch_size``."""
+    return tuple(
+        f"{section}.{key}" if isinstance(value, dict) and value else section
+        for section, value in Spec().to_mapping().items()
+        for key in (value if isinstance(value, dict) and value else [""])
+    )
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from superdl.options import add_overrides
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Mapping
 
     from superdl.experiments import Spec
 
@@ -19,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
     parser.add_argument("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
     add_overrides(parser, "data.train=s3://bucket/train")
+    _add_keys(parser)
     parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")
     parser.add_argument(
         "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"
@@ -31,15 +34,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
-def spec_of(arguments: argparse.Namespace) -> Spec:
-    """The spec that the arguments name.
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    """Add ``--epochs 25`` for ``--set epochs=25``, as services hand hyper-parameters on.
+
+    A key that only one section has goes by its own name too: ``--batch-size 64``.
+    """
+    from superdl.experiments.spec import spec_keys
+
+    keys = spec_keys()
+    ends = [key.rpartition(".")[2] for key in keys]
+    for key, end in zip(keys, ends, strict=True):
+        alone = end not in keys and ends.count(end) == 1
+        names = dict.fromkeys([key, *([end, end.replace("_", "-")] if alone else [])])
+        parser.add_argument(
+            *(f"--{name}" for name in names),
+            action="append",
+            dest="overrides",
+            default=argparse.SUPPRESS,
+            type=f"{key}={{}}".format,
+            help=argparse.SUPPRESS,
+        )
+
+
+def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Spec:
+    """The spec that the arguments name, with the places that the environment does.
 
     Raises:
         ConfigError: it cannot be read, or holds what it must not.
     """
     from superdl.experiments import load_spec
+    from superdl.experiments.places import placed
 
-    return load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
+    return placed(load_spec(arguments.spec, arguments.overrides, quick=arguments.quick), environment)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of
+from superdl.experiments.data import push
 from superdl.experiments.manifest import Manifest, describe_environment
 from superdl.experiments.monitoring import HOST_USAGE, host_usages
 from superdl.experiments.output import now_text, write_json
@@ -24,7 +25,7 @@ from superdl.experiments.reporting.run_report import RunReport, print_report
 from superdl.experiments.run.listeners import say
 from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
 from superdl.experiments.training.device import compute_type, strategy_name
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from superdl.experiments.training import Trainer
     from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["RunState", "checkpoints_of", "digest", "facts_of", "go_on"]
+__all__ = ["RunState", "checkpoints_of", "digest", "facts_of", "go_on", "in_bucket"]
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +138,30 @@ class RunState(Listener):
         except Exception as error:  # noqa: BLE001  # whatever drawing raises, the run's own end matters more
             _log.exception("the page of %s could not be made", self.directory)
             say(console, f"no page was made ({error}); superdl report {self.directory} tries again")
+
+    def send(self, console: Console) -> None:
+        """Send all files to the bucket that the spec names as output, if it does; each host sends its own.
+
+        Raises:
+            SourceError: they are not there; they stay here. Of a run that failed, its own error counts.
+        """
+        output = self.spec.output
+        if not in_bucket(output) or self.ranks.process.local_rank:
+            return
+        place = f"{output.rstrip('/')}/{self.directory.name}"
+        try:
+            push(self.directory, place)
+        except SourceError as error:
+            say(console, f"the files of the run stay in {self.directory}: {error}")
+            if self.report.status == "finished":
+                raise
+        else:
+            say(console, f"the files of the run are in {place}")
+
+
+def in_bucket(output: str) -> bool:
+    """Whether a run's files go to S3."""
+    return output.startswith("s3://")
 
 
 def _use_of(epoch: EpochSummary) -> EpochUse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -23,11 +24,12 @@ from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import RowLog, new_directory
+from superdl.experiments.places import MODEL_DIR
 from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog, say
-from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on
+from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, in_bucket
 from superdl.experiments.stalls import STALL_COLUMNS
 from superdl.experiments.training import Trainer
-from superdl.experiments.training.checkpoints import bring_best, check_best_to
+from superdl.experiments.training.checkpoints import LAST, bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError
@@ -86,9 +88,11 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     state: RunState | None = None
     try:
         with join_ranks(process, device, alone=strategy == "fsdp") as ranks:
-            directory = Path(ranks.text_of_first(lambda: str(new_directory(spec.output, spec.name))))
+            place = tempfile.gettempdir() if in_bucket(spec.output) else spec.output
+            directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
+            state.send(console)  # before hours of work: the bucket may refuse
             _train(state, console)
     except BaseException as error:
         if state is not None:
@@ -97,6 +101,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     finally:
         if state is not None:
             state.end(console, page=page)
+            state.send(console)
     return state.report
 
 
@@ -189,9 +194,14 @@ def _check_same_classes(train: Loader, val: Loader) -> None:
 
 
 def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
-    """Copy the best checkpoint to where the spec wants it."""
+    """Copy the best checkpoint to where the spec wants it, and the best or the last to a service."""
+    if checkpoints is None or not state.ranks.leads:
+        return
+    if models := os.environ.get(MODEL_DIR):
+        last = checkpoints.directory / LAST
+        bring_best(checkpoints.best if checkpoints.best.is_file() else last, models, state.directory.name)
     place = state.spec.training.best_to
-    if place is None or checkpoints is None or not state.ranks.leads:
+    if place is None:
         return
     if not checkpoints.best.is_file():
         state.note("there is no best checkpoint to bring: no epoch that was left was validated")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +19,7 @@ from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.run import run
 from superdl.experiments.spec import Spec, load_spec, parse_spec
 from superdl.experiments.training import Trainer
-from superdl.super_wire.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from superdl.super_wire.errors import ConfigError, SourceError
 
 
 def spec_of(directory: Path, *overrides: str) -> Spec:
@@ -51,6 +49,29 @@ def quiet() -> Console:
 def the_run(directory: Path) -> Path:
     (made,) = (directory.parent / "runs").iterdir()
     return made
+
+
+def test_the_files_of_a_run_are_in_the_bucket_at_its_end_and_its_model_where_a_job_wants_it(
+    colours, object_store, monkeypatch, tmp_path
+):
+    bucket = object_store.directory / "results"
+    bucket.mkdir()
+    monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path / "model"))
+    report = run(
+        spec_of(colours, "output=s3://results/mine/", "training.checkpoint_every=2"), console=quiet()
+    )
+    (kept,) = (bucket / "mine").iterdir()
+    here = {
+        path.relative_to(report.directory) for path in Path(report.directory).rglob("*") if path.is_file()
+    }
+    assert {path.relative_to(kept) for path in kept.rglob("*") if path.is_file()} == here
+    assert json.loads((kept / "report.json").read_text())["status"] == "finished"
+    assert [path.name for path in (tmp_path / "model").glob("*/*")] == ["best.pt"]
+    shutil.rmtree(report.directory)
+    console = quiet()
+    with pytest.raises(SourceError, match="nobody"):
+        run(spec_of(colours, "output=s3://nobody/mine"), console=console)
+    assert "step 1" not in console.file.getvalue()  # it was told before it trained
 
 
 def test_a_run_leaves_one_directory_with_all_of_it(colours):
