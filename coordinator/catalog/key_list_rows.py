@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from superdl.coordinator.catalog.key_list_labels import VARIES, number_or_text
 from superdl.coordinator.catalog.members import MemberRow
@@ -45,6 +45,10 @@ class Row(NamedTuple):
     version: object
     member: MemberRow | None = None
     fields: Mapping[str, Row] = MappingProxyType({})
+
+
+# Of all rows: whether there are versions, whether they are of members, and the columns of each field.
+_Columns: TypeAlias = "tuple[bool, bool, dict[str, frozenset[str]]]"
 
 
 class BadRowError(ValueError):
@@ -94,9 +98,9 @@ def _csv_labels(header: list[str], number: int) -> Callable[[dict[str, str]], ob
 
 
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
-    versioned: bool | None = None
-    of_members: bool | None = None
-    fields: dict[str, frozenset[str]] | None = None
+    columns: _Columns | None = None
+    before: tuple[str, ...] | None = None
+    versioned, of_members, fields = False, False, dict[str, frozenset[str]]()
     labelled = ""
     for number, line in _lines(stream):
         if not line.strip():
@@ -109,15 +113,11 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
         if not isinstance(row, dict) or "key" not in row or labelled not in row:
             reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
             raise BadRowError(number, reason)
-        if versioned is None:
-            versioned = "version" in row
-        if versioned is not ("version" in row):
-            raise BadRowError(number, "either all rows have a version or none")
-        if of_members is None:
-            of_members = _names_members(row, number)
-        if of_members is not _names_members(row, number):
-            raise BadRowError(number, "either all rows have member, offset and length or none")
-        fields = _same_fields(fields, row, number)
+        if (names := tuple(row)) != before:
+            before, now = names, ("version" in row, _names_members(row, number), _fields(row, number))
+            columns = now if columns is None else columns
+            _check_same(columns, now, number)
+            versioned, of_members, fields = columns
         version = _or_empty(row["version"]) if versioned else None
         label = _label(row[labelled], labelled)
         row_of = Row(number, row["key"], label, version, _member(row) if of_members else None)
@@ -228,15 +228,15 @@ def _fields(names: Collection[str], number: int) -> dict[str, frozenset[str]]:
     return fields
 
 
-def _same_fields(
-    before: dict[str, frozenset[str]] | None, row: Mapping[str, Any], number: int
-) -> dict[str, frozenset[str]]:
-    """The fields of a row, which all rows have."""
-    fields = _fields(row, number) if any("." in name for name in row) else {}
-    if before is not None and before != fields:
-        named = ", ".join(sorted({*before, *fields}))
+def _check_same(columns: _Columns, now: _Columns, number: int) -> None:
+    """See that a row has the columns of those before it."""
+    if columns[0] is not now[0]:
+        raise BadRowError(number, "either all rows have a version or none")
+    if columns[1] is not now[1]:
+        raise BadRowError(number, "either all rows have member, offset and length or none")
+    if columns[2] != now[2]:
+        named = ", ".join(sorted({*columns[2], *now[2]}))
         raise BadRowError(number, f"either all rows have the same columns of the fields {named} or none")
-    return fields
 
 
 def _with_fields(

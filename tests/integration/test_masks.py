@@ -21,6 +21,7 @@ from superdl.main import main
 from superdl.sampler.embedded.embedded import release_all
 from superdl.super_wire.errors import BadSampleError, SourceError
 from tests.fixtures.stack import Stack
+from tests.fixtures.web import WebServer, web_server
 from tests.integration.resuming import settled_stats
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from tests.fixtures.lambda_service import LambdaService
     from tests.fixtures.object_store import ObjectStore
     from tests.fixtures.valkey import Valkey
+
+__all__ = ["web_server"]
 
 COUNT, SIDE = 12, 16
 RECIPE = Recipe.fields(image=Recipe.image(resize=20, crop=SIDE), mask=Recipe.mask(resize=20, crop=SIDE))
@@ -281,3 +284,13 @@ def test_masks_through_lambda(
             assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
             assert settled_stats(sampler).samples_produced == COUNT
     assert lambda_service.invocations
+
+
+def test_masks_on_a_web_server(scenes: Path, web_server: WebServer) -> None:
+    for path in scenes.rglob("*.png"):
+        web_server.files[f"set/{path.relative_to(scenes)}"] = path.read_bytes()
+    key_list = loose(scenes, "list.csv")
+    with Stack() as stack:
+        dataset = SuperDataset(f"{web_server.url}/set", RECIPE, key_list=key_list)
+        with SuperSampler(dataset, batch_size=5, coordinator=stack.address) as sampler:
+            assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
