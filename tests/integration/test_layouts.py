@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from superdl import Recipe, SuperDataset, SuperLoader
@@ -81,6 +82,13 @@ def coco(directory: Path, images: Images) -> None:
     )
 
 
+def masks(directory: Path, images: Images) -> None:
+    write(directory, {f"JPEGImages/{name}": content for name, (content, _) in images.items()})
+    (directory / "SegmentationClass").mkdir()
+    for name, (_, label) in images.items():
+        Image.new("L", (8, 8), label).save(directory / "SegmentationClass" / name.replace(".jpg", ".png"))
+
+
 def yolo(directory: Path, images: Images) -> None:
     write(directory, {f"images/{name}": content for name, (content, _) in images.items()})
     lines = {name: f"{label} 0.5 0.5 0.25 0.5\n" for name, (_, label) in images.items()}
@@ -140,6 +148,7 @@ MAKERS: dict[str, Callable[[Path, Images], None]] = {
     "label files": label_files,
     "COCO": coco,
     "YOLO": yolo,
+    "images and masks": masks,
     "`.tar`, `.zip`": tars,
     "`.tar` with `wds2idx`": indexed_tars,
     "TFRecord": tfrecords,
@@ -173,7 +182,9 @@ def test_the_line_of_every_row_loads_all_images_with_their_labels(
                 words = shlex.split(line)[1:]
                 assert main([*words, "--force"]) == 0, line
                 line = f"SuperDataset({words[1]!r}, recipe, key_list='list.jsonl')"
-            dataset = eval(line, {"SuperDataset": SuperDataset, "recipe": RECIPE})  # noqa: S307 - of our page
+            of_masks = row["layout"] == "images and masks"
+            recipe = Recipe.fields(image=RECIPE, mask=Recipe.mask()) if of_masks else RECIPE
+            dataset = eval(line, {"SuperDataset": SuperDataset, "recipe": recipe})  # noqa: S307 - of our page
             with SuperLoader(dataset, batch_size=5, shuffle=True, coordinator=stack.address) as loader:
                 if row["layout"] in {"COCO", "YOLO"}:
                     batches = [(pixels_of(pictures), labels["classes"]) for pictures, labels in loader]
@@ -181,6 +192,13 @@ def test_the_line_of_every_row_loads_all_images_with_their_labels(
                         (pixels, int(classes[0]))
                         for all_pixels, all_classes in batches
                         for pixels, classes in zip(all_pixels, all_classes, strict=True)
+                    ]
+                elif of_masks:
+                    batches = [(pixels_of(both["image"]), both["mask"][:, 0, 0]) for both, _ in loader]
+                    delivered = [
+                        (pixels, int(label))
+                        for all_pixels, labels in batches
+                        for pixels, label in zip(all_pixels, labels, strict=True)
                     ]
                 else:
                     delivered = collect(loader)

@@ -1,4 +1,4 @@
-"""Samples of several parts in the function: joined whatever they are made of; the first that fails is told."""
+"""Samples of several parts in the function, joined whatever they are made of; the first failure is told."""
 
 from __future__ import annotations
 
