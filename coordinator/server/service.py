@@ -288,7 +288,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         absences = self._eligibility.absences
-        history = self._watch.history.told() if request.history else []
+        history = self._watch.ended() if request.history else []
         facts = (self._engine, self._settings, jobs, absences)
         return stats(*facts, with_stalls=with_stalls, history=history)
 

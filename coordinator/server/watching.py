@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from itertools import islice
+import time
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import Spending
@@ -24,7 +24,7 @@ __all__ = ["Watch"]
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
-_NOTED_PER_STEP = 20
+_NOTED_PER_STEP = 10
 
 
 class Watch:
@@ -40,6 +40,8 @@ class Watch:
         self.history = history or JobHistory()
         self._core = engine.core
         self._jobs: dict[str, Job] = {}
+        self._opened_s: dict[str, float] = {}
+        self._turn = 0
         self._lapsed: set[tuple[str, int]] = set()
         self._limited: dict[int, float] = {}
         """Executors that take less than they could, and when that was told last."""
@@ -49,8 +51,10 @@ class Watch:
     def step(self) -> None:
         """One look at everything, and what was counted for a minute."""
         self.look()
-        for job in islice(filter(self.history.is_due, self._jobs.values()), _NOTED_PER_STEP):
-            self.history.note(self._stats(job))
+        jobs = list(self._jobs.values())
+        for place in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn: there may be thousands
+            self._note(jobs[(self._turn + place) % len(jobs)])
+        self._turn += _NOTED_PER_STEP
         self._look_at_ranks()
         for member in self._core.state.fleet.executors:
             self._look_at_executor(member)
@@ -69,7 +73,7 @@ class Watch:
     async def end(self) -> None:
         """The last figures of the jobs that are open."""
         for job in self._jobs.values():
-            self.history.note(self._stats(job))
+            self._note(job)
         await self.history.keep()
 
     def look(self) -> None:
@@ -79,7 +83,7 @@ class Watch:
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
         self._jobs = dict(now)
         for job in closed:
-            self.history.note(self._stats(job), closed=True)
+            self._note(job, time.time())
             did, usd = job.counters, self._core.state.ledger.job_costs(job.name).usd
             words = f"{did.batches_read:,} batches read, {did.wait_s:.1f} s waited, {usd:.4f} USD"
             _log.info("job %s closed: %s", job.name, words, extra=self._about(job))
@@ -87,11 +91,18 @@ class Watch:
             source = self._engine.datasets[job.dataset].listing.source
             size = f"{job.plan.size:,} samples, {counted(job.plan.replicas, 'rank')}"
             _log.info("job %s opened: %s, %s", job.name, source, size, extra=self._about(job))
-            self.history.note(self._stats(job))
+            self._opened_s[job.name] = time.time()
+            self._note(job)
 
-    def _stats(self, job: Job) -> pb.JobStats:
+    def ended(self) -> list[pb.JobStats]:
+        """What jobs did that are not open any more, as far as it is remembered."""
+        return [one for key, one in self.history.jobs.items() if key not in self._opened_s.items()]
+
+    def _note(self, job: Job, closed_s: float = 0.0) -> None:
         dataset = self._engine.datasets.opened.get(job.dataset)
-        return job_stats(self._core, job, dataset.listing.source if dataset else "")
+        stats = job_stats(self._core, job, dataset.listing.source if dataset else "")
+        opened_s = self._opened_s.pop(job.name) if closed_s else self._opened_s[job.name]
+        self.history.note(stats, opened_s, closed_s)
 
     def _about(self, job: Job) -> dict[str, object]:
         dataset = self._engine.datasets.opened.get(job.dataset)

@@ -40,32 +40,29 @@ def test_a_closed_job_is_told_of_as_it_was_and_so_is_one_of_a_coordinator_that_w
         await watch.history.keep()
         later = JobHistory(cache)
         await later.load()
-        assert [(one.job, one.closed_s) for one in later.told()] == [("open", 0.0)]
+        assert [(name, one.closed_s) for (name, _), one in later.jobs.items()] == [("open", 0.0)]
         await cache.keep_history(b"\xff" * 9)
         again = JobHistory(cache)
         await again.load()
-        assert again.told() == []
+        assert not again.jobs
 
     run(work)
 
 
 def test_it_is_bounded_keeps_the_newest_and_says_where_a_closed_job_stood():
-    hands = [1000.0]
-    history = JobHistory(clock=lambda: hands[0])
-    history.note(pb.JobStats(job="a", source="s" * 9999, epoch=3, position=7, batches_read=1, lapsed=True))
-    hands[0] += 10.0
-    for number in range(_JOBS_MAX):
-        history.note(pb.JobStats(job=f"b{number}"))
-        history.note(pb.JobStats(job=f"b{number}"), closed=True)
-    history.note(pb.JobStats(job="a", batches_read=5), closed=True)
-    told = history.told()
-    assert len(told) == _JOBS_MAX
-    assert (told[-1].epoch, told[-1].position, told[-1].batches_read, told[-1].lapsed) == (3, 7, 5, False)
-    assert (told[-1].opened_s, told[-1].closed_s, len(told[-1].source)) == (1000.0, 1010.0, 512)
-    assert told[0].job == "b1"
+    history = JobHistory()
+    history.note(pb.JobStats(job="a", source="s" * 9999, epoch=3, position=7, lapsed=True), 1000.0)
+    for number in range(_JOBS_MAX - 1):
+        history.note(pb.JobStats(job=f"b{number}"), 1.0, 2.0)
+    history.note(pb.JobStats(job="a", batches_read=5), 1000.0, 1010.0)
+    history.note(pb.JobStats(job="a"), 1020.0)
+    assert len(history.jobs) == _JOBS_MAX
+    assert next(iter(history.jobs)) == ("b1", 1.0)
+    told = history.jobs["a", 1000.0]
+    assert (told.epoch, told.position, told.batches_read, told.lapsed) == (3, 7, 5, False)
+    assert (told.opened_s, told.closed_s, len(told.source)) == (1000.0, 1010.0, 512)
     console = Console(file=io.StringIO(), width=500)
-    answer = _mapping(pb.JobStatsList(history=told[-1:], cache=pb.CacheStats()))
-    _print_jobs(answer, console)
+    _print_jobs(_mapping(pb.JobStatsList(history=[told], cache=pb.CacheStats())), console)
     assert " to 1970-01-0" in console.file.getvalue()
 
 
