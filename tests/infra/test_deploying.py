@@ -80,7 +80,7 @@ def test_a_network_without_a_nat_gateway_lets_in_only_who_must(stack):
 
 def test_function_and_coordinator_may_what_they_must(stack):
     statements = statements_of(stack, "PrefetchRole")
-    assert statements["ReadSamples"]["Resource"] == "arn:aws:s3:::images/train/*"
+    assert statements["ReadSamples"]["Resource"] == ["arn:aws:s3:::images/train/*"]
     assert statements["ReadSamples"]["Action"] == "s3:GetObject"
     assert statements["CachePassword"]["Resource"] == "<FunctionSecret>"
     assert statements["NetworkInterfacesAreLambdasOwn"]["Effect"] == "Deny"
@@ -91,8 +91,38 @@ def test_function_and_coordinator_may_what_they_must(stack):
     assert statements["ListSamples"]["Resource"] == "arn:aws:s3:::images"
     assert statements["ListSamples"]["Condition"] == {"StringLike": {"s3:prefix": "train/*"}}
     assert statements["InvokeFunctions"]["Resource"] == "<Prefetch.Arn>:*"  # each version of its own function
-    assert statements["ReadKeyLists"]["Resource"] == "arn:aws:s3:::images/train/*"
+    assert statements["ReadKeyLists"]["Resource"] == ["arn:aws:s3:::images/train/*"]
     assert set(statements) == {"ListSamples", "ReadKeyLists", "InvokeFunctions"}
+
+
+def test_further_buckets_are_read_whole_and_a_second_range_comes_in():
+    more = [f"arn:aws:s3:::{name}" for name in ("mine", "yours")]
+    stack = WorkedOut(MoreBuckets=",".join(more), MoreCidr="100.64.0.0/16")
+    below = ["arn:aws:s3:::images/train/*", *(f"{bucket}/*" for bucket in more)]
+    assert statements_of(stack, "PrefetchRole")["ReadSamples"]["Resource"] == below
+    coordinator = statements_of(stack, "CoordinatorRole")
+    assert coordinator["ReadKeyLists"]["Resource"] == below
+    assert coordinator["ListMoreBuckets"]["Resource"] == more
+    assert rules(stack, "Endpoint") == {(443, "10.61.0.0/16"), (443, "100.64.0.0/16")}
+    for group in ("Function", "Coordinator"):
+        out = stack.resources[f"{group}SecurityGroup"]["SecurityGroupEgress"]
+        ranges = [rule["CidrIp"] for rule in out if rule["FromPort"] == 6379]
+        assert ranges == ["10.61.0.0/16", "100.64.0.0/16"]
+
+
+def test_endpoints_that_are_there_are_not_made_again():
+    present = {"VpcId": VPC, "PrivateSubnetIds": SUBNET, "PresentEndpoints": "logs,ecr.api,secretsmanager"}
+    stack = WorkedOut(**present)
+    assert endpoints(stack) == ["ecr.dkr", "lambda"]
+    assert refusals(stack, **present) == []
+
+
+def test_a_clusters_other_nodes_have_an_alarm_and_it_is_resized_online():
+    alarm = WorkedOut(CacheShards="3").resources["CacheNodesAlarm"]
+    names = [one["MetricStat"]["Metric"]["Dimensions"][0]["Value"] for one in alarm["Metrics"][1:]]
+    assert names == [f"<Cache>-{number:04d}-001" for number in range(2, 11)]
+    assert "CacheNodesAlarm" not in WorkedOut().resources
+    assert TEMPLATE["Resources"]["Cache"]["UpdatePolicy"] == {"UseOnlineResharding": True}
 
 
 def test_a_store_is_read_and_written_below_its_prefix_alone():
@@ -243,6 +273,10 @@ def test_what_fits_together(stack, parameters):
         ({"CoordinatorImage": "super-coordinator"}, "CoordinatorImage"),
         ({"PrivateSubnetIds": f"{SUBNET}, {SUBNET}"}, "PrivateSubnetIds"),
         ({"LogLevel": "ERROR"}, "LogLevel"),
+        ({"MoreBuckets": "mine"}, "MoreBuckets"),
+        ({"PresentEndpoints": "s3"}, "PresentEndpoints"),
+        ({"PresentEndpoints": "logs"}, "MoreCidr and PresentEndpoints belong"),
+        ({"MaintenanceWindow": "sunday"}, "MaintenanceWindow"),
     ],
 )
 def test_what_does_not(stack, parameters, refusal):

@@ -14,6 +14,7 @@ import pytest
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
 from superdl.coordinator.server import engine, server
+from superdl.coordinator.server.repeated_lines import LINE_FORMATS
 from superdl.coordinator.server.settings import Settings
 from superdl.lambda_prefetch.telemetry import Telemetry
 from superdl.super_wire.request import PrefetchResult
@@ -149,13 +150,17 @@ def test_metrics_are_those_that_the_function_writes():
 
 
 def test_starts_are_counted_by_the_line_that_the_coordinator_logs():
-    pattern = RESOURCES["CoordinatorStarts"]["Properties"]["FilterPattern"].strip('"')
-    level, _, rest = pattern.partition(" ")
-    logger, _, message = rest.partition(": ")
+    pattern = RESOURCES["CoordinatorStarts"]["Properties"]["FilterPattern"]
+    logger, message = re.fullmatch(r'\{ \$\.logger = "(.+)" && \$\.message = "(.+) \*" \}', pattern).groups()
     assert logger == server._log.name
     source = (ROOT / "coordinator" / "server" / "server.py").read_text(encoding="utf-8")
-    assert f'_log.{level.lower()}("{message} ' in source
-    assert level in PARAMETERS["LogLevel"]["AllowedValues"]
+    assert f'_log.info("{message} ' in source
+    record = logging.LogRecord(logger, logging.INFO, "", 0, f"{message} here", None, None)
+    assert {"logger": logger, "message": f"{message} here"}.items() <= json.loads(
+        LINE_FORMATS["json"]().format(record)
+    ).items()
+    assert {"Name": "SUPER_LOG_FORMAT", "Value": "json"} in CONTAINER["Environment"]
+    assert "INFO" in PARAMETERS["LogLevel"]["AllowedValues"]
 
 
 def test_everything_that_can_be_is_tagged():
