@@ -35,7 +35,14 @@ from infra.launcher.channel import Channel, ChannelLostError, Leader, connect, s
 from infra.launcher.needs import spec_of, steps_allowed
 from infra.launcher.processes import Program, forever, race
 from infra.launcher.services import LeaderServices, function_cpus, ray_service
-from infra.launcher.settings import Cluster, LaunchSettings, cluster_of, parse, script_arguments
+from infra.launcher.settings import (
+    Cluster,
+    LaunchSettings,
+    cluster_of,
+    job_environment,
+    parse,
+    training_words,
+)
 from infra.launcher.training import training_command
 from infra.launcher.trust import check_trust, ray_environment, ray_token, terms_of, trust_of
 from infra.launcher.usage import tell_usage, usage_file, write_usage
@@ -235,7 +242,8 @@ async def _run_host(launch: Launch) -> ExitStatus:
 def _run(settings: LaunchSettings, environment: Mapping[str, str]) -> ExitStatus:
     """Do this host's part until the run ends."""
     cluster = cluster_of(settings)
-    command = [*settings.command, *script_arguments(settings.config_dir)]
+    command = training_words(settings)
+    environment = {**job_environment(settings.config_dir), **environment}
     form = f"%(asctime)s launcher {cluster.current}: %(message)s"
     logging.basicConfig(level="INFO", format=form, stream=sys.stderr, force=True)
     keep_secrets_out_of_logs()
@@ -243,7 +251,7 @@ def _run(settings: LaunchSettings, environment: Mapping[str, str]) -> ExitStatus
     _log.info("data hosts: %s; training hosts: %s; the leader is %s", data, training, cluster.leader)
     insecure = settings.insecure or insecure_in(environment)
     check_trust(cluster, settings, environment, insecure=insecure)
-    spec = spec_of(command)
+    spec = spec_of(command, environment)
     own = steps_allowed(spec, {**environment, "SUPER_INSECURE": "1"} if insecure else environment)
     # Its name is short, for socket paths have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="super-l-", ignore_cleanup_errors=True) as directory:

@@ -29,7 +29,7 @@ _MODULE = "superdl.main"
 _ROOTS, _SHARED, _STEPS = "SUPER_FILE_ROOTS", "SUPER_RAY_SHARED_FILES", "SUPER_STEP_MODULES"
 
 
-def spec_of(command: Sequence[str]) -> Spec | None:
+def spec_of(command: Sequence[str], environment: Mapping[str, str]) -> Spec | None:
     """The spec that ``[python] -m superdl.main run SPEC ...`` trains; ``None`` of any other command.
 
     Raises:
@@ -40,7 +40,7 @@ def spec_of(command: Sequence[str]) -> Spec | None:
         return None
     parser = OptionParser(prog="superdl run", add_help=False)
     run_command.add_arguments(parser)
-    return run_command.spec_of(parser.parse_args(words[words.index(_MODULE) + 2 :]))
+    return run_command.spec_of(parser.parse_args(words[words.index(_MODULE) + 2 :]), environment)
 
 
 def steps_allowed(spec: Spec | None, environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from superdl.experiments.places import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DIR
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "DATA_GROUP",
@@ -30,10 +31,12 @@ __all__ = [
     "Cluster",
     "LaunchSettings",
     "OptionParser",
+    "as_words",
     "cluster_of",
+    "job_environment",
     "launcher_parser",
     "parse",
-    "script_arguments",
+    "training_words",
 ]
 
 DATA_GROUP = "data_group"
@@ -44,7 +47,8 @@ SPARE = -1
 _T = TypeVar("_T")
 _WEEK_S = 7 * 86_400.0
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
-_NOT_THE_SCRIPTS = ("sagemaker_", "_tuning_objective_metric")  # hyper-parameters of SageMaker's own
+_SCRIPT = "train-script"
+_NOT_THE_SCRIPTS = ("sagemaker_", "_tuning_objective_metric", _SCRIPT)  # SageMaker's own, and the launcher's
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -104,7 +108,8 @@ def launcher_parser() -> OptionParser:
     parser.add_argument("--config-dir", default=Path("/opt/ml/input/config"), type=Path, help=words)
     words = "where the reason of a failure goes (/opt/ml/output/failure, if that folder exists)"
     parser.add_argument("--failure-file", type=Path, help=words)
-    parser.add_argument("command", nargs="+", help="the training script and its arguments, after --")
+    words = "the training script and its arguments, after -- (of a job: its hyper-parameter train-script)"
+    parser.add_argument("command", nargs="*", help=words)
     return parser
 
 
@@ -241,15 +246,45 @@ def cluster_of(settings: LaunchSettings) -> Cluster:
     return Cluster(data, training, config.current_host)
 
 
-def script_arguments(directory: Path) -> list[str]:
-    """The hyper-parameters of a SageMaker job as words of the script's command line: ``--name value``.
-
-    They come sorted by name, one of a single letter as ``-n``.
+def training_words(settings: LaunchSettings) -> list[str]:
+    """The training command: the script that was named, by a job's hyper-parameter too, then the others.
 
     Raises:
-        ConfigError: ``hyperparameters.json`` does not have the form that SageMaker gives it.
+        ConfigError: nobody names a script, or ``hyperparameters.json`` is none of SageMaker's.
     """
-    parameters = _read(directory / "hyperparameters.json", TypeAdapter(dict[str, str])) or {}
+    file = settings.config_dir / "hyperparameters.json"
+    parameters = _read(file, TypeAdapter(dict[str, str])) or {}
+    script = _argument(parameters.get(_SCRIPT, ""))
+    if not (settings.command or script):
+        raise ConfigError(f"no training script: name it after --, or by the hyper-parameter {_SCRIPT}")
+    return [*(settings.command or [script]), *as_words(parameters)]
+
+
+def job_environment(directory: Path) -> dict[str, str]:
+    """The variables by which scripts know a SageMaker job's places and hosts; none where there is no job.
+
+    SageMaker's own toolkit sets them, which is not what the container starts.
+
+    Raises:
+        ConfigError: a file does not have the form that SageMaker gives it.
+    """
+    config = _read(directory / "resourceconfig.json", TypeAdapter(_ResourceConfig))
+    if config is None:
+        return {}
+    root = directory.parent.parent
+    channels = _read(directory / "inputdataconfig.json", TypeAdapter(dict[str, Any])) or {}
+    places = {f"SM_CHANNEL_{name.upper()}": root / "input/data" / name for name in channels}
+    places |= {MODEL_DIR: root / "model", OUTPUT_DIR: root / "output/data"}
+    places |= {CHECKPOINT_DIR: root / "checkpoints"} if (root / "checkpoints").is_dir() else {}
+    hosts = {"SM_HOSTS": json.dumps(config.hosts), "SM_CURRENT_HOST": config.current_host}
+    return {name: str(place) for name, place in places.items()} | hosts
+
+
+def as_words(parameters: Mapping[str, str]) -> list[str]:
+    """Hyper-parameters as words of the script's command line, ``--name value``, sorted by name.
+
+    One of a single letter comes as ``-n``.
+    """
     return [
         word
         for name, value in sorted(parameters.items())

@@ -5,9 +5,9 @@ several types of machines each attempt takes the next. The container's entry poi
 that SageMaker's SIGTERM reaches it. The platform encrypts traffic between the containers, and security groups
 say who reaches them: so the launcher runs with ``--insecure``.
 
-Exit codes: 0 the job has its machines (with ``--wait``: it is completed), 1 it failed, AWS refused, or
-nobody watches it any more (the message names it, and how to end it), 2 an argument is wrong, 3 there were no
-machines.
+Exit codes: 0 the job has its machines (with ``--wait`` or ``--logs``: it is completed), 1 it failed, AWS
+refused, or nobody watches it any more (the message names it, and how to end it), 2 an argument is wrong, 3
+there were no machines.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoRegionError
 
 from infra import NO_REGION, session_in
-from infra.launcher.settings import DATA_GROUP, TRAINING_GROUP, parse
+from infra.launcher.needs import spec_of
+from infra.launcher.settings import DATA_GROUP, TRAINING_GROUP, as_words, parse
+from superdl.experiments.data import directories_of
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from superdl.experiments.spec import Spec
 
 __all__ = ["SubmitError", "main", "parser", "requests_of", "submit"]
 
@@ -42,6 +46,16 @@ _NO_CAPACITY = "CapacityError"  # how the reason of a failure begins
 _PENDING_TOO_LONG = ("MaxPendingTime", "Pending")  # in the last words of a job that was stopped for it
 _HAS_MACHINES = {"PreparingTrainingStack", "Downloading", "DownloadingTrainingImage", "Training", "Uploading"}
 _SERVER_FAULT = 500
+_LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+_METRICS = {
+    "train:loss": r"train  step .* loss ([0-9.]+)",
+    "train:lr": r"train  step .* lr ([0-9.e-]+)",
+    "train:waiting_percent": r"train  step .* ([0-9]+)% waiting",
+    "train:step_s": r"avg step time ([0-9.]+) s since",
+    "val:accuracy": r"validation accuracy ([0-9.]+)",
+    "host:cpu_cores": r"CPU of \S+: ([0-9.]+) of",
+}
+"""What CloudWatch takes from the lines of ``superdl run``."""
 
 
 class SubmitError(Exception):
@@ -70,14 +84,20 @@ def parser() -> argparse.ArgumentParser:
     add("--data", default=[], **machines, help="CPU hosts; further types in their turn (none)")
     add("--hyper-parameter", **several, metavar="NAME=VALUE", help="--NAME VALUE for the script")
     add("--env", **several, metavar="NAME=VALUE", help="a variable of all hosts")
+    add("--spot", action="store_true", help="machines that may be taken away; needs --checkpoints")
+    add("--checkpoints", default="", help="s3://bucket/prefix of /opt/ml/checkpoints, to go on from")
+    add("--kms-key", default="", help="encrypts what training leaves")
+    add("--volume-kms-key", default="", help="encrypts the volumes of machines without disks of their own")
+    add("--metric", **several, metavar="NAME=REGEX", help="taken from the log (superdl run: its own)")
     add("--max-runtime-s", type=int, default=86_400, help="then SageMaker stops the job (86400)")
     add("--request", type=Path, help="JSON file of further fields of CreateTrainingJob: its VPC, channels")
     add("--launcher", **several, metavar="OPTION", help="the launcher's: --launcher=--trainer-cpus=spare")
     add("--attempts", type=int, default=5, help="how often to ask for machines (5)")
     add("--region", help="of the job (AWS_REGION, AWS_DEFAULT_REGION)")
     add("--wait", action="store_true", help="until the end, not only until it has machines")
+    add("--logs", action="store_true", help="print what the job's hosts print, until the end")
     add("--dry-run", action="store_true", help="print the request, and send nothing")
-    add("command", nargs="+", help="the training script and its arguments, after --")
+    add("command", nargs="*", help="the script and its arguments, after --, or hyper-parameter train-script")
     return made
 
 
@@ -116,39 +136,70 @@ def requests_of(parsed: argparse.Namespace) -> list[dict[str, Any]]:
         raise ConfigError(msg) from error
     if parsed.attempts < 1:
         raise ConfigError("--attempts is at least 1")
+    if parsed.spot and not parsed.checkpoints:
+        raise ConfigError("--spot: a job whose machines are taken begins anew without --checkpoints s3://...")
+    spec = _checked_spec(parsed)
     try:
         more = json.loads(parsed.request.read_bytes()) if parsed.request else {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"--request {parsed.request}: {error}") from error
     name = parsed.name or f"super-{secrets.token_hex(4)}"
     turns = range(max(len(parsed.training), len(parsed.data)))
-    return [_merged({"TrainingJobName": name, **_request(parsed, words, turn)}, more) for turn in turns]
+    return [_merged({"TrainingJobName": name, **_request(parsed, words, turn, spec)}, more) for turn in turns]
 
 
-def _request(parsed: argparse.Namespace, words: list[str], turn: int) -> dict[str, Any]:
+def _checked_spec(parsed: argparse.Namespace) -> Spec | None:
+    """The spec that the job trains, if it is ``superdl run``'s, with hyper-parameters and all."""
+    parameters = _pairs(parsed.hyper_parameter, "--hyper-parameter")
+    if not (parsed.command or parameters.get("train-script")):
+        raise ConfigError("no training script: name it after --, or by --hyper-parameter train-script=FILE")
+    spec = spec_of([*parsed.command, *as_words(parameters)], {})
+    shared = "SUPER_RAY_SHARED_FILES" in _pairs(parsed.env, "--env")
+    if spec and parsed.data and directories_of(spec.data) and not shared:
+        msg = (
+            f"the images of {spec.name} are files, and a job's hosts share none: add --data.kind url "
+            "--data.train s3://bucket/train, or --env SUPER_RAY_SHARED_FILES=1 where they mount a file system"
+        )
+        raise ConfigError(msg)
+    return spec
+
+
+def _request(parsed: argparse.Namespace, words: list[str], turn: int, spec: Spec | None) -> dict[str, Any]:
     machines = {DATA_GROUP: parsed.data, TRAINING_GROUP: parsed.training}
     kinds = {group: turns[turn % len(turns)] for group, turns in machines.items() if turns}
+    metrics = (_METRICS if spec else {}) | _pairs(parsed.metric, "--metric")
+    told = [{"Name": name, "Regex": regex} for name, regex in metrics.items()]
+    spot = {"EnableManagedSpotTraining": True} if parsed.spot else {}
+    wait = {"MaxWaitTimeInSeconds": 2 * parsed.max_runtime_s} if parsed.spot else {}
     return {
+        **spot,
+        **({"CheckpointConfig": {"S3Uri": parsed.checkpoints}} if parsed.checkpoints else {}),
         "RoleArn": parsed.role,
         "AlgorithmSpecification": {
             "TrainingImage": parsed.image,
             "TrainingInputMode": "File",
             "ContainerEntrypoint": ["python3", "-m", "infra.launcher"],
             "ContainerArguments": words,
+            **({"MetricDefinitions": told} if told else {}),
         },
         "HyperParameters": _pairs(parsed.hyper_parameter, "--hyper-parameter"),
-        "OutputDataConfig": {"S3OutputPath": parsed.output},
+        "OutputDataConfig": {"S3OutputPath": parsed.output, **_key("KmsKeyId", parsed.kms_key)},
         "ResourceConfig": {
             "InstanceGroups": [
                 {"InstanceGroupName": group, "InstanceType": kind, "InstanceCount": count}
                 for group, (kind, count) in kinds.items()
             ],
             "VolumeSizeInGB": 50,
+            **_key("VolumeKmsKeyId", parsed.volume_kms_key),
         },
-        "StoppingCondition": {"MaxRuntimeInSeconds": parsed.max_runtime_s},
+        "StoppingCondition": {"MaxRuntimeInSeconds": parsed.max_runtime_s, **wait},
         "EnableInterContainerTrafficEncryption": True,
         "Environment": {"PYTHONUNBUFFERED": "1", **_pairs(parsed.env, "--env")},
     }
+
+
+def _key(name: str, key: str) -> dict[str, str]:
+    return {name: key} if key else {}
 
 
 def _merged(request: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,12 +212,18 @@ def _merged(request: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def submit(
-    client: Any, requests: Sequence[Mapping[str, Any]], *, attempts: int = 5, wait: bool = False
+    client: Any,
+    requests: Sequence[Mapping[str, Any]],
+    *,
+    attempts: int = 5,
+    wait: bool = False,
+    logs: Any = None,
 ) -> str:
     """Have a job run; its name, which differs from the first request's after the first attempt.
 
     Of several requests, which want other machines, each attempt takes the next. With ``wait`` it watches the
-    job until its end, not only until it has its machines.
+    job until its end, not only until it has its machines; with ``logs``, a client of CloudWatch's, it prints
+    what the job prints.
 
     Raises:
         SubmitError: there were no machines in all attempts, the job failed, or nobody watches it any more.
@@ -186,7 +243,7 @@ def submit(
         print(f"{name}: asking for {machines} (attempt {number + 1} of {attempts})")
         try:
             client.create_training_job(**request)
-            lack = _watch(client, name, wait=wait)
+            lack = _watch(client, name, wait=wait, log=_Log(logs, name) if logs else None)
         except KeyboardInterrupt:
             raise _left(client, name, "interrupted") from None
         except client.exceptions.ResourceLimitExceeded as error:
@@ -211,7 +268,46 @@ def _left(client: Any, name: str, why: str) -> SubmitError:
     )
 
 
-def _watch(client: Any, name: str, *, wait: bool) -> str:
+class _Log:
+    """What the hosts of a job print, by CloudWatch's streams, each from where it was read last."""
+
+    def __init__(self, client: Any, name: str) -> None:
+        self._client, self._name = client, name
+        self._places: dict[str, str] = {}
+        self._told = ""
+
+    def show(self) -> None:
+        """Print what is new; a log that cannot be read is told once, and the job goes on."""
+        listing = self._client.get_paginator("describe_log_streams")
+        try:
+            for page in listing.paginate(logGroupName=_LOG_GROUP, logStreamNamePrefix=f"{self._name}/"):
+                for stream in page["logStreams"]:
+                    self._show(stream["logStreamName"])
+        except self._client.exceptions.ResourceNotFoundException:
+            return  # nothing has been printed yet
+        except (BotoCoreError, ClientError) as error:
+            if str(error) != self._told:
+                print(f"the log of {self._name} cannot be read now: {error}", flush=True)
+            self._told = str(error)
+
+    def _show(self, stream: str) -> None:
+        host = stream.removeprefix(f"{self._name}/").rpartition("-")[0] or stream  # algo-1-1699999999
+        while True:
+            before = self._places.get(stream)
+            told = self._client.get_log_events(
+                logGroupName=_LOG_GROUP,
+                logStreamName=stream,
+                startFromHead=True,
+                **({"nextToken": before} if before else {}),
+            )
+            for event in told["events"]:
+                print(f"[{host}] {event['message'].rstrip()}", flush=True)
+            self._places[stream] = told["nextForwardToken"]
+            if self._places[stream] == before:
+                return
+
+
+def _watch(client: Any, name: str, *, wait: bool, log: _Log | None = None) -> str:
     """Wait until the job has its machines, or its end; what was lacking, if it ended for want of them.
 
     SageMaker itself bounds how long a job waits for machines and runs.
@@ -222,6 +318,8 @@ def _watch(client: Any, name: str, *, wait: bool) -> str:
             state = client.describe_training_job(TrainingJobName=name)
         except (BotoCoreError, ClientError) as error:
             raise _left(client, name, str(error)) from error
+        if log is not None:
+            log.show()
         steps = state.get("SecondaryStatusTransitions") or [{}]
         step, message = state["SecondaryStatus"], str(steps[-1].get("StatusMessage", ""))
         now = f"{step}: {message}" if message else str(step)
@@ -250,7 +348,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Throttling is botocore's to bear; capacity is ours.
         config = Config(retries={"mode": "standard", "max_attempts": _TRIES})
         client = session_in(parsed.region).client("sagemaker", config=config)
-        name = submit(client, requests, attempts=parsed.attempts, wait=parsed.wait)
+        logs = session_in(parsed.region).client("logs", config=config) if parsed.logs else None
+        waits = parsed.wait or parsed.logs
+        name = submit(client, requests, attempts=parsed.attempts, wait=waits, logs=logs)
     except NoRegionError:
         fault, code = NO_REGION, 2
     except ConfigError as error:
@@ -260,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BotoCoreError, ClientError) as error:
         fault, code = str(error), 1
     else:
-        print(f"{name}: {'completed' if parsed.wait else 'has its machines'}")
+        print(f"{name}: {'completed' if waits else 'has its machines'}")
         return 0
     sys.stderr.write(f"infra.launcher.submit: {fault}\n")
     return code

@@ -20,7 +20,7 @@ HEAVY = "experiments.augmentations.heavy"
 
 def settings_of(*words, data=("10.0.0.1",), training=("10.0.0.2",), options=(), environment=None):
     cluster = Cluster(data, training, (data + training)[0])
-    spec = spec_of([*RUN, *words])
+    spec = spec_of([*RUN, *words], {})
     settings = parse([*options, "--", *RUN, *words])
     return file_settings(Launch(cluster, settings, Trust(), environment or {}, RUN, Path(), "", spec))
 
@@ -56,15 +56,15 @@ def test_roots_that_leave_the_images_out_are_told_before_anything_starts():
 
 
 def test_steps_that_come_along_are_allowed_where_the_spec_names_them():
-    spec = spec_of(["python3", *RUN, "resnet50_heterogeneous"])
+    spec = spec_of(["python3", *RUN, "resnet50_heterogeneous"], {})
     assert steps_allowed(spec, {"SUPER_STEP_MODULES": "mine"}) == {"SUPER_STEP_MODULES": f"mine,{HEAVY}"}
-    assert steps_allowed(spec_of([*RUN, "digits"]), {"A": "1"}) == {"A": "1"}
+    assert steps_allowed(spec_of([*RUN, "digits"], {}), {"A": "1"}) == {"A": "1"}
 
 
 def test_a_command_that_is_no_run_has_no_needs_and_a_run_that_is_wrong_is_refused():
-    assert spec_of(["train.py", "--epochs", "3"]) is None
-    assert spec_of(["-m", "superdl.main", "compare", "digits"]) is None
+    assert spec_of(["train.py", "--epochs", "3"], {}) is None
+    assert spec_of(["-m", "superdl.main", "compare", "digits"], {}) is None
     with pytest.raises(ConfigError, match="unrecognized arguments: --quik"):
-        spec_of([*RUN, "digits", "--quik"])
+        spec_of([*RUN, "digits", "--quik"], {})
     with pytest.raises(ConfigError, match="unknown key loader.batch"):
-        spec_of([*RUN, "digits", "--set=loader.batch=1"])
+        spec_of([*RUN, "digits", "--set=loader.batch=1"], {})

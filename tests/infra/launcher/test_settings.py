@@ -17,7 +17,15 @@ import infra.launcher
 from infra.launcher import Launch, local, submit
 from infra.launcher.__main__ import _own_address
 from infra.launcher.services import function_cpus
-from infra.launcher.settings import SPARE, Cluster, cluster_of, launcher_parser, parse, script_arguments
+from infra.launcher.settings import (
+    SPARE,
+    Cluster,
+    cluster_of,
+    job_environment,
+    launcher_parser,
+    parse,
+    training_words,
+)
 from infra.launcher.training import interface_of, ranks_here, training_command, visible_gpus
 from infra.launcher.trust import Trust
 from superdl.sampler.embedded.host import usable_cores
@@ -84,7 +92,7 @@ def test_whatever_the_files_hold_is_an_error_of_ours(tmp_path_factory, value, te
         of_sagemaker(directory, {**CONFIG, "hosts": value, "instance_groups": value})
     (directory / "hyperparameters.json").write_text(f"[{text}]")
     with pytest.raises(ConfigError, match=r"hyperparameters.json cannot be used"):
-        script_arguments(directory)
+        training_words(settings(f"--config-dir={directory}"))
 
 
 def test_flags_keep_their_order():
@@ -126,7 +134,12 @@ def test_a_host_that_only_itself_can_reach_is_refused(monkeypatch):
 
 
 def test_the_hyper_parameters_of_a_job_become_the_scripts_arguments(tmp_path):
-    assert script_arguments(tmp_path) == []
+    def words_of(*command):
+        return training_words(parse([f"--config-dir={tmp_path}", "--", *command]))
+
+    assert words_of("train.py") == ["train.py"]
+    with pytest.raises(ConfigError, match="no training script"):
+        words_of()
     parameters = {
         "epochs": "3",
         "b": "1.10",
@@ -135,10 +148,31 @@ def test_the_hyper_parameters_of_a_job_become_the_scripts_arguments(tmp_path):
         "flag": "true",
         "sagemaker_program": "train.py",
         "_tuning_objective_metric": "loss",
+        "train-script": '"/opt/mine.py"',
     }
     (tmp_path / "hyperparameters.json").write_text(json.dumps(parameters))
     words = ["-b", "1.10", "--broken", '"half', "--epochs", "3", "--flag", "True"]
-    assert script_arguments(tmp_path) == [*words, "--name", "quoted by the SDK"]
+    words += ["--name", "quoted by the SDK"]
+    assert words_of("-m", "train") == ["-m", "train", *words]
+    assert words_of() == ["/opt/mine.py", *words]
+
+
+def test_a_jobs_places_have_the_names_that_scripts_know(tmp_path):
+    directory = tmp_path / "input/config"
+    assert job_environment(directory) == {}
+    directory.mkdir(parents=True)
+    (directory / "resourceconfig.json").write_text(json.dumps(CONFIG))
+    (directory / "inputdataconfig.json").write_text('{"train": {"S3DistributionType": "FullyReplicated"}}')
+    told = job_environment(directory)
+    assert told == {
+        "SM_CHANNEL_TRAIN": f"{tmp_path}/input/data/train",
+        "SM_MODEL_DIR": f"{tmp_path}/model",
+        "SM_OUTPUT_DATA_DIR": f"{tmp_path}/output/data",
+        "SM_HOSTS": json.dumps(CONFIG["hosts"]),
+        "SM_CURRENT_HOST": CONFIG["current_host"],
+    }
+    (tmp_path / "checkpoints").mkdir()
+    assert job_environment(directory) == {**told, "SM_CHECKPOINT_DIR": f"{tmp_path}/checkpoints"}
 
 
 def test_ray_is_started_for_the_executor_that_wants_it():

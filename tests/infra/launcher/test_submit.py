@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import boto3
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from infra.launcher import submit as module
 from infra.launcher.settings import parse
 from infra.launcher.submit import main
+from superdl.experiments.run.listeners import Progress
+from tests.experiments.step_records import step_record
 from tests.fixtures.loopback_http import LoopbackServer
 
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -61,6 +64,47 @@ def test_the_request_of_a_job_with_everything(tmp_path, capsys):
     }
 
 
+def test_a_job_on_spot_machines_with_keys_and_metrics(capsys):
+    spec = ("-m", "superdl.main", "run", "digits", "--data.train", "s3://bucket/train")
+    options = ["--spot", "--checkpoints", "s3://results/kept", "--metric", "mine=x ([0-9]+)"]
+    options += ["--kms-key", "key-1", "--volume-kms-key", "key-2", "--hyper-parameter", "epochs=25"]
+    assert main([*OPTIONS, *options, "--max-runtime-s", "600", "--dry-run", "--", *spec]) == 0
+    request = json.loads(capsys.readouterr().out)
+    assert request["EnableManagedSpotTraining"]
+    assert request["CheckpointConfig"] == {"S3Uri": "s3://results/kept"}
+    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 1200}
+    assert request["OutputDataConfig"]["KmsKeyId"] == "key-1"
+    assert request["ResourceConfig"]["VolumeKmsKeyId"] == "key-2"
+    told = {one["Name"]: one["Regex"] for one in request["AlgorithmSpecification"]["MetricDefinitions"]}
+    assert told.pop("mine") == "x ([0-9]+)"
+    lines: list[str] = []
+    progress = Progress(lines.append, epochs=3)
+    progress.on_pass_start(0, "train", 4)
+    progress.on_steps([step_record(loss=0.125, accuracy=1.0, split="train", lr=0.002)])
+    lines += ["step 10: avg step time 0.500 s since the start", "done, validation accuracy 0.98"]
+    lines += ["CPU of algo-1: 1.50 of 2 cores (functions 3.0 s)"]
+    found = {name: re.search(regex, "\n".join(lines)) for name, regex in told.items()}
+    assert all(found.values()), (found, lines)
+    seen = [found[name][1] for name in ("train:loss", "train:lr", "train:step_s", "val:accuracy")]
+    assert seen == ["0.125", "0.002", "0.500", "0.98"]
+
+
+def test_the_log_of_a_job_is_followed_to_its_end(aws, capsys):
+    logs = boto3.Session().client("logs")
+    logs.create_log_group(logGroupName=module._LOG_GROUP)
+    for stream, words in (("algo-1", ["ready", "epoch 1\n"]), ("algo-2", ["\u00e4"])):
+        name = f"super-1/{stream}-1700000000"
+        logs.create_log_stream(logGroupName=module._LOG_GROUP, logStreamName=name)
+        now_ms = int(time.time() * 1000)
+        events = [{"timestamp": now_ms + at, "message": text} for at, text in enumerate(words)]
+        logs.put_log_events(logGroupName=module._LOG_GROUP, logStreamName=name, logEvents=events)
+    assert main([*OPTIONS, "--logs", "--", "train.py"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    printed = [line for line in said if line.startswith("[")]
+    assert printed == ["[algo-1] ready", "[algo-1] epoch 1", "[algo-2] ä"]
+    assert said[-1] == "super-1: completed"
+
+
 def test_the_command_line_submits_to_an_account(aws, capsys):
     assert main([*OPTIONS, "--hyper-parameter", "epochs=3", "--wait", "--", "train.py"]) == 0
     assert "super-1: completed" in capsys.readouterr().out
@@ -78,10 +122,27 @@ def test_the_command_line_submits_to_an_account(aws, capsys):
         (("--attempts", "0"), "--attempts is at least 1"),
         (("--launcher=--trainer-cpu=x",), "the launcher would not take its options --trainer-cpu=x"),
         (("--launcher=--ray-port=50050",), "each port is another"),
+        (("--spot",), "begins anew without --checkpoints"),
     ],
 )
 def test_a_wrong_argument_is_code_2(options, why, capsys):
     assert main([*OPTIONS, *options, "--dry-run", "--", "train.py"]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "no training script"),
+        (["-m", "superdl.main", "run", "digits", "--epoch", "x"], "epochs must be"),
+        (
+            ["-m", "superdl.main", "run", "digits"],
+            "the images of digits are files",
+        ),
+    ],
+)
+def test_a_run_that_could_not_train_is_refused_before_machines_are_paid(words, why, capsys):
+    assert main([*OPTIONS, "--dry-run", "--", *words]) == 2
     assert why in capsys.readouterr().err
 
 

@@ -80,6 +80,19 @@ def test_two_hosts_train_on_every_image_once(hosts, images, data_hosts):
     assert hosts.left() == []
 
 
+def test_a_script_of_ones_own_runs_by_a_jobs_hyper_parameters(hosts, tmp_path):
+    config = tmp_path / "ml/input/config"
+    config.mkdir(parents=True)
+    script = tmp_path / "mine.py"
+    script.write_text("import os, sys; print('told', sys.argv[1:], os.environ['SM_MODEL_DIR'], flush=True)")
+    (config / "resourceconfig.json").write_text(json.dumps({"current_host": TRAINER_0, "hosts": [TRAINER_0]}))
+    (config / "hyperparameters.json").write_text(json.dumps({"train-script": str(script), "epochs": "25"}))
+    hosts.start(options=(*LOCAL, f"--config-dir={config}"), only=(TRAINER_0,), flags=False)
+    assert hosts.codes() == {TRAINER_0: 0}, hosts.all_said()
+    assert f"told ['--epochs', '25'] {tmp_path}/ml/model" in hosts.said(TRAINER_0)
+    assert hosts.left() == []
+
+
 def test_the_code_of_the_rank_that_fails_is_every_hosts(hosts, images):
     begin(hosts, images, "--fail-on-rank", "1")
     assert set(hosts.codes().values()) == {7}, hosts.all_said()
