@@ -7,6 +7,7 @@ carries it out. Importing the package is cheap: torch is loaded only by the modu
 
 from __future__ import annotations
 
+from superdl.experiments.places import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DIR
 from superdl.experiments.spec import Spec, load_spec
 
-__all__ = ["Spec", "load_spec"]
+__all__ = ["CHECKPOINT_DIR", "MODEL_DIR", "OUTPUT_DIR", "Spec", "load_spec"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from superdl.experiments.places import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DIR
+from superdl.experiments import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DIR
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.sizes import parse_bytes
