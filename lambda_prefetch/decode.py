@@ -10,11 +10,15 @@ from __future__ import annotations
 import io
 import re
 import struct
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["FORMATS", "check_pixels", "decode", "lift_pillows_bound"]
 
@@ -29,6 +33,7 @@ MAX_SCANS = 100
 _MASKS = frozenset({"1", "L", "P", "I;16", "I;16L", "I;16B", "I", "F"})
 _SCALES = {"L;2": 85, "L;4": 17}
 """What Pillow multiplies grey levels of two and four bits with, that white be 255."""
+_WHOLE = (255, 65535)
 
 _JPEGS = frozenset({"JPEG", "MPO"})
 _SCAN = b"\xff\xda"
@@ -90,8 +95,7 @@ def decode(
     try:
         if enough_side:
             image.draft(None, (enough_side, enough_side))  # only JPEG's decoder heeds it
-        tiles = getattr(image, "tile", ()) if of_mask else ()
-        scale = _SCALES.get(str(tiles[0][3]), 1) if tiles else 1
+        scale = _scale_of(getattr(image, "tile", ())) if of_mask else 1
         image.load()
         # Pillow would warn of transparency that convert() drops; that is what is wanted.
         image.info.pop("transparency", None)
@@ -105,6 +109,18 @@ def decode(
         raise
     except Exception as error:  # broken bytes make Pillow's decoders raise anything; the tombstone tells what
         raise _undecodable(error) from error
+
+
+def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
+    """By how much Pillow's decoder multiplies grey levels, as the tiles say that it is about to decode."""
+    if not tiles:
+        return 1
+    codec, *_, arguments = tiles[0]
+    words = arguments if isinstance(arguments, tuple) else (arguments,)
+    if str(codec).startswith("ppm") and words[-1] not in _WHOLE:
+        why = f"a mask is a PGM whose numbers go to {words[-1]}, and Pillow spreads them to 255: write PNG"
+        raise spoiled("undecodable", why)
+    return _SCALES.get(str(words[0]), 1) if words else 1
 
 
 def _numbers_of(image: Image.Image, scale: int) -> Image.Image:

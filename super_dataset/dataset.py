@@ -55,9 +55,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
     channels_last; samples that are no images are stacked as they are, samples of different dtype or shape
     come as a list of tensors. Labels are a tensor of shape (batch,), int64 for class folders, else of the key
     list's dtype; where that gives arrays, of shape (batch, ...); where their lengths vary, a list of tensors;
-    where it gives named fields, a dict of these. Where a recipe's custom step gives several named arrays, a
-    dict of tensors, and of lists of tensors, is in the images' place. With ``return_info`` a
-    :class:`BatchInfo` comes third.
+    where it gives named fields, a dict of these. Where samples have fields (``Recipe.fields``), or a custom
+    step gives named arrays, a dict of tensors, and of lists of tensors, is in the images' place. With
+    ``return_info`` a :class:`BatchInfo` comes third.
 
     Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler was made.
     Asked for before, they start what the sampler would start, and wait until the source is listed.

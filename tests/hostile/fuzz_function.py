@@ -53,7 +53,11 @@ _RECIPES = (
     Recipe.image(resize=_SIDE, crop=_SIDE),
     Recipe([{"op": "random_resized_crop", "size": _SIDE}, {"op": "horizontal_flip"}]),
     Recipe([{"op": "reduced_decode", "size": _SIDE}, {"op": "resize", "size": _SIDE}]),
+    Recipe.mask(),
+    Recipe.mask(resize=_SIDE, crop=_SIDE),
+    Recipe([{"op": "mask"}, {"op": "pad", "padding": 2, "mode": "edge"}, {"op": "vertical_flip"}]),
 )
+_NUMBERS = frozenset({np.dtype(name) for name in ("u1", "<u2", "<i4", "<f4")})  # of masks
 
 
 _KEYS = ["a.png", "b.jpg", "gone.png"]
@@ -229,7 +233,11 @@ def _try_image(random: Random) -> None:
     except MemoryError:
         pass  # an outcome of its own: a function with more memory may decode it
     else:
-        assert (array.dtype, array.ndim, array.shape[-1]) == (np.uint8, 3, 3), data
+        if recipe.steps and recipe.steps[0]["op"] == "mask":
+            assert array.dtype in _NUMBERS, data
+            assert array.ndim == 2, data
+        else:
+            assert (array.dtype, array.ndim, array.shape[-1]) == (np.uint8, 3, 3), data
         assert 0 < array.size <= 3 * _LIMIT_PIXELS, data
     assert time.thread_time() - began_s < _LONGEST_S, f"it took too long: {data!r}"
 

@@ -339,3 +339,13 @@ def test_a_mask_of_several_channels_is_none(mode):
     data = encode(Image.fromarray(pixels()).convert(mode), "TIFF")
     with pytest.raises(SampleFailedError, match=f"and this TIFF is {mode}"):
         decode(data, limit_pixels=LIMIT, of_mask=True)
+
+
+def test_numbers_that_pillow_would_spread_are_refused():
+    for whole in (True, False):
+        data = b"P5 2 1 %d\n" % (255 if whole else 20) + bytes([3, 20])
+        if whole:
+            assert np.asarray(decode(data, limit_pixels=LIMIT, of_mask=True)).tolist() == [[3, 20]]
+            continue
+        with pytest.raises(SampleFailedError, match="whose numbers go to 20"):
+            decode(data, limit_pixels=LIMIT, of_mask=True)
