@@ -1,8 +1,9 @@
 """``superdl run SPEC --find-batch-size``: the largest batch whose step fits: forward, backward, optimiser.
 
-Steps are taken with images made up. On a GPU a step that runs out of memory does not fit. On a CPU a child
-process takes steps of growing batches, and its peak memory tells whether the next would stay below the limit.
-Each rank searches; the least of them is the answer.
+Steps are taken with images made up, under the spec's strategy, for each size by new processes, one of each
+rank: a process keeps its peak, and one that runs out of memory takes nobody with it. On a CPU the peaks tell
+whether the next size would stay below the limit; on a GPU a step that runs out of memory does not fit. The
+loader is open meanwhile, its workers run, and the batches that it would hold are counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -24,32 +25,34 @@ from superdl.experiments.models import build_model
 from superdl.experiments.run.listeners import say
 from superdl.experiments.run.training_run import images_of, opened_loader, shipped_steps_allowed
 from superdl.experiments.training.device import (
-    autocast,
     compute_type,
+    make_strategy,
     pick_device,
     seed_everything,
+    strategy_name,
     synchronise,
 )
-from superdl.experiments.training.ranks import join_ranks, process_rank
+from superdl.experiments.training.ranks import OtherRankError, ProcessRank, Ranks, join_ranks, process_rank
+from superdl.experiments.training.updates import Updater
 from superdl.sampler.embedded import available_memory_bytes
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from superdl.experiments.loaders import Loader
     from superdl.experiments.spec import Spec
 
 __all__ = [
     "BatchSizes",
     "Probe",
-    "StepShape",
     "TriedBatch",
     "find_batch_size",
     "largest_batch",
 ]
 
 _SHARE = 0.8
-"""Of the memory that is free, for the step: the rest is the loader's, and what else the trainer does."""
+"""Of the memory that is free, for step and loader: the rest is for what else the trainer does."""
 _MARGIN = 1.1
 """Sizes that were computed, not measured, are rounded up by it."""
 _POINTS = 2
@@ -57,22 +60,30 @@ _POINTS = 2
 
 @dataclass(frozen=True, slots=True)
 class TriedBatch:
-    """One size: the most memory that its step took, or, where it was not run, what it would have taken."""
+    """One size: the most memory that its step took, or, where it was not run, what it would have taken.
+
+    ``by_rank`` is each rank's, where they were run. ``loader_bytes``, of the host's memory, are the batches
+    that a rank's loader would hold; on a CPU ``memory_bytes`` has them in it.
+    """
 
     batch_size: int
     fits: bool
     memory_bytes: int | None
     measured: bool
+    by_rank: tuple[int, ...] = ()
+    loader_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """What was found: the largest ``batch_size``, below ``limit_bytes``, and all that was tried for it."""
+    """What was found: the largest ``batch_size`` of a rank, below ``limit_bytes``, and all that was tried."""
 
     batch_size: int
     device: str
     limit_bytes: int
     tried: tuple[TriedBatch, ...]
+    strategy: str = "single"
+    ranks: int = 1
 
 
 def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> BatchSizes:
@@ -116,62 +127,90 @@ def find_batch_size(probe: Probe, at_most: int, tell: Callable[[str], None]) -> 
 
 def _line(one: TriedBatch) -> str:
     memory = "out of memory" if one.memory_bytes is None else _gib(one.memory_bytes)
+    if len(one.by_rank) > 1:
+        memory += f" (ranks: {', '.join(f'{peak / 2**30:.2f}' for peak in one.by_rank)})"
+    loader = f", {_gib(one.loader_bytes)} in the loader" if one.loader_bytes >= _TOLD_FROM else ""
     how = "" if one.measured else " as computed from smaller ones, not run"
-    return f"batch {one.batch_size}: {memory}{how}, {'fits' if one.fits else 'does not fit'}"
+    return f"batch {one.batch_size}: {memory}{how}{loader}, {'fits' if one.fits else 'does not fit'}"
+
+
+_TOLD_FROM = 2**27
 
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.2f} GiB"
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What a step's memory depends on, but for the size of the batch."""
-
-    model: str
-    classes: int
-    side: int
-    precision: str
-    threads: int | None
-
-
 class Probe:
-    """Tries sizes: on a GPU in this process, on a CPU each in a child, below a share of free memory."""
+    """Tries sizes under a spec's strategy, on all ranks at once, each time by new processes.
+
+    All ranks try the same sizes in the same order, and each learns of all.
+    """
 
     def __init__(
-        self, shape: StepShape, device: torch.device, *, share_of: int = 1, limit_bytes: int | None = None
+        self, spec: Spec, classes: int, device: torch.device, ranks: Ranks, *, host_bytes: int
     ) -> None:
-        """Set the limit; ``share_of`` processes of this host share a CPU's memory."""
-        self._shape = shape
+        """Set the limit: a GPU's free memory, else ``host_bytes``, this rank's part of the host's."""
+        self._spec = spec
+        self._classes = classes
+        self._ranks = ranks
         self._on_gpu = device.type == "cuda"
+        self._tries = 0
         self._measured: list[tuple[int, int]] = []
+        self._host_bytes = int(ranks.smallest([host_bytes])[0])
+        self.device, self.limit_bytes = "cpu", self._host_bytes
         if self._on_gpu:
-            self.device, self.limit_bytes = (
-                torch.cuda.get_device_name(device),
-                torch.cuda.mem_get_info(device)[0],
-            )
-        else:
-            self.device = "cpu"
-            self.limit_bytes = limit_bytes or int(_SHARE * available_memory_bytes() / share_of)
+            self.device = torch.cuda.get_device_name(device)
+            self.limit_bytes = int(ranks.smallest([torch.cuda.mem_get_info(device)[0]])[0])
+
+    def _held_by_loader(self, batch_size: int) -> int:
+        """Bytes of the batches that a rank's loader holds: two of each worker, one on its way, one in use."""
+        batches = 2 * max(self._spec.loader.num_workers, 1) + 2
+        return batches * batch_size * 3 * self._spec.recipe.crop**2
 
     def try_size(self, batch_size: int) -> TriedBatch:
         """Take a step of this size, or say that it would not fit; memory grows with the batch."""
-        if self._on_gpu:
-            peak = _peak_of(self._shape, "cuda", batch_size)
-            return TriedBatch(batch_size, fits=peak is not None, memory_bytes=peak, measured=True)
-        expected = self._expected_bytes(batch_size)
-        if expected is not None and expected > self.limit_bytes:
-            return TriedBatch(batch_size, fits=False, memory_bytes=expected, measured=False)
+        loader = self._held_by_loader(batch_size)
+        counted = 0 if self._on_gpu else loader
+        if self._on_gpu and loader > self._host_bytes:
+            return TriedBatch(batch_size, fits=False, memory_bytes=None, measured=False, loader_bytes=loader)
+        expected = None if self._on_gpu else self._expected_bytes(batch_size)
+        if expected is not None and expected + loader > self.limit_bytes:
+            return TriedBatch(
+                batch_size, fits=False, memory_bytes=expected + loader, measured=False, loader_bytes=loader
+            )
+        peaks = self._peaks(batch_size)
+        if not peaks:
+            return TriedBatch(batch_size, fits=False, memory_bytes=None, measured=True, loader_bytes=loader)
+        self._measured.append((batch_size, max(peaks)))
+        memory = max(peaks) + counted
+        fits = self._on_gpu or memory <= self.limit_bytes
+        return TriedBatch(batch_size, fits, memory, measured=True, by_rank=peaks, loader_bytes=loader)
+
+    def _peaks(self, batch_size: int) -> tuple[int, ...]:
+        """What the step took on each rank, in bytes; none: a GPU has not enough."""
+        self._tries += 1
+        peak, lacks, killed = 0, False, False
         try:
-            with ProcessPoolExecutor(1, get_context("spawn")) as child:  # a process keeps its peak
-                peak = child.submit(_peak_of, self._shape, "cpu", batch_size).result() or 0
-        except BrokenProcessPool as error:
+            with ProcessPoolExecutor(1, get_context("spawn")) as child:
+                tried = (self._spec, self._classes, self._ranks.process, f"batch-{self._tries}", batch_size)
+                peak = child.submit(_peak_of, *tried).result()
+        except torch.OutOfMemoryError:
+            lacks = True
+        except OtherRankError as error:
+            lacks = torch.OutOfMemoryError.__name__ in str(error)
+            killed = not lacks
+        except BrokenProcessPool:
+            killed = True
+        any_lacks, any_killed = self._ranks.largest([float(lacks), float(killed)])
+        if any_lacks:
+            return ()
+        if any_killed:
             raise ConfigError(
-                f"the process that tried a batch of {batch_size} was killed; what it said is above, and if "
-                "it said nothing, the machine ran out of memory"
-            ) from error
-        self._measured.append((batch_size, peak))
-        return TriedBatch(batch_size, fits=peak <= self.limit_bytes, memory_bytes=peak, measured=True)
+                f"a process that tried a batch of {batch_size} was killed; what it said is above, and if it "
+                "said nothing, the machine ran out of memory"
+            )
+        return tuple(int(one) for one in self._ranks.gathered(torch.tensor(peak)))
 
     def _expected_bytes(self, batch_size: int) -> int | None:
         """What a larger batch than those measured would take, on the line through the last two that grew."""
@@ -186,38 +225,40 @@ class Probe:
         return max((peak for size, peak in self._measured if size < batch_size), default=0)
 
 
-def _peak_of(shape: StepShape, kind: str, batch_size: int) -> int | None:
+def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_size: int) -> int:
     """Take two steps of images made up, as the optimiser's state comes with the first; the most memory that
-    they took, in bytes. None: a GPU has not enough.
+    they took, in bytes. It is called in a process of its own, by all ranks at once.
 
-    Of a CPU it is the most that this process has had, which is a child for that reason. ``getrusage`` would
-    count the parent's too on Linux; ``VmHWM`` does not.
+    ``getrusage`` would count the parent's memory too on Linux; ``VmHWM`` does not.
+
+    Raises:
+        OutOfMemoryError: a GPU has not enough.
+        OtherRankError: another rank's, or it failed otherwise.
     """
-    device = torch.device(kind)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    elif shape.threads is not None:
-        torch.set_num_threads(shape.threads)
-    try:
-        model = build_model(shape.model, shape.classes, device, side=shape.side).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    device = pick_device(spec.device, process)
+    name = strategy_name(spec.training.strategy, process)
+    if spec.training.threads is not None:
+        torch.set_num_threads(spec.training.threads)
+    with join_ranks(process, device, alone=name == "fsdp", group=group):
+        model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
+        strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
+        scaled_on = device.type if strategy.scales else None
+        updater = Updater(strategy.model, spec.optimizer, epoch_steps=10, epochs=1, scaled_on=scaled_on)
         for _ in range(2):
-            images = torch.randint(0, 256, (batch_size, 3, shape.side, shape.side), dtype=torch.uint8)
-            images = images.to(device).contiguous(memory_format=torch.channels_last)
-            labels = torch.randint(0, shape.classes, (batch_size,)).to(device)
-            with autocast(device, compute_type(shape.precision, device)):
-                loss = cross_entropy(model(images), labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            optimizer.step()
+            size = max(batch_size, 2)  # batch norm over one pixel needs two images
+            shape = (size, 3, spec.recipe.crop, spec.recipe.crop)
+            images = torch.randint(0, 256, shape, dtype=torch.uint8).to(device)
+            labels = torch.randint(0, classes, (size,)).to(device)
+            with strategy.computing():
+                loss = cross_entropy(
+                    strategy.model(images.contiguous(memory_format=torch.channels_last)), labels
+                )
+            updater.update(loss)
         synchronise(device)
-    except torch.OutOfMemoryError:
-        return None
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved()
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        if device.type == "cuda":
+            return torch.cuda.max_memory_reserved()
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
@@ -229,6 +270,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
     """
     process = process_rank()
     device = pick_device(spec.device, process)
+    strategy = strategy_name(spec.training.strategy, process)
     console = (console or Console()) if process.rank == 0 else Console(quiet=True)
 
     def tell(line: str) -> None:
@@ -236,22 +278,33 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
 
     seed_everything(spec.seed)
     with join_ranks(process, device) as ranks:
-        # Opened for training: what is written in a format of its own is then what training reads.
+        # Opened for training: what is written in a format of its own is then what training reads. Batches are
+        # of one image, since what the loader holds of larger ones is computed.
+        small = replace(spec, loader=replace(spec.loader, batch_size=1))
         with shipped_steps_allowed(spec.recipe):
             data = images_of(spec, ranks, tell)
-            with closing(opened_loader(spec, data.train, ranks, tell, training=True)) as loader:
-                classes, share = len(loader.classes), -(-loader.sample_count // process.replicas)
-        shape = StepShape(
-            spec.model.name, classes, spec.recipe.crop, spec.training.precision, spec.training.threads
-        )
-        probe = Probe(shape, device, share_of=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        tell(
-            f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels on "
-            f"{probe.device}, in {probe.limit_bytes / 2**30:.2f} GiB"
-        )
-        found = find_batch_size(probe, share, tell)
-        least = int(ranks.smallest([found.batch_size])[0])
+            loader = opened_loader(small, data.train, ranks, tell, training=True)
+        with closing(loader):
+            next(iter(loader))  # workers have started
+            ranks.barrier()
+            share = -(-loader.sample_count // process.replicas)
+            probe = Probe(spec, len(loader.classes), device, ranks, host_bytes=_free_bytes(spec, loader))
+            tell(
+                f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels, "
+                f"{strategy} on {process.replicas} rank(s), {probe.device}, "
+                f"in {_gib(probe.limit_bytes)} of each"
+            )
+            found = find_batch_size(probe, share, tell)
     of_ranks = f" on each of {process.replicas} ranks" if process.replicas > 1 else ""
-    whole = " (all training images that a rank has)" if least == share else ""
-    tell(f"loader.batch_size={least} is the largest that fits{of_ranks}{whole}")
-    return replace(found, batch_size=least)
+    whole = " (all training images that a rank has)" if found.batch_size == share else ""
+    tell(f"loader.batch_size={found.batch_size} is the largest that fits{of_ranks}{whole}")
+    return replace(found, strategy=strategy, ranks=process.replicas)
+
+
+def _free_bytes(spec: Spec, loader: Loader) -> int:
+    """A rank's part of the host's free memory, but for what a cache that was started here may still take."""
+    free = available_memory_bytes()
+    if spec.loader.runs_functions and not (spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")):
+        stats: Any = loader.job_stats()
+        free -= max(stats.budget_bytes - stats.resident_bytes, 0)
+    return max(int(_SHARE * free / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), 0)

@@ -161,7 +161,9 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
+def join_ranks(
+    process: ProcessRank, device: torch.device, *, alone: bool = False, group: str = ""
+) -> Iterator[Ranks]:
     """Join the other ranks, by gloo for the CPU and NCCL for CUDA; leave them at the end.
 
     A rank whose block fails tells the others why; theirs then fail with an :class:`OtherRankError`, and a
@@ -171,6 +173,7 @@ def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = Fals
         process: this one.
         device: that it computes on.
         alone: make a group for a process alone too; FSDP needs one.
+        group: a name, for a group of processes that ranks started; they find one another by their store.
 
     Raises:
         ConfigError: the group cannot be made.
@@ -187,9 +190,15 @@ def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = Fals
         finally:
             dist.destroy_process_group()
         return
-    watch = FailureWatch(process.rank)
+    watch = FailureWatch(process.rank, group)
     try:
-        dist.init_process_group(_backend(device), timeout=_GROUP_TIMEOUT)
+        dist.init_process_group(
+            _backend(device),
+            timeout=_GROUP_TIMEOUT,
+            store=_store_of(group) if group else None,
+            rank=process.rank if group else -1,  # else as the environment says
+            world_size=process.replicas if group else -1,
+        )
         watch.start()
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
@@ -224,12 +233,21 @@ _STORE_TIMEOUT = timedelta(seconds=20)
 _EXIT_CODE = 1
 
 
+def _store_of(group: str) -> Store:
+    """The ranks' store, over a connection of its own, as a group has it to itself."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"superdl/{attempt}/{group}".rstrip("/"), store)
+
+
 class FailureWatch:
     """A thread that learns of another rank's failure."""
 
-    def __init__(self, rank: int) -> None:
-        """Watch for ``rank``; it connects when it is started."""
+    def __init__(self, rank: int, group: str = "") -> None:
+        """Watch for ``rank`` of a ``group``; it connects when it is started."""
         self._rank = rank
+        self._group = group
         self._stopped = threading.Event()
         self._writing = threading.Event()
         self._store: Store | None = None
@@ -237,10 +255,7 @@ class FailureWatch:
 
     def start(self) -> None:
         """Begin to watch; the group has been made, so its store is there."""
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"superdl/{attempt}", store)
+        self._store = _store_of(self._group)
         self._thread.start()
 
     def tell(self, reason: str) -> str | None:

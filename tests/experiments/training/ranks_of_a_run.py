@@ -37,15 +37,17 @@ class Ended:
         return [step for step in steps if step["split"] == split]
 
 
-def started(ranks: int, temporary: Path, *words: str) -> subprocess.Popen[str]:
-    """A subcommand under torchrun, on so many ranks of this host."""
+def started(
+    ranks: int, temporary: Path, *words: str, program: tuple[str, ...] = ("-m", "superdl.main")
+) -> subprocess.Popen[str]:
+    """A subcommand, or another program, under torchrun, on so many ranks of this host."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     environment |= {"SUPER_STORE": "none"}
     return subprocess.Popen(  # our own program
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
-            *("--nproc-per-node", str(ranks), "--max-restarts", "0", "-m", "superdl.main", *words),
+            *("--nproc-per-node", str(ranks), "--max-restarts", "0", *program, *words),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
