@@ -348,7 +348,7 @@ class Coordinating(_message.Message):
     def __init__(self, version: _Optional[str] = ..., clock_s: _Optional[float] = ..., cache: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ..., lambda_function: _Optional[str] = ..., lambda_region: _Optional[str] = ..., lambda_concurrency: _Optional[int] = ..., request_timeout_s: _Optional[float] = ..., lookahead_batches: _Optional[int] = ...) -> None: ...
 
 class ExecutorStats(_message.Message):
-    __slots__ = ("name", "capacity", "concurrency", "in_flight", "requests", "samples", "usd", "trouble")
+    __slots__ = ("name", "capacity", "concurrency", "in_flight", "requests", "samples", "usd", "trouble", "ended")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class ExecutorStats(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     USD_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity: int
     concurrency: int
@@ -365,7 +366,16 @@ class ExecutorStats(_message.Message):
     samples: int
     usd: float
     trouble: str
-    def __init__(self, name: _Optional[str] = ..., capacity: _Optional[int] = ..., concurrency: _Optional[int] = ..., in_flight: _Optional[int] = ..., requests: _Optional[int] = ..., samples: _Optional[int] = ..., usd: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
+    ended: _containers.RepeatedCompositeFieldContainer[RequestsEnded]
+    def __init__(self, name: _Optional[str] = ..., capacity: _Optional[int] = ..., concurrency: _Optional[int] = ..., in_flight: _Optional[int] = ..., requests: _Optional[int] = ..., samples: _Optional[int] = ..., usd: _Optional[float] = ..., trouble: _Optional[str] = ..., ended: _Optional[_Iterable[_Union[RequestsEnded, _Mapping]]] = ...) -> None: ...
+
+class RequestsEnded(_message.Message):
+    __slots__ = ("outcome", "requests")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    requests: int
+    def __init__(self, outcome: _Optional[str] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class ExecutorPrices(_message.Message):
     __slots__ = ("name", "invocation", "gb_s", "source_request", "source_gb", "record_gb", "hour", "coordinator_hour")
@@ -388,7 +398,7 @@ class ExecutorPrices(_message.Message):
     def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ..., coordinator_hour: _Optional[float] = ...) -> None: ...
 
 class JobStats(_message.Message):
-    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "functions_usd", "source_requests_usd", "transfer_usd", "cache_usd", "coordinator_usd", "stall_causes", "recent_stalls", "samples_restored", "samples_straight", "store_requests", "store_bytes", "store_requests_usd", "opened_s", "closed_s")
+    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "functions_usd", "source_requests_usd", "transfer_usd", "cache_usd", "coordinator_usd", "stall_causes", "recent_stalls", "samples_restored", "samples_straight", "store_requests", "store_bytes", "store_requests_usd", "opened_s", "closed_s", "ranks", "lapsed_ranks")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -432,6 +442,8 @@ class JobStats(_message.Message):
     STORE_REQUESTS_USD_FIELD_NUMBER: _ClassVar[int]
     OPENED_S_FIELD_NUMBER: _ClassVar[int]
     CLOSED_S_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    LAPSED_RANKS_FIELD_NUMBER: _ClassVar[int]
     job: str
     source: str
     epoch: int
@@ -475,7 +487,9 @@ class JobStats(_message.Message):
     store_requests_usd: float
     opened_s: float
     closed_s: float
-    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., functions_usd: _Optional[float] = ..., source_requests_usd: _Optional[float] = ..., transfer_usd: _Optional[float] = ..., cache_usd: _Optional[float] = ..., coordinator_usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ..., samples_restored: _Optional[int] = ..., samples_straight: _Optional[int] = ..., store_requests: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_requests_usd: _Optional[float] = ..., opened_s: _Optional[float] = ..., closed_s: _Optional[float] = ...) -> None: ...
+    ranks: int
+    lapsed_ranks: int
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., functions_usd: _Optional[float] = ..., source_requests_usd: _Optional[float] = ..., transfer_usd: _Optional[float] = ..., cache_usd: _Optional[float] = ..., coordinator_usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ..., samples_restored: _Optional[int] = ..., samples_straight: _Optional[int] = ..., store_requests: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_requests_usd: _Optional[float] = ..., opened_s: _Optional[float] = ..., closed_s: _Optional[float] = ..., ranks: _Optional[int] = ..., lapsed_ranks: _Optional[int] = ...) -> None: ...
 
 class StallTotal(_message.Message):
     __slots__ = ("cause", "batches", "wait_s")

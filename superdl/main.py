@@ -23,6 +23,7 @@ _MODULES = {
     "coordinator": "superdl.coordinator.__main__",
     "index": "superdl.index.command",
     "store": "superdl.store.command",
+    "top": "superdl.top.command",
     "warm": "superdl.warm.command",
 }
 _COMMANDS = {
@@ -39,6 +40,7 @@ _COMMANDS = {
     "store": "look after a store of decoded records: what lies in it, whether it is right, what may go",
     "doctor": "see what would keep this machine from training, and what to do about it",
     "stats": "show what a coordinator's jobs do, or what happened to a batch",
+    "top": "show live what a coordinator's jobs, functions, cache and dollars do",
     "bench": "measure SUPER beside other loaders (needs a checkout)",
 }
 

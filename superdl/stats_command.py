@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from rich.console import Console
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "mapping", "run"]
 
 _TIME = "%Y-%m-%d %H:%M:%S"
 
@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
             request = pb.GetJobStatsRequest(history=arguments.history)
             answer = client.call("GetJobStats", request, FIRST_CONTACT)
     if arguments.json:
-        sys.stdout.write(json.dumps(_mapping(answer), indent=2) + "\n")
+        sys.stdout.write(json.dumps(mapping(answer), indent=2) + "\n")
         return 0
-    fields = _mapping(answer, shown)
+    fields = mapping(answer, shown)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if ids:
         _print_batches(fields, console)
@@ -82,7 +82,7 @@ def _batch_id(text: str) -> bytes:
     return batch
 
 
-def _mapping(message: Message, text: Callable[[str], str] = str) -> dict[str, Any]:
+def mapping(message: Message, text: Callable[[str], str] = str) -> dict[str, Any]:
     """A protobuf message as JSON values: all fields, ids in hex, integers as integers, texts as ``text``
     gives them.
     """
@@ -93,7 +93,7 @@ def _value(value: Any, text: Callable[[str], str]) -> Any:
     from google.protobuf.message import Message
 
     if isinstance(value, Message):
-        return _mapping(value, text)
+        return mapping(value, text)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, str):

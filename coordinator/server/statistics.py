@@ -75,6 +75,8 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
         furthest = max(cursor.watermark for cursor in job.cursors.values())
         told.epoch, told.position = job.epoch_and_position(furthest)
         told.lookahead_batches, told.interval_s = core.lookahead_batches(job), job.interval_s
+        told.ranks = len(job.cursors)
+        told.lapsed_ranks = sum(cursor.lapsed for cursor in job.cursors.values())
     for cause, batches in job.stalls.batches.items():
         told.stall_causes.add(cause=cause.value, batches=batches, wait_s=job.stalls.wait_us[cause] / 1e6)
     for stall in job.stalls.recent if with_stalls else ():
@@ -142,6 +144,7 @@ def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats
             samples=member.samples,
             usd=member.usd,
             trouble=absence or _trouble(core, member),
+            ended=[pb.RequestsEnded(outcome=name, requests=count) for name, count in member.outcomes.items()],
         )
         for member, absence in zip(core.state.fleet.executors, absences, strict=True)
     ]

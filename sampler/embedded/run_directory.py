@@ -10,6 +10,7 @@ import fcntl
 import os
 import random
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import EmbeddedError
-from superdl.super_wire.ids import digest128
+from superdl.super_wire.ids import ID_BYTES, digest128
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,11 +52,17 @@ class RunDirectory:
     def of_run(cls, run: str, variant: str = "") -> RunDirectory:
         """The directory that every rank of the run on this host, and of this user, derives alike."""
         identity = (run.encode(), *([variant.encode()] if variant else []))
-        name = Path(f"superdl-{os.getuid()}") / digest128(*identity).hex()
-        directory = cls(tempfile.gettempdir() / name)
-        if len(os.fsencode(directory.coordinator_socket)) <= _LONGEST_SOCKET_PATH:
-            return directory
-        return cls("/tmp" / name)  # noqa: S108  # its owner and mode are checked when it is made
+        return cls(_parent() / digest128(*identity).hex())
+
+    @classmethod
+    def of_this_user(cls) -> list[RunDirectory]:
+        """Those of all runs on this host whose coordinator listens, the newest first."""
+        found, parent = [], _parent()
+        with contextlib.suppress(OSError):  # there is none, or a run has just ended
+            if _is_private(parent.lstat()):
+                found = [(path.stat().st_mtime_ns, path) for path in parent.iterdir() if path.is_dir()]
+        runs = [cls(path) for _, path in sorted(found, reverse=True)]
+        return [run for run in runs if _listens(run.coordinator_socket)]
 
     def create(self) -> None:
         """Make the directory, private to this user (or ``EmbeddedError``); the start lock is held."""
@@ -161,6 +168,29 @@ def _pause() -> None:
     time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
 
 
+def _parent() -> Path:
+    """Where the directories of all of this user's runs lie."""
+    parent = Path(tempfile.gettempdir()) / f"superdl-{os.getuid()}"
+    if (
+        len(os.fsencode(RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket))
+        <= _LONGEST_SOCKET_PATH
+    ):
+        return parent
+    return "/tmp" / Path(parent.name)  # noqa: S108  # its owner and mode are checked when it is made
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
+        asking.settimeout(1.0)
+        asking.connect(str(path))
+        return True
+    return False
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
 def _make_private(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -169,7 +199,7 @@ def _make_private(directory: Path) -> None:
         raise EmbeddedError(
             f"{directory} cannot be made: {error}; set TMPDIR to a directory of yours"
         ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _is_private(found):
         raise EmbeddedError(
             f"{directory} is not a directory of this user alone (owner {found.st_uid}, "
             f"mode {stat.filemode(found.st_mode)}): remove it, or set TMPDIR to another place"

@@ -8,14 +8,14 @@ from rich.console import Console
 
 from superdl.coordinator.core import FailureKind
 from superdl.coordinator.server.statistics import executor_stats
-from superdl.stats_command import _mapping, _print_executors
+from superdl.stats_command import _print_executors, mapping
 from tests.coordinator.core.driver import Driver
 
 
 def shown(driver: Driver) -> str:
     """The lines of ``superdl stats`` on executors."""
     console = Console(file=io.StringIO(), width=500)
-    _print_executors([_mapping(one) for one in executor_stats(driver.core, [""])], console)
+    _print_executors([mapping(one) for one in executor_stats(driver.core, [""])], console)
     return console.file.getvalue()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,22 @@ def test_a_long_temporary_directory_is_not_used(base, monkeypatch):
     directory = RunDirectory.of_run("run")
     assert directory.path.parent.parent == Path("/tmp")
     assert len(str(directory.coordinator_socket)) <= 100
+
+
+def test_runs_of_this_user_are_those_whose_coordinator_listens(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="super-i-") as place, socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        assert RunDirectory.of_this_user() == []
+        runs = [RunDirectory.of_run(name) for name in ("ended", "alive", "young")]
+        for run in runs:
+            with run.locked_for_start(1.0):
+                run.create()
+        runs[0].coordinator_socket.touch()
+        listener.bind(str(runs[1].coordinator_socket))
+        listener.listen()
+        assert [run.path for run in RunDirectory.of_this_user()] == [runs[1].path]
+        runs[1].path.parent.chmod(0o755)
+        assert RunDirectory.of_this_user() == [], "others could have put it there"
 
 
 def test_it_is_private_and_goes_as_a_whole(directory):

@@ -1,0 +1,117 @@
+"""``superdl top``: finds the coordinator, and shows its views one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from superdl.options import above_zero
+from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.redaction import shown
+
+if TYPE_CHECKING:
+    import argparse
+
+    from superdl.top.looks import Looks
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    words = "address; default SUPER_COORDINATOR, else the one embedded run of this user on this host"
+    parser.add_argument("--coordinator", help=words)
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (%(default)s)"
+    )
+    parser.add_argument("--once", action="store_true", help="show one look, with rates over one interval")
+    parser.add_argument("--json", action="store_true", help="print JSON, a line a look")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look until Ctrl-C."""
+    from superdl.sampler.rpc import Client, checked_address
+    from superdl.top.looks import WINDOW_S, Looks
+
+    interval_s = above_zero("--interval", arguments.interval)
+    client = Client(checked_address(arguments.coordinator or _address(), "--coordinator"))
+    once = arguments.once or not (arguments.json or sys.stdout.isatty())
+    pause, interrupted = threading.Event(), False
+    with client.hold():
+        looks = Looks(client, str if arguments.json else shown, max(interval_s, 0.0 if once else WINDOW_S))
+        try:
+            if once:
+                pause.wait(interval_s)
+                looks.again()
+            if arguments.json:
+                _print_json(looks, interval_s, pause, once=once)
+            else:
+                _show(looks, interval_s, pause, once=once)
+        except KeyboardInterrupt:  # the usual way out, but of what was to end by itself
+            interrupted = True
+    if once and interrupted:
+        raise KeyboardInterrupt
+    return 1 if once and looks.view["unreachable"] else 0
+
+
+def _print_json(looks: Looks, interval_s: float, pause: threading.Event, *, once: bool) -> None:
+    while True:
+        sys.stdout.write(json.dumps(looks.view) + "\n")
+        sys.stdout.flush()
+        if once:
+            return
+        pause.wait(interval_s)
+        looks.again()
+
+
+def _show(looks: Looks, interval_s: float, pause: threading.Event, *, once: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from superdl.top.terminal import rendered
+
+    console = Console(highlight=False, markup=False)
+    if once:
+        console.print(rendered(looks.view))
+        return
+    with Live(rendered(looks.view), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            pause.wait(interval_s)
+            live.update(rendered(looks.again()), refresh=True)
+
+
+def _address() -> str:
+    """The coordinator of ``SUPER_COORDINATOR``, or of the only embedded run.
+
+    Raises:
+        ConfigError: there is neither, or more than one; the message lists them.
+    """
+    from superdl.sampler.embedded import RunDirectory
+
+    if named := os.environ.get("SUPER_COORDINATOR"):
+        return named
+    runs = [f"unix:{run.coordinator_socket}" for run in RunDirectory.of_this_user()]
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        lines = "".join(f"\n  superdl top --coordinator {address}  # {_sources(address)}" for address in runs)
+        raise ConfigError(f"{len(runs)} embedded runs of this user are on this host; name one:{lines}")
+    raise ConfigError(
+        "name the coordinator: --coordinator host:port, or the variable SUPER_COORDINATOR (no embedded run "
+        "of this user is on this host)"
+    )
+
+
+def _sources(address: str) -> str:
+    """What a run reads, to tell it from others."""
+    from superdl.sampler.rpc import Client, Patience
+    from superdl.super_wire import coordinator_pb2 as pb
+
+    try:
+        answer = Client(address).call("GetJobStats", pb.GetJobStatsRequest(), Patience(1, 1.0, 1.0))
+    except SuperError as error:
+        return f"does not answer: {type(error).__name__}"
+    return shown(", ".join(sorted({job.source for job in answer.jobs})) or "no open jobs")

@@ -1,0 +1,174 @@
+"""What a coordinator does just now: rates are the differences of two looks at its figures.
+
+A *view* is what is shown: JSON values whose rates are per second, ``None`` before there is a second look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.errors import SuperError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from superdl.sampler.rpc import Client, Patience
+
+__all__ = ["Looks", "view_of"]
+
+WINDOW_S = 5.0  # reports of readers come batch by batch: rates over less would flicker
+_LOOK_S = 5.0
+
+_Figures = dict[str, Any]
+
+
+class Looks:
+    """Looks at one coordinator, from its first answer on through its restarts.
+
+    Args:
+        client: speaks to it.
+        text: makes others' words fit to be shown.
+        window_s: how far back the look lies that rates begin from, at least.
+
+    Raises:
+        SuperError: the first look finds no coordinator, or none that answers this client.
+    """
+
+    def __init__(self, client: Client, text: Callable[[str], str] = str, window_s: float = WINDOW_S) -> None:
+        from superdl.sampler.rpc import FIRST_CONTACT, Patience  # --help needs none of this
+
+        self._client, self._text, self._window_s = client, text, window_s
+        self._patience = Patience(attempts=1, total_s=_LOOK_S, deadline_s=_LOOK_S)
+        self._taken: deque[tuple[float, _Figures]] = deque()
+        self._unreachable: dict[str, Any] | None = None
+        self._view = self._taken_down(FIRST_CONTACT)
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """The newest view."""
+        return self._view
+
+    def again(self) -> dict[str, Any]:
+        """Look once more; where nobody answers, the figures stay, and ``unreachable`` says since when."""
+        try:
+            self._view = self._taken_down(self._patience)
+            self._unreachable = None
+        except SuperError as error:
+            self._client.cut()  # or grpc would wait before it connects again
+            self._taken.clear()
+            self._unreachable = self._unreachable or {"since_s": time.time()}
+            told = {**self._unreachable, "why": self._text(str(error))}
+            self._view = {**self._view, "clock_s": time.time(), "unreachable": told}
+        return self._view
+
+    def _taken_down(self, patience: Patience) -> dict[str, Any]:
+        from superdl.stats_command import mapping
+        from superdl.super_wire import coordinator_pb2 as pb
+
+        answer = mapping(self._client.call("GetJobStats", pb.GetJobStatsRequest(), patience), self._text)
+        now_s = time.monotonic()
+        while len(self._taken) > 1 and self._taken[1][0] <= now_s - self._window_s:
+            self._taken.popleft()
+        then_s, before = self._taken[0] if self._taken else (now_s, answer)
+        self._taken.append((now_s, answer))
+        return {
+            "coordinator": self._text(self._client.address),
+            "clock_s": time.time(),
+            "unreachable": None,
+            **view_of(before, answer, now_s - then_s),
+        }
+
+
+def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) -> dict[str, Any]:
+    """What two answers to ``GetJobStats``, as mappings, tell of the time between them.
+
+    Who is not in the first has begun since, and a counter that fell was restarted: both count from 0.
+    """
+
+    def rate(old: float, new: float) -> float | None:
+        return (new - old if new >= old else new) / over_s if over_s > 0 else None
+
+    def rates(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float | None]:
+        return {name: rate(old.get(name, 0), count) for name, count in new.items()}
+
+    def grown(old: Mapping[str, Any], new: Mapping[str, Any], *names: str) -> float | None:
+        return rate(sum(old.get(name, 0) for name in names), sum(new[name] for name in names))
+
+    jobs_before = {job["job"]: job for job in before["jobs"]}
+    jobs = []
+    for job in after["jobs"]:
+        old = jobs_before.get(job["job"], {})
+        told = {name: job[name] for name in ("job", "source", "ranks", "lapsed_ranks", "epoch", "position")}
+        jobs.append(
+            told
+            | {
+                "images_per_s": grown(old, job, "cache_hits", "cache_misses", "samples_straight"),
+                "batches_per_s": grown(old, job, "batches_read"),
+                "lookahead_batches": job["lookahead_batches"],
+                "lookahead_s": job["lookahead_batches"] * job["interval_s"],
+                "waits": rates(_waited(old), _waited(job)),
+                "decoded_per_s": grown(old, job, "samples_produced"),
+                "restored_per_s": grown(old, job, "samples_restored"),
+                "failed": job["samples_failed"],
+                "usd": job["usd"],
+            }
+        )
+    jobs.sort(key=lambda job: -(job["images_per_s"] or 0))
+    functions = []
+    for number, one in enumerate(after["executors"]):  # by their place: two may have one name
+        old = next(iter(before["executors"][number : number + 1]), {})
+        functions.append(
+            {
+                "name": one["name"],
+                "wanted": one["capacity"],
+                "had": one["concurrency"],
+                "in_flight": one["in_flight"],
+                "samples_per_s": grown(old, one, "samples"),
+                "ended": _ended(one),
+                "ended_per_s": rates(_ended(old), _ended(one)),
+                "usd": one["usd"],
+                "trouble": one["trouble"],
+            }
+        )
+    cache, cache_before = after["cache"], before["cache"]
+    return {
+        "version": after["coordinating"]["version"],
+        "over_s": over_s,
+        "images_per_s": _sum([job["images_per_s"] for job in jobs]) if over_s > 0 else None,
+        "waits": {
+            cause: _sum([job["waits"].get(cause) for job in jobs])
+            for cause in sorted({cause for job in jobs for cause in job["waits"]})
+        },
+        "jobs": jobs,
+        "functions": functions,
+        "requests": {
+            "in_flight": cache["total_requests_in_flight"],
+            "had": cache["concurrency"],
+            "wanted": cache["capacity"],
+        },
+        "cache": {name: cache[name] for name in _OF_CACHE}
+        | {"dropped_per_s": grown(cache_before, cache, "dropped_samples")},
+        "store": {name: cache[f"store_{name}"] for name in ("used_bytes", "room_bytes", "packs", "trouble")}
+        | {"address": cache["store"]},
+        "money": {name: cache[name] for name in ("usd_per_hour", "total_usd", "spending")},
+    }
+
+
+_OF_CACHE = (
+    *("budget_bytes", "resident_bytes", "free_bytes", "needed_bytes", "resident_samples"),
+    *("in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing"),
+)
+
+
+def _waited(job: Mapping[str, Any]) -> dict[str, float]:
+    return {one["cause"]: one["wait_s"] for one in job.get("stall_causes", ())}
+
+
+def _ended(executor: Mapping[str, Any]) -> dict[str, float]:
+    return {one["outcome"]: one["requests"] for one in executor.get("ended", ())}
+
+
+def _sum(rates: Sequence[float | None]) -> float:
+    return sum(rate or 0.0 for rate in rates)

@@ -1,0 +1,128 @@
+"""A view as a terminal shows it. Others' words come escaped, and are never taken as markup."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
+
+__all__ = ["rendered"]
+
+_JOBS_SHOWN = 20
+_LEAST_WAIT = 0.005  # of a second in each
+
+
+def rendered(view: Mapping[str, Any]) -> RenderableType:
+    """The view, as wide as the terminal."""
+    head = f"superdl {view['version']} at {view['coordinator']}  {time.strftime('%H:%M:%S')}"
+    parts: list[RenderableType] = [Text(head, style="bold")]
+    if lost := view["unreachable"]:
+        since = time.strftime("%H:%M:%S", time.localtime(lost["since_s"]))
+        parts.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
+    money, jobs = view["money"], view["jobs"]
+    limited = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
+    parts.append(
+        Text(
+            f"{_rate(view['images_per_s'])} images/s; waiting: {_waits(view['waits'])}; "
+            f"{money['usd_per_hour']:.2f} USD an hour, {money['total_usd']:.4f} so far"
+            f"{limited.get(money['spending'], '')}"
+        )
+    )
+    parts += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
+    if len(jobs) > _JOBS_SHOWN:
+        parts.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs that read less", style="dim"))
+    if not jobs:
+        parts.append(Text("no open jobs: a job is shown from the making of its sampler to its end"))
+    parts += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
+    return Group(*parts)
+
+
+def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("job", "ranks", "images/s", "ahead", "waits for", "at", "USD")
+    for job in jobs:
+        lapsed = f" ({job['lapsed_ranks']} silent)" if job["lapsed_ranks"] else ""
+        table.add_row(
+            Text.assemble(job["source"], (f"\n  {job['job']}", "dim")),
+            Text(f"{job['ranks']}{lapsed}"),
+            Text(_rate(job["images_per_s"])),
+            Text(f"{job['lookahead_s']:.1f} s, {job['lookahead_batches']}"),
+            Text(_waits(job["waits"])),
+            Text(f"{job['epoch']}:{job['position']}"),
+            Text(f"{job['usd']:.4f}"),
+        )
+    return table
+
+
+def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("functions", "had/wanted", "in flight", "samples/s", "requests ended (a second)")
+    for one in functions:
+        ended = ", ".join(
+            f"{outcome.replace('_', ' ')} {count:,} ({_rate(one['ended_per_s'][outcome])})"
+            for outcome, count in one["ended"].items()
+        )
+        table.add_row(
+            Text(one["name"]),
+            Text(f"{one['had']:,}/{one['wanted']:,}"),
+            Text(f"{one['in_flight']:,}"),
+            Text(_rate(one["samples_per_s"])),
+            Text(ended or "none"),
+        )
+        if one["trouble"]:
+            table.add_row(Text(f"  {one['trouble']}", style="red"))
+    return table
+
+
+def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
+    found = [
+        Text(
+            f"cache  {_gib(cache['resident_bytes'])} of {_gib(cache['budget_bytes'])}; "
+            f"{cache['resident_samples']:,} samples, {cache['in_flight_samples']:,} in flight; dropped "
+            f"{cache['dropped_samples']:,} ({_rate(cache['dropped_per_s'])} a second), "
+            f"{cache['reproduced_samples']:,} produced again"
+        )
+    ]
+    if cache["thrashing"]:
+        needed = _gib(cache["needed_bytes"])
+        found.append(Text(f"  thrash: {needed} for records would end it (superdl stats)", style="red"))
+    if store["address"]:
+        room = f" of {_gib(store['room_bytes'])}" if store["room_bytes"] else ""
+        found.append(
+            Text(f"store  {_gib(store['used_bytes'])}{room}; {store['packs']:,} packs; {store['address']}")
+        )
+    if store["trouble"]:
+        found.append(Text(f"  {store['trouble']}", style="red"))
+    return found
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold dim", expand=True)
+    for number, name in enumerate(columns):
+        if number:
+            table.add_column(name, no_wrap=name not in {"waits for", "requests ended (a second)"})
+        else:
+            table.add_column(name, ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
+    return table
+
+
+def _waits(waits: Mapping[str, float | None]) -> str:
+    """Causes that readers wait for now, as seconds of waiting in a second, summed over all readers."""
+    now = sorted(((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True)
+    return ", ".join(f"{cause.replace('_', ' ')} {rate:.2f}" for rate, cause in now) or "nothing"
+
+
+def _rate(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:,.1f}" if rate < 10 else f"{rate:,.0f}"  # noqa: PLR2004  # two digits that count
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,142 @@
+"""``superdl top``: what it finds, what it shows of real jobs, and what it survives."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import socket
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from superdl.main import main
+from superdl.sampler import SuperSampler
+from superdl.sampler.embedded import RunDirectory
+from superdl.sampler.embedded.embedded import release_all
+from superdl.sampler.rpc import Client
+from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.redaction import shown
+from superdl.top import Looks
+from superdl.top.looks import view_of
+from superdl.top.terminal import rendered
+from tests.fixtures.images import SIDE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.stack import Stack
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+HOSTILE = "a\x1b[2J[red]b\u202e<img>"
+
+
+def text_of(view: dict[str, Any]) -> str:
+    """What a terminal that takes colours gets."""
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor")
+    console.print(rendered(view))
+    told: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return told
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user without a coordinator, whose runs meet in a directory of their own."""
+    monkeypatch.delenv("SUPER_COORDINATOR", raising=False)
+    with tempfile.TemporaryDirectory(prefix="super-i-") as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield Path(directory)
+
+
+def test_a_hostile_name_is_shown_escaped_and_restarts_are_survived(
+    stack: Stack, images: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(images, tmp_path / HOSTILE)
+    dataset = SuperDataset(f"file://{tmp_path / HOSTILE}", RECIPE)
+    client = Client(stack.address)
+    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        looks = Looks(client, shown)
+        assert looks.view["images_per_s"] is None
+        for ref in sampler:
+            dataset[ref]
+        sampler.job_stats()
+        view = looks.again()
+        (job,) = view["jobs"]
+        assert (job["ranks"], job["lapsed_ranks"], view["functions"][0]["name"]) == (1, 0, "local")
+        assert view["functions"][0]["ended"]["answered"] > 0
+        told = text_of(view)
+        assert "a\\x1b[2J[red]b\\u202e<img>" in told
+        assert "\x1b[2J" not in told
+        stack.kill_coordinator()
+        lost = looks.again()["unreachable"]
+        assert looks.again()["unreachable"]["since_s"] == lost["since_s"]
+        assert looks.view["jobs"] == view["jobs"], "what was last known stays"
+        assert "not reachable since" in text_of(looks.view)
+        stack.start_coordinator()
+        # The sampler's channel, which is this one's too, may be waiting to connect again.
+        assert any(looks.again()["unreachable"] is None for _ in range(100))
+
+
+@pytest.mark.slow
+def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
+    nowhere: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["top", "--once"]) == 2
+    assert "no embedded run" in capsys.readouterr().err
+    monkeypatch.setenv("SUPER_STORE", str(nowhere / "store"))
+    try:
+        dataset = SuperDataset(images.as_uri(), RECIPE)
+        with SuperSampler(dataset, batch_size=16) as sampler:
+            assert "; superdl top shows " in capsys.readouterr().err
+            dataset[next(iter(sampler))]
+            assert main(["top", "--once", "--json", "--interval", "0.01"]) == 0
+            view = json.loads(capsys.readouterr().out)
+            assert view["jobs"][0]["job"] == sampler.job
+            assert view["over_s"] >= 0.01
+            assert view["store"]["address"].endswith("/store")
+            with ExitStack() as stack:
+                parent = RunDirectory.of_this_user()[0].path.parent
+                for name in ("gone", "silent"):
+                    other = RunDirectory(parent / name)
+                    other.create()
+                    listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    listener.bind(str(other.coordinator_socket))
+                listener.listen()
+                assert main(["top"]) == 2
+            told = capsys.readouterr().err
+            assert "2 embedded runs" in told
+            assert f"# {images.as_uri()}\n" in told
+            assert "silent/coordinator.sock  # does not answer" in told
+    finally:
+        release_all()
+
+
+def test_rates_are_differences_also_over_a_restart_and_for_who_is_new() -> None:
+    counted = dict.fromkeys(
+        ("cache_misses", "samples_straight", "batches_read", "samples_produced", "samples_restored"), 0
+    )
+    names = ("ranks", "lapsed_ranks", "epoch", "position", "lookahead_batches", "interval_s")
+    names += ("samples_failed", "usd")
+    job = dict.fromkeys(names, 0) | counted | {"job": "a", "source": "s", "cache_hits": 900}
+    waited = {"stall_causes": [{"cause": "throttle", "wait_s": 3.0}]}
+    cache = {"store": "", "dropped_samples": 10, "usd_per_hour": 0.0, "total_usd": 0.0, "spending": ""}
+    cache |= dict.fromkeys(f"store_{name}" for name in ("used_bytes", "room_bytes", "packs", "trouble"))
+    cache |= dict.fromkeys(("total_requests_in_flight", "concurrency", "capacity", "budget_bytes"), 0)
+    cache |= dict.fromkeys(("resident_bytes", "free_bytes", "needed_bytes", "resident_samples"), 0)
+    cache |= dict.fromkeys(("in_flight_samples", "reproduced_samples", "thrashing"), 0)
+    executor = dict.fromkeys(("capacity", "concurrency", "in_flight", "samples", "usd"), 0)
+    executor |= {"name": "lambda", "trouble": "", "ended": [{"outcome": "throttled", "requests": 4}]}
+    rest = {"coordinating": {"version": "1"}, "cache": cache}
+    before = {"jobs": [job | waited], "executors": [executor | {"ended": []}], **rest}
+    fell = job | {"cache_hits": 100, "stall_causes": [{"cause": "throttle", "wait_s": 5.0}]}
+    new = job | {"job": "new", "cache_hits": 50, **waited}
+    view = view_of(before, {"jobs": [fell, new], "executors": [executor], **rest}, 2.0)
+    assert [one["images_per_s"] for one in view["jobs"]] == [50.0, 25.0]
+    assert view["images_per_s"] == 75.0
+    assert view["waits"] == {"throttle": 2.5}
+    assert view["functions"][0]["ended_per_s"] == {"throttled": 2.0}
+    assert view_of(before, before, 0.0)["images_per_s"] is None
