@@ -14,7 +14,7 @@ from superdl.coordinator.server.history import _JOBS_MAX, JobHistory, read_histo
 from superdl.coordinator.server.watching import Watch
 from superdl.main import main as superdl
 from superdl.sampler import SuperSampler
-from superdl.stats_command import _mapping, _print_jobs
+from superdl.stats_command import _print_jobs, mapping
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.keys import HISTORY_KEY
@@ -62,7 +62,7 @@ def test_it_is_bounded_keeps_the_newest_and_says_where_a_closed_job_stood():
     assert (told.epoch, told.position, told.batches_read, told.lapsed) == (3, 7, 5, False)
     assert (told.opened_s, told.closed_s, len(told.source)) == (1000.0, 1010.0, 512)
     console = Console(file=io.StringIO(), width=500)
-    _print_jobs(_mapping(pb.JobStatsList(history=[told], cache=pb.CacheStats())), console)
+    _print_jobs(mapping(pb.JobStatsList(history=[told], cache=pb.CacheStats())), console)
     assert " to 1970-01-0" in console.file.getvalue()
 
 
