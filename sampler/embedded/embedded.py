@@ -361,7 +361,7 @@ def tell_user(coordinator: str, kept: str) -> None:
         holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.was_told]
         for hold in holds if kept else ():
             hold.was_told = True
-            sys.stderr.write(f"superdl: {kept}; superdl top shows what happens\n")
+            sys.stderr.write(f"superdl: {kept}; superdl top shows what happens (--web 0: as a page)\n")
 
 
 def release_all() -> None:

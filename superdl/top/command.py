@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="show one look, with rates over one interval")
     parser.add_argument("--json", action="store_true", help="print JSON, a line a look")
+    parser.add_argument(
+        "--web", type=int, metavar="PORT", help="show a page on this port of 127.0.0.1; 0 takes a free one"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,9 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.sampler.rpc import Client, checked_address
     from superdl.top.looks import WINDOW_S, Looks
 
-    interval_s = above_zero("--interval", arguments.interval)
+    interval_s, web = above_zero("--interval", arguments.interval), arguments.web is not None
+    if web and (arguments.once or arguments.json):
+        raise ConfigError("--web shows a page until Ctrl-C: leave out --once and --json")
     client = Client(checked_address(arguments.coordinator or _address(), "--coordinator"))
-    once = arguments.once or not (arguments.json or sys.stdout.isatty())
+    once = arguments.once or not (arguments.json or web or sys.stdout.isatty())
     pause, interrupted = threading.Event(), False
     with client.hold():
         looks = Looks(client, str if arguments.json else shown, max(interval_s, 0.0 if once else WINDOW_S))
@@ -46,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
             if once:
                 pause.wait(interval_s)
                 looks.again()
-            if arguments.json:
+            if web:
+                _serve(looks, interval_s, pause, arguments.web)
+            elif arguments.json:
                 _print_json(looks, interval_s, pause, once=once)
             else:
                 _show(looks, interval_s, pause, once=once)
@@ -65,6 +72,18 @@ def _print_json(looks: Looks, interval_s: float, pause: threading.Event, *, once
             return
         pause.wait(interval_s)
         looks.again()
+
+
+def _serve(looks: Looks, interval_s: float, pause: threading.Event, port: int) -> None:
+    from superdl.top.web import Page
+
+    with Page(port) as page:
+        sys.stdout.write(f"superdl top: {page.url} until Ctrl-C\n")
+        sys.stdout.flush()
+        while True:
+            page.show(looks.view)
+            pause.wait(interval_s)
+            looks.again()
 
 
 def _show(looks: Looks, interval_s: float, pause: threading.Event, *, once: bool) -> None:

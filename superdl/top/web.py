@@ -1,0 +1,217 @@
+"""Views as a page in the browser: one HTML file, and a stream of server-sent events that it draws.
+
+The page is on loopback and only tells. It answers GET alone, and only to a loopback name, so that no site
+that a browser visits can read it under a name of its own (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import sys
+import threading
+import time
+from collections import deque
+from http.server import BaseHTTPRequestHandler
+from importlib.resources import files
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any, Self
+
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Page"]
+
+HISTORY_S = 900
+_STREAMS = 32  # each holds a thread
+_KEEP_ALIVE_S = 10.0
+_JOBS_SHOWN = 50
+_PORTS = 65_536
+_OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)  # a tunnel has its own port
+
+
+class Page:
+    """The page, and the last fifteen minutes for whoever opens it.
+
+    Args:
+        port: on 127.0.0.1; 0 takes a free one.
+
+    Raises:
+        ConfigError: the port is none, or cannot be had.
+    """
+
+    def __init__(self, port: int) -> None:
+        if not 0 <= port < _PORTS:
+            raise ConfigError(f"--web is a port from 0, which takes a free one, to 65535; not {port}")
+        self._news = threading.Condition()
+        self._number, self._view, self._closed = 0, "null", False
+        self._points: deque[tuple[int, str]] = deque(maxlen=HISTORY_S)
+        self._point_due_s = 0.0
+        self.streams = threading.BoundedSemaphore(_STREAMS)
+        self.html = files("superdl.top").joinpath("page.html").read_bytes()
+        self.policy = _policy(self.html.decode())
+        try:
+            self._server = _Server(("127.0.0.1", port), _Request)
+        except OSError as error:
+            raise ConfigError(
+                f"--web {port}: the port cannot be had: {error.strerror}; 0 takes a free one"
+            ) from error
+        self._server.page = self
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="top-web", daemon=True)
+        self._thread.start()
+
+    def show(self, view: Mapping[str, Any]) -> None:
+        """Send a view to all who look."""
+        jobs = view["jobs"]
+        told = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
+        with self._news:
+            self._number += 1
+            self._view = json.dumps(told)
+            if time.monotonic() >= self._point_due_s:
+                self._point_due_s = time.monotonic() + 0.9  # a second, but for jitter
+                self._points.append((self._number, json.dumps(_point(view))))
+            self._news.notify_all()
+
+    def after(self, seen: int) -> tuple[int, str] | None:
+        """The number of the newest view, and it as JSON with the points of the timeline since view ``seen``.
+
+        Waits for a newer one; empty JSON where none comes in time, ``None`` when the page is closed.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._closed or self._number > seen, _KEEP_ALIVE_S)
+            if self._closed:
+                return None
+            if self._number == seen:
+                return seen, ""
+            points = ", ".join(point for number, point in self._points if number > seen)
+            return self._number, f'{{"view": {self._view}, "points": [{points}]}}'
+
+    def close(self) -> None:
+        """Stop serving."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _point(view: Mapping[str, Any]) -> dict[str, Any]:
+    """What the timeline keeps of a view: nothing where nobody answered."""
+    if view["unreachable"]:
+        return {"clock_s": view["clock_s"]}
+    requests, cache = view["requests"], view["cache"]
+    return {
+        "clock_s": view["clock_s"],
+        "images": {"images/s": view["images_per_s"]},
+        "waits": view["waits"],
+        "requests": {"in flight": requests["in_flight"], "had": requests["had"]},
+        "cache": {"resident": cache["resident_bytes"], "budget": cache["budget_bytes"]},
+    }
+
+
+def _policy(html: str) -> str:
+    """The Content-Security-Policy of the page: its own script and style, and its own stream."""
+
+    def digest(tag: str) -> str:
+        content = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+        return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+class _Server(ThreadingMixIn, TCPServer):
+    """Not ``HTTPServer``, which asks DNS for the name of its address."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    page: Page
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Browsers hang up at any time; the rest is a bug, and told."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Request(BaseHTTPRequestHandler):
+    """One request; the connection ends with it, as in HTTP/1.0."""
+
+    timeout = 30
+    server: _Server
+
+    def do_GET(self) -> None:
+        hosts = self.headers.get_all("Host") or []
+        path = self.path.partition("?")[0]
+        if len(hosts) != 1 or not _OURS.fullmatch(hosts[0].strip()):
+            self.send_error(403, f"this page answers to loopback names only: open {self.server.page.url}")
+        elif path == "/":
+            self._begin(200, "text/html; charset=utf-8")
+            self.wfile.write(self.server.page.html)
+        elif path == "/events":
+            self._stream()
+        else:
+            self.send_error(404, "there are / and /events")
+
+    def _refuse(self) -> None:
+        self.send_error(405, "GET only")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815
+
+    def _begin(self, status: int, kind: str) -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Security-Policy": self.server.page.policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cache-Control": "no-store",
+        }.items():
+            self.send_header(name, value)
+        if status == 405:  # noqa: PLR2004  # HTTP's
+            self.send_header("Allow", "GET")
+        self.end_headers()
+
+    def _stream(self) -> None:
+        page = self.server.page
+        if not page.streams.acquire(blocking=False):
+            self.send_error(503, f"{_STREAMS} pages are open already: close one")
+            return
+        try:
+            self._begin(200, "text/event-stream")
+            seen = 0
+            with contextlib.suppress(OSError):  # who looked has gone, or takes nothing any more
+                while (news := page.after(seen)) is not None:
+                    seen, told = news
+                    self.wfile.write(f"data: {told}\n\n".encode() if told else b":\n\n")
+        finally:
+            page.streams.release()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """Plain text, which shows nothing of the request."""
+        self._begin(code, "text/plain; charset=utf-8")
+        text = message if code in {403, 404, 405, 503} else "this is no request that is answered here"
+        self.wfile.write(f"{text}\n".encode())
+
+    def version_string(self) -> str:
+        """Name no versions."""
+        return "superdl"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # http.server's name
+        """Nothing: standard output tells where the page is."""

@@ -1,0 +1,138 @@
+"""``superdl top --web``: who is answered, by what headers, and what a real coordinator's stream tells."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from superdl.main import main
+from superdl.top.web import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.stack import Stack
+
+REQUESTS = {"in_flight": 2, "had": 3, "wanted": 4}
+VIEW: dict[str, Any] = {
+    "clock_s": 1.0,
+    "unreachable": None,
+    "jobs": [{"job": "<img src=x>\n\ndata: {}"}] * 60,
+    "images_per_s": 5.0,
+    "waits": {"throttle": 0.5},
+    "requests": REQUESTS,
+    "cache": {"resident_bytes": 1, "budget_bytes": 2},
+}
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    with Page(0) as page:
+        yield page
+
+
+def asked(url: str, path: str, method: str = "GET", host: str | None = None) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(str(urlsplit(url).netloc), timeout=20)
+    connection.request(method, path, headers={} if host is None else {"Host": host})
+    return connection.getresponse()
+
+
+def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    """The next event of a stream."""
+    while not (line := answer.readline()).startswith(b"data: "):
+        assert line, "the stream has ended"
+    assert answer.readline() == b"\n"
+    message: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+    return message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1234", "LOCALHOST", "[::1]:80"])
+def test_loopback_names_are_answered_under_a_strict_policy(page: Page, host: str) -> None:
+    answer = asked(page.url, "/?x", host=host)
+    assert answer.status == 200
+    html = answer.read().decode()
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert (html.count("<script"), html.count("<style")) == (1, 1)
+    assert "innerHTML" not in html
+    assert "https:" not in html, "nothing from elsewhere"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost@evil", "", "a\tb"])
+@pytest.mark.parametrize("path", ["/", "/events"])
+def test_other_names_are_refused(page: Page, path: str, host: str) -> None:
+    answer = asked(page.url, path, host=host)
+    assert answer.status == 403
+    assert page.url in answer.read().decode()
+
+
+def test_two_names_or_none_are_refused(page: Page) -> None:
+    for head in (b"", b"Host: localhost\r\nHost: localhost\r\n"):
+        with socket.create_connection(("127.0.0.1", urlsplit(page.url).port or 0), 20) as client:
+            client.sendall(b"GET / HTTP/1.0\r\n" + head + b"\r\n")
+            assert b" 403 " in client.makefile("rb").readline()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
+def test_nothing_but_get(page: Page, method: str) -> None:
+    answer = asked(page.url, "/", method)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+    assert asked(page.url, "/", "<b>").status == 501
+    assert asked(page.url, "/../etc/passwd").status == 404
+
+
+def test_a_stream_tells_what_was_and_what_comes_with_gaps_where_nobody_answered(page: Page) -> None:
+    page.show(VIEW)
+    answer = asked(page.url, "/events")
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    first = told(answer)
+    assert first["view"]["jobs"] == VIEW["jobs"][:50]
+    assert first["view"]["more_jobs"] == 10
+    assert first["points"][0]["requests"] == {"in flight": 2, "had": 3}
+    page._point_due_s = 0.0
+    page.show({**VIEW, "unreachable": {"since_s": 1.0, "why": "gone"}})
+    second = told(answer)
+    assert second["points"] == [{"clock_s": 1.0}]
+    assert second["view"]["unreachable"]["why"] == "gone"
+    assert len(told(asked(page.url, "/events"))["points"]) == 2, "whoever comes later gets all"
+
+
+def test_only_so_many_look_at_once(page: Page) -> None:
+    page.show(VIEW)
+    streams = [asked(page.url, "/events") for _ in range(32)]
+    assert asked(page.url, "/events").status == 503
+    assert {stream.status for stream in streams} == {200}
+
+
+def test_a_port_that_cannot_be_had_is_named(page: Page, stack: Stack, capsys: Any) -> None:
+    for port in (urlsplit(page.url).port, 70_000):
+        assert main(["top", "--coordinator", stack.address, "--web", str(port)]) == 2
+        assert f"{port}" in capsys.readouterr().err
+    assert main(["top", "--coordinator", stack.address, "--web", "0", "--once"]) == 2
+
+
+def test_the_stream_of_a_real_coordinator_goes_on_through_its_restart(stack: Stack) -> None:
+    command = [sys.executable, "-m", "superdl.main", "top", "--coordinator", stack.address, "--web", "0"]
+    with subprocess.Popen([*command, "--interval", "0.1"], stdout=subprocess.PIPE, text=True) as top:
+        try:
+            assert top.stdout is not None
+            url = top.stdout.readline().split()[2]
+            answer = asked(url, "/events")
+            assert told(answer)["view"]["coordinator"] == stack.address
+            stack.kill_coordinator()
+            assert any(told(answer)["view"]["unreachable"] for _ in range(300))
+            stack.start_coordinator()
+            assert any(told(answer)["view"]["unreachable"] is None for _ in range(300))
+        finally:
+            top.send_signal(signal.SIGINT)
+        assert top.wait(20) == 0
