@@ -110,6 +110,45 @@ def test_further_buckets_are_read_whole_and_a_second_range_comes_in():
         assert ranges == ["10.61.0.0/16", "100.64.0.0/16"]
 
 
+@pytest.mark.parametrize("more", ["val/", "val/,test/", "val/,test/,old/"])
+def test_further_prefixes_are_read_and_listed(more):
+    stack = WorkedOut(MorePrefixes=more)
+    named = ["train/*", *(f"{prefix}*" for prefix in more.split(","))]
+    for role, sid in (("PrefetchRole", "ReadSamples"), ("CoordinatorRole", "ReadKeyLists")):
+        read = statements_of(stack, role)[sid]["Resource"]
+        assert set(read) == {f"arn:aws:s3:::images/{prefix}" for prefix in named}
+    listed = statements_of(stack, "CoordinatorRole")["ListSamples"]
+    assert listed["Condition"]["StringLike"]["s3:prefix"] == named
+
+
+def test_own_endpoints_reach_the_stacks_buckets_and_this_account_alone(stack):
+    assert not any("PolicyDocument" in item for item in stack.of_type("AWS::EC2::VPCEndpoint").values())
+    own = WorkedOut(EndpointPolicies="own", StoreBucket="packs", MoreBuckets="arn:aws:s3:::mine")
+    made = own.of_type("AWS::EC2::VPCEndpoint")
+    buckets, layers = made["S3GatewayEndpoint"]["PolicyDocument"]["Statement"]
+    reached = [f"arn:aws:s3:::{name}{end}" for name in ("images", "packs", "mine") for end in ("", "/*")]
+    assert buckets["Resource"] == reached
+    assert layers["Resource"] == "arn:aws:s3:::prod-us-east-1-starport-layer-bucket/*"
+    assert layers["Action"] == "s3:GetObject"
+    account = {"StringEquals": {"aws:PrincipalAccount": "123456789012"}}
+    others = [item["PolicyDocument"]["Statement"] for item in made.values() if "ServiceName" in item]
+    assert [first["Condition"] for first, *_ in others] == [account] * 6
+    assert made["S3GatewayEndpoint"]["RouteTableIds"] == ["<PrivateRouteTable>"]  # trainers need more of S3
+    tables = stack.resources["S3GatewayEndpoint"]["RouteTableIds"]
+    assert tables == ["<PrivateRouteTable>", "<PublicRouteTable>"]
+
+
+def test_subnets_in_several_zones_take_all_that_runs():
+    subnets = [SUBNET, SUBNET.replace("0", "1")]
+    stack = WorkedOut(VpcId=VPC, PrivateSubnetIds=",".join(subnets))
+    assert stack.resources["Prefetch"]["VpcConfig"]["SubnetIds"] == subnets
+    assert stack.resources["CacheSubnets"]["SubnetIds"] == subnets
+    service = stack.resources["Coordinator"]["NetworkConfiguration"]["AwsvpcConfiguration"]
+    assert service["Subnets"] == subnets
+    made = stack.of_type("AWS::EC2::VPCEndpoint").values()
+    assert [item["SubnetIds"] for item in made] == [subnets] * 5
+
+
 def test_endpoints_that_are_there_are_not_made_again():
     present = {"VpcId": VPC, "PrivateSubnetIds": SUBNET, "PresentEndpoints": "logs,ecr.api,secretsmanager"}
     stack = WorkedOut(**present)
@@ -118,10 +157,17 @@ def test_endpoints_that_are_there_are_not_made_again():
 
 
 def test_a_clusters_other_nodes_have_an_alarm_and_it_is_resized_online():
-    alarm = WorkedOut(CacheShards="3").resources["CacheNodesAlarm"]
-    names = [one["MetricStat"]["Metric"]["Dimensions"][0]["Value"] for one in alarm["Metrics"][1:]]
-    assert names == [f"<Cache>-{number:04d}-001" for number in range(2, 11)]
-    assert "CacheNodesAlarm" not in WorkedOut().resources
+    alarms = [
+        {name for name in WorkedOut(CacheShards=shards).resources if name.endswith("NodesAlarm")}
+        for shards in ("1", "2", "10", "11", "90")
+    ]
+    few, many = {"CacheNodesAlarm"}, {"CacheNodesAlarm", "CacheFurtherNodesAlarm"}
+    assert alarms == [set(), few, few, many, many]
+    resources = WorkedOut(CacheShards="20").resources
+    metrics = [one for name in sorted(many, reverse=True) for one in resources[name]["Metrics"][1:]]
+    names = [one["MetricStat"]["Metric"]["Dimensions"][0]["Value"] for one in metrics]
+    assert names == [f"<Cache>-{number:04d}-001" for number in range(2, 21)]
+    assert len(resources["CacheFurtherNodesAlarm"]["Metrics"][1:]) == 10
     assert TEMPLATE["Resources"]["Cache"]["UpdatePolicy"] == {"UseOnlineResharding": True}
 
 
@@ -202,7 +248,9 @@ def test_all_that_can_be_chosen():
         ClientSecretArn=CLIENT,
         AlarmEmail="ops@example.org",
         MonthlyBudgetUsd="300",
-        BucketKmsKeyArn=KEY,
+        BucketKmsKeyArn=f"{KEY},{KEY}",
+        StoreBucket="packs",
+        StoreKmsKeyArn=KEY,
         ReservedConcurrency="50",
     )
     assert not stack.of_type("AWS::EC2::VPC")
@@ -214,7 +262,10 @@ def test_all_that_can_be_chosen():
     secrets = {item["Name"]: item["ValueFrom"] for item in container(stack)["Secrets"]}
     assert secrets["SUPER_TLS_CLIENT_CA"].endswith(":client_ca::")
     for role in ("PrefetchRole", "CoordinatorRole"):
-        assert KEY in [statement["Resource"] for statement in statements_of(stack, role).values()]
+        statements = statements_of(stack, role)
+        assert [KEY, KEY] in [statement["Resource"] for statement in statements.values()]
+        assert statements["StoreKey"]["Action"] == ["kms:Decrypt", "kms:GenerateDataKey"]
+        assert statements["StoreKey"]["Resource"] == KEY
     assert str(stack.resources["Prefetch"]["ReservedConcurrentExecutions"]) == "50"
     alarms = stack.of_type("AWS::CloudWatch::Alarm").values()
     assert all(alarm["AlarmActions"] == ["<AlarmTopic>"] for alarm in alarms)
@@ -277,6 +328,13 @@ def test_what_fits_together(stack, parameters):
         ({"PresentEndpoints": "s3"}, "PresentEndpoints"),
         ({"PresentEndpoints": "logs"}, "MoreCidr and PresentEndpoints belong"),
         ({"MaintenanceWindow": "sunday"}, "MaintenanceWindow"),
+        ({"Prefix": "a,b/"}, "Prefix"),
+        ({"BucketKmsKeyArn": f"{KEY},mine"}, "BucketKmsKeyArn"),
+        ({"StoreKmsKeyArn": "mine"}, "StoreKmsKeyArn"),
+        ({"MorePrefixes": "a/,b/,c/,d/"}, "MorePrefixes"),
+        ({"MorePrefixes": "a/,"}, "MorePrefixes"),
+        ({"Prefix": "", "MorePrefixes": "val/"}, "MorePrefixes need a Prefix"),
+        ({"EndpointPolicies": "closed"}, "EndpointPolicies"),
     ],
 )
 def test_what_does_not(stack, parameters, refusal):
