@@ -31,7 +31,7 @@ QUICK = $(TESTS) --numprocesses $(PROCESSES) --dist worksteal -m "not slow and n
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv .venv-bench run test test-full test-loaders soak fuzz lint types rules unit format proto check-proto check-infra wheel \
+.PHONY: help .venv .venv-bench run test test-full test-loaders soak fuzz lint types rules unit studies format proto check-proto check-infra wheel \
 	check-containers lambda-zip lock clean
 
 help: ## list the targets
@@ -84,6 +84,9 @@ test-full: $(RAY_STAMP) lint types check-proto check-infra test-loaders ## all c
 test-loaders: $(BENCH_STAMP) ## the tests of the loaders of other makers, where all of those are installed
 	$(BENCH_VENV)/bin/python -m pytest --noconftest -p tests.fixtures.images -p tests.fixtures.object_store \
 		tests/experiments/loaders tests/superdl/index/test_real_writers.py
+
+studies: $(RAY_STAMP) ## run the six studies' quick variants (half an hour), and write their figures into docs/experiments/
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.studies $(ARGS)
 
 soak: $(STAMP) ## the tests that run for minutes (SUPER_TEST_TRIALS: hostile trials of each kind, 500)
 	$(BIN)/python -m pytest -m soak

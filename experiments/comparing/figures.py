@@ -305,7 +305,7 @@ def conclusions(
 
 def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Spread]) -> str:
     one, other = measured[first], measured[second]
-    values = f"{first} {number(one.median)}, {second} {number(other.median)} {figure.unit}"
+    values = f"{first} {number(one.median)}, {second} {number(other.median)} {figure.unit}".rstrip()
     apart = are_apart(one, other)
     if one.values == other.values:
         return f"{values}: equal."

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from superdl.experiments.comparing.figures import Figure, Spread
     from superdl.experiments.reporting.page import Drawing
 
-__all__ = ["comparison_page", "print_comparison"]
+__all__ = ["comparison_page", "print_comparison", "spread_cell"]
 
 _PLOTTED = {"images_per_s", "wait_percent", "cpu_ms_per_image", "usd_per_epoch"}
 _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
@@ -48,7 +48,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         for arm in comparison.arms:
             table.add_column(arm.name, justify="right", overflow="fold")
         for figure in comparison.shown():
-            cells = [_cell(spread, "\n") for spread in comparison.spreads(figure.key).values()]
+            cells = [spread_cell(spread, "\n") for spread in comparison.spreads(figure.key).values()]
             table.add_row(figure.title, figure.unit, *cells)
         console.print(table)
     lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
@@ -85,7 +85,7 @@ def comparison_page(comparison: Comparison) -> str:
                 (
                     one.title,
                     one.unit,
-                    *(_cell(spread, " [", "]") for spread in comparison.spreads(one.key).values()),
+                    *(spread_cell(spread, " [", "]") for spread in comparison.spreads(one.key).values()),
                 )
                 for one in shown
             ],
@@ -114,7 +114,7 @@ def comparison_page(comparison: Comparison) -> str:
     )
 
 
-def _cell(spread: Spread | None, between: str, end: str = "") -> str:
+def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
     """The median, and, where it is not the only value, the least and the most ``between`` it and the end."""
     if spread is None:
         return ABSENT
