@@ -28,7 +28,7 @@ import torch
 from superdl.experiments.comparing.comparison import read_comparison
 from superdl.experiments.comparing.figures import FIGURES, Spread
 from superdl.experiments.comparing.show import spread_cell
-from superdl.experiments.reporting.quantities import number
+from superdl.experiments.reporting.quantities import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,9 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if measured is None:
                 failed.append(name)
                 continue
-            studies[name] = measured
-            text = json.dumps({key: studies[key] for key in STUDIES if key in studies}, indent=1)
-            FIGURES_FILE.write_text(text + "\n", encoding="utf-8")
+            studies = {
+                key: (studies | {name: measured})[key] for key in STUDIES if key in studies or key == name
+            }
+            FIGURES_FILE.write_text(json.dumps(studies, indent=1) + "\n", encoding="utf-8")
     if failed:
         sys.stderr.write(f"failed, and their pages have the figures of before: {', '.join(failed)}\n")
     return 1 if _write_pages(studies, changing=not arguments.check) or failed else 0
@@ -154,11 +155,15 @@ def _study(study: Mapping[str, Any]) -> str:
         if any(figure.key in arm for arm in arms.values())
     ]
     heads = ("figure", "unit", *(f"`{name}`" for name in arms))
-    warmup = f"without the first {study['warmup_epochs']}" if study["warmup_epochs"] else "of all"
+    warmup = (
+        f"after {count(study['warmup_epochs'], 'epoch')} of warm-up"
+        if study["warmup_epochs"]
+        else "of all epochs"
+    )
     repeats = max(len(values) for arm in arms.values() for values in arm.values())
     return (
         f"{_markdown(heads, rows, 2)}\n{study['date']}, {study['machine']}. Medians of {repeats} repeats "
-        f"(least to most); rates {warmup} epochs. {study['took_s']} s in all.\n"
+        f"(least to most); rates {warmup}. {study['took_s']} s in all.\n"
     )
 
 
