@@ -64,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     unknown = sorted(set(arguments.names) - set(STUDIES))
     if unknown or (arguments.names and (arguments.pages or arguments.check)):
-        parser.error(f"no such study: {', '.join(unknown)}" if unknown else "names are of studies to run")
+        parser.error(
+            f"no such study: {', '.join(unknown)}; there are {', '.join(STUDIES)}"
+            if unknown
+            else "names are of studies to run"
+        )
     studies: dict[str, Any] = json.loads(FIGURES_FILE.read_text(encoding="utf-8"))
     failed = []
     if not arguments.pages and not arguments.check:
