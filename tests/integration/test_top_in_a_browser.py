@@ -1,0 +1,180 @@
+"""The page of ``superdl top --web`` in a real browser, beside a real coordinator and real functions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fixtures.lambda_service import LambdaService
+    from tests.fixtures.valkey import Valkey
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+ENOUGH_S = 60.0
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+NARROW_PX = 400
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no browser here: install chromium"),
+]
+
+
+class Tab:
+    """One tab of a browser without a window, by the DevTools protocol over pipes. ``errors`` are what its
+    page said on the console, and exceptions of its script.
+    """
+
+    def __init__(self, profile: Path) -> None:
+        to_read, self._to = os.pipe()
+        self._from, to_write = os.pipe()
+        words = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        pipes = f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}'
+        command = ["bash", "-c", pipes, str(BROWSER), *words, "--remote-debugging-pipe"]
+        with (profile / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, pass_fds=(to_read, to_write), stdout=log, stderr=log, start_new_session=True
+            )
+        os.close(to_read)
+        os.close(to_write)
+        self._answers = os.fdopen(self._from, "rb", buffering=0)
+        self._read, self._asked, self._session = b"", 0, ""
+        self.errors: list[str] = []
+
+    def __enter__(self) -> Self:
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Runtime", "Log", "Page"):
+            self.ask(f"{domain}.enable")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(20)
+        os.close(self._to)
+        self._answers.close()
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the protocol."""
+        self._asked += 1
+        message = {"id": self._asked, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while True:
+            told = json.loads(self._next())
+            if told.get("id") == self._asked:
+                assert "error" not in told, told
+                return dict(told["result"])
+            if told.get("method") in (
+                "Runtime.exceptionThrown",
+                "Runtime.consoleAPICalled",
+                "Log.entryAdded",
+            ):
+                self.errors.append(json.dumps(told["params"]))
+
+    def _next(self) -> bytes:
+        while b"\0" not in self._read:
+            read = self._answers.read(65536)
+            assert read, "the browser has ended"
+            self._read += read
+        message, _, self._read = self._read.partition(b"\0")
+        return message
+
+    def value(self, script: str) -> Any:
+        """What a script comes to."""
+        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def until(self, *words: str) -> str:
+        """What the page shows when it shows all these words."""
+        deadline = time.monotonic() + ENOUGH_S
+        while not all(word in (shown := str(self.value("document.body?.innerText"))) for word in words):
+            assert time.monotonic() < deadline, f"{words} did not come: {shown}; {self.errors}"
+        return shown
+
+
+@pytest.fixture
+def tab(tmp_path: Path) -> Iterator[Tab]:
+    (tmp_path / "profile").mkdir()
+    with Tab(tmp_path / "profile") as tab:
+        yield tab
+
+
+class Top:
+    """``superdl top --web`` beside a coordinator, shown in a tab."""
+
+    def __init__(self, stack: Stack, tab: Tab) -> None:
+        words = ["top", "--coordinator", stack.address, "--web", "0", "--interval", "0.2"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "superdl.main", *words], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self._stdout = self._process.stdout
+        tab.ask("Page.navigate", url=self._stdout.readline().split()[2])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(20)
+        self._stdout.close()
+
+
+def test_the_page_draws_what_happens_and_survives_names_restarts_and_narrow_screens(
+    tab: Tab, valkey: Valkey, images: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(images, tmp_path / HOSTILE)
+    dataset = SuperDataset(f"file://{tmp_path / HOSTILE}", Recipe.image(resize=SIDE, crop=SIDE))
+    with Stack(cache=valkey.url) as stack, Top(stack, tab):
+        tab.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=NARROW_PX,
+            height=800,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+            for ref in sampler:
+                dataset[ref]
+            shown = tab.until("onerror", "images/s", "answered")
+        assert "no answer" not in shown
+        assert tab.value("document.querySelectorAll('#jobs img, #jobs script').length") == 0
+        assert tab.value("document.title") == "superdl top"
+        assert tab.value("document.querySelectorAll('#charts svg path').length") >= 3
+        assert tab.value("document.documentElement.scrollWidth") <= NARROW_PX
+        stack.kill_coordinator()
+        tab.until("no answer since")
+        stack.start_coordinator()
+        tab.until("no open jobs")
+        assert tab.value("document.getElementById('lost').textContent") == ""
+    assert tab.errors == []
+
+
+def test_the_page_shows_that_functions_are_throttled(
+    tab: Tab, lambda_service: LambdaService, photos: str, valkey: Valkey, images: Path
+) -> None:
+    del photos
+    lambda_service.concurrency = 2
+    words = "--executor lambda --lambda-warm 2 --request-samples 4 --lookahead-batches 4"
+    with Stack(arguments=tuple(words.split()), cache=valkey.url) as stack, Top(stack, tab):
+        train(stack, images, "s3://photos/train", disturb={3: lambda: lambda_service.throttle_next(12)})
+        tab.until("lambda", "throttled")
+    assert tab.errors == []
