@@ -9,16 +9,10 @@ import pytest
 from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS
 from superdl.experiments.spec import load_spec
+from tools.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = sorted((ROOT / "experiments/specs").glob("*.yaml"))
-STUDIES = (
-    "resnet18_tiny_imagenet",
-    "mnist_split",
-    "resnet50_heterogeneous",
-    "resnet18_ddp_finetune",
-    "vit_cifar10",
-)
 _SAMPLES_MAX = 12_000
 
 
