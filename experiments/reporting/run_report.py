@@ -142,14 +142,14 @@ def _table(report: RunReport) -> Table:
 def _cells(figures: PassSummary) -> dict[str, str]:
     """A row of the table, by its headings."""
     return {
-        "\naccuracy": f"{figures.accuracy:.4f}",
+        "\ntop-1": f"{figures.accuracy:.4f}",
         "images\n/s": f"{figures.images_per_s:,.0f}",
         "wait\n(s)": f"{figures.wait_s:.2f}",
         "read\n(s)": f"{figures.read_s:.2f}",
         "fetch\n(s)": ABSENT if figures.fetch_s is None else f"{figures.fetch_s:.2f}",
         "decode\n(s)": ABSENT if figures.decode_s is None else f"{figures.decode_s:.2f}",
         "compute\n(s)": f"{figures.compute_s:.2f}",
-        "function\ncalls": count(figures.invocations),
+        "\ncalls": count(figures.invocations),
         "cache\nhits": count(figures.hits),
         "cache\nmisses": count(figures.misses),
         "store\nreads": count(figures.straight),
