@@ -27,7 +27,7 @@ def settings_of(*words, data=("10.0.0.1",), training=("10.0.0.2",), options=(), 
 
 def test_a_coordinator_that_others_reach_may_read_the_sets_of_its_spec_and_no_more(tmp_path):
     here = Path.cwd()
-    drawn = [str(here / "data" / name) for name in ("mnist", "mnist-superdl", "mnist-like-8000")]
+    drawn = [str(here / "data" / name) for name in ("mnist", "mnist-superdl", "mnist-like-4000")]
     assert settings_of("mnist_split", "--quick") == {ROOTS: os.pathsep.join(drawn), SHARED: "1"}
     own = ("digits", f"--set=data.train=file://{tmp_path}/a", f"--set=data.val={tmp_path}/b")
     assert settings_of(*own)[ROOTS] == f"{tmp_path}/a{os.pathsep}{tmp_path}/b"
