@@ -26,6 +26,8 @@ from superdl.super_wire.errors import (
 from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from superdl.super_wire.batch_ref import Bindable
     from superdl.super_wire.draws import Draws
 
@@ -96,8 +98,7 @@ class Session:
                 silence_s=listing_silence_s,
                 listed=tells_progress(dataset),
             )
-            for warning in facts.warnings if spec.rank == 0 else ():
-                _LOG.warning("%s", warning)
+            self._tell(facts.warnings)
             self._check_fits(spec.length(facts.size))
             self.job = job_id(
                 run if job is None else f"job:{job}",
@@ -105,7 +106,11 @@ class Session:
                 dataset.recipe.json,
                 **{field.name: getattr(spec, field.name) for field in fields(spec)},
             )
-            self._open(facts, FIRST_CONTACT, (0, 0))
+            self._tell(self._open(facts, FIRST_CONTACT, (0, 0)))
+
+    def _tell(self, warnings: Sequence[str]) -> None:
+        for warning in warnings if self._spec.rank == 0 else ():
+            _LOG.warning("%s", warning)
 
     def _check_fits(self, size: int) -> None:
         wanted = self._spec.batch_size * self._spec.num_replicas
@@ -119,8 +124,8 @@ class Session:
 
     def _open(
         self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
-    ) -> None:
-        """Open the job for a rank whose next batch is at ``head``, an epoch and a position."""
+    ) -> Sequence[str]:
+        """Open the job for a rank whose next batch is at ``head``, an epoch and a position; its warnings."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         spec, (epoch, position) = self._spec, head
@@ -149,6 +154,7 @@ class Session:
         self.batches_per_epoch = int(opened.batches_per_epoch)
         self.kept = str(opened.kept)
         self._dataset.bind(self.binding)
+        return tuple(opened.warnings)
 
     def reopen(
         self, epoch: int, position: int, end_s: float, stopped: threading.Event | None = None

@@ -120,20 +120,22 @@ class OpenJobRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., fills: bool = ..., indices: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., draws: _Optional[int] = ..., repeats: _Optional[int] = ..., mix: _Optional[_Iterable[int]] = ..., member: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job", "cache", "batches_per_epoch", "kept", "store", "store_id")
+    __slots__ = ("job", "cache", "batches_per_epoch", "warnings", "kept", "store", "store_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     cache: str
     batches_per_epoch: int
+    warnings: _containers.RepeatedScalarFieldContainer[str]
     kept: str
     store: str
     store_id: str
-    def __init__(self, job: _Optional[str] = ..., cache: _Optional[str] = ..., batches_per_epoch: _Optional[int] = ..., kept: _Optional[str] = ..., store: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., cache: _Optional[str] = ..., batches_per_epoch: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., kept: _Optional[str] = ..., store: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
 
 class NextBatchesRequest(_message.Message):
     __slots__ = ("job", "rank", "epoch", "position", "count", "yielded", "with_keys", "sees_store")

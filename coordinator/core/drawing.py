@@ -81,6 +81,11 @@ class Drawing:
                 self._in_order = np.argsort(self._by_sample)
         self._weights = weights
 
+    @property
+    def samples(self) -> int:
+        """How many samples of the catalog are drawn from."""
+        return self._size if self._samples is None else self._samples.size
+
     def at(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the sample at each order position, and how often it stands before, in the order of draws.
 

@@ -152,6 +152,11 @@ class Plan:
         return self.size if self._drawing is None else self._drawing.length
 
     @property
+    def samples_drawn(self) -> int:
+        """Samples of the catalog that any epoch may have."""
+        return self.size if self._drawing is None else self._drawing.samples
+
+    @property
     def global_batch_size(self) -> int:
         """Samples that all ranks read at once (the short last global batch apart), of all of a mix."""
         return self.batch_size * self.replicas

@@ -204,6 +204,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             job=request.job,
             cache=self._engine.cache_address,
             batches_per_epoch=plan.batches_per_epoch,
+            warnings=self._exceeds_cache(dataset, plan),
             kept=keeper.told,
             store=keeper.address if store_id else "",
             store_id=store_id,
@@ -309,7 +310,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.classes.extend(catalog.classes)
             answer.label_dtype = catalog.label_dtype
             answer.warnings.extend((*catalog.warnings, *self._eligibility.warnings(dataset)))
-            answer.warnings.extend(self._exceeds_cache(dataset))
         return answer
 
     def _is_ready(self, dataset: Dataset) -> bool:
@@ -347,9 +347,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"more than the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
             )
 
-    def _exceeds_cache(self, dataset: Dataset) -> list[str]:
-        """A line of a dataset that is larger than the cache, if it is."""
-        size, budget = len(dataset.catalog) * dataset.record_bytes, self._core.state.budget_bytes
+    def _exceeds_cache(self, dataset: Dataset, plan: Plan) -> list[str]:
+        """A line of what a job reads, if that is larger than the cache."""
+        size, budget = plan.samples_drawn * dataset.record_bytes, self._core.state.budget_bytes
         if dataset.recipe.random or size <= budget:
             return []
         keeper = self._engine.keeper

@@ -11,6 +11,7 @@ import pytest
 from superdl.coordinator.core import JobClosed
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import (
     ConfigError,
     PlanError,
@@ -105,19 +106,28 @@ def test_a_source_that_cannot_be_listed_is_told_by_the_poll(run, tmp_path):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_set_that_exceeds_the_cache_is_told_by_both_sizes_and_the_setting(run, source, monkeypatch, kept):
+def test_a_job_that_exceeds_the_cache_is_told_by_both_sizes_and_the_setting(run, source, monkeypatch, kept):
     big = Recipe.image(resize=1024, crop=1024)  # 3 MiB each
     monkeypatch.setattr(StoreKeeper, "may_save", property(lambda _: kept))
+    half = Draws.of([0, 2, 4, 6, 8, 8], None, count=None, repeats=1, shuffle=True).packed()[0]
 
     async def work(coordinator):
-        [told] = (await coordinator.register(source, recipe=big)).warnings
+        async def warnings(job, recipe, **facts):
+            dataset = await coordinator.register(source, recipe=recipe)
+            return (await coordinator.open(dataset, job, batch_size=2, **facts)).warnings
+
+        [told] = await warnings("all", big)
         assert f"{source} takes about 31 MiB decoded, and the cache has 16 MiB for records" in told
         assert "cache_bytes (SUPER_CACHE_BYTES) of 41 MiB" in told
         assert ("nothing is lost" in told, "decoded again in each epoch" in told) == (kept, not kept)
         assert ("SUPER_STORE" in told) is not kept
         random = Recipe([{"op": "random_resized_crop", "size": 1024}])
-        for fitting in (RECIPE, random):
-            assert not (await coordinator.register(source, recipe=fitting)).warnings
+        for name, recipe, facts in (
+            ("small", RECIPE, {}),
+            ("random", random, {}),
+            ("subset", big, {"indices": half}),
+        ):
+            assert not await warnings(name, recipe, **facts), name
 
     run(work)
 
