@@ -4,6 +4,7 @@ that local functions give, whatever happens to the nodes.
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.node_function import FUNCTION, HOLD
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.test_fields import COLUMNS, COUNT, ROOT, STEPS, assert_epoch, write_pairs
+from tests.integration.test_fields import RECIPE as FIELDS_RECIPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,6 +110,23 @@ def test_a_coordinator_that_is_killed_takes_its_driver_along(
     (driver,) = running.functions()
     running.kill_coordinator()
     assert psutil.wait_procs([driver], timeout=WAIT_S)[1] == []
+
+
+def test_records_of_several_arrays_come_from_nodes_and_are_found_by_the_next_coordinator(
+    ray_cluster: RayCluster, stack: Callable[..., Stack], tmp_path: Path
+) -> None:
+    (tmp_path / "pairs_of_tests.py").write_text(STEPS)
+    pairs = write_pairs(tmp_path / "pairs")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    ray_cluster.add(cpus=2, environment={"PYTHONPATH": path, "SUPER_STEP_MODULES": "pairs_of_tests"})
+    running = stack()
+    dataset = SuperDataset(tmp_path / "pairs", FIELDS_RECIPE, columns=COLUMNS, return_info=True)
+    for produced in (COUNT, 0):  # the second coordinator asks the cache, and believes it
+        with SuperSampler(dataset, batch_size=5, shuffle=False, coordinator=running.address) as sampler:
+            assert_epoch(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2), pairs)
+            assert sampler.job_stats().samples_produced == produced
+        assert running.close_coordinator() == 0
+        running.start_coordinator()
 
 
 def records(valkey: Valkey) -> dict[bytes, tuple[str, tuple[int, ...], bytes]]:
