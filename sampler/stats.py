@@ -46,10 +46,10 @@ class SamplerStats(WorkCounters):
     """Counters of one job, and the state of the cache that it reads from.
 
     ``epoch`` and ``position`` are those of the furthest rank; of its ``ranks`` the ``lapsed_ranks`` have not
-    called lately. The fields from ``budget_bytes`` to ``free_bytes`` describe the whole cache;
-    ``needed_bytes`` is the budget with which nothing would be dropped. ``store`` is the address of the store
-    below it, empty if there is none; its packs may take ``store_room_bytes`` in all, 0 where that is
-    unbounded; ``store_trouble`` is empty while all is well.
+    called lately. ``team`` is the one that the sampler's token names. The fields from ``budget_bytes`` to
+    ``free_bytes`` describe the whole cache; ``needed_bytes`` is the budget with which nothing would be
+    dropped. ``store`` is the address of the store below it, empty if there is none; its packs may take
+    ``store_room_bytes`` in all, 0 where that is unbounded; ``store_trouble`` is empty while all is well.
 
     ``stall_causes`` say why batches stalled (docs/runs.md lists them), ``recent_stalls`` are the newest (up
     to 1,024), oldest first. ``status_calls`` and the following are of this process: its calls for pages of
@@ -66,6 +66,7 @@ class SamplerStats(WorkCounters):
     lapsed: bool
     ranks: int
     lapsed_ranks: int
+    team: str
     budget_bytes: int
     resident_bytes: int
     resident_samples: int

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from superdl.super_wire.encryption import ClientTls, is_loopback
 from superdl.super_wire.errors import ConfigError
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
-__all__ = ["TOKEN_CHARACTERS_MIN", "CoordinatorCredentials", "parse_tokens", "read_tokens", "tokens_given"]
+__all__ = [
+    "TOKEN_CHARACTERS_MIN",
+    "CoordinatorCredentials",
+    "Token",
+    "parse_tokens",
+    "read_tokens",
+    "tokens_given",
+]
 
 TOKEN_CHARACTERS_MIN = 16
 """A shorter token is refused on both sides: it could be guessed."""
@@ -26,27 +34,44 @@ _TOKEN_CHARACTERS_MAX = 512  # it travels in a header, and headers are short
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
 
 
-def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
-    """The tokens in a text: separated by commas or line ends; a line that begins with # is a remark.
+_RIGHT = re.compile(r"(team|share|priority|max_usd)=[^\s,]+")
+
+
+class Token(NamedTuple):
+    """A token, and what is said of its bearer: values of ``team``, ``share``, ``priority``, ``max_usd``."""
+
+    token: str
+    rights: Mapping[str, str] = MappingProxyType({})
+
+
+def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
+    """The tokens in a text, separated by commas or line ends; a line that begins with # is a remark. Words
+    like ``team=vision`` after a token say what its bearer may have.
 
     ``origin`` says where the text stood, for error messages, which never repeat a token.
 
     Raises:
-        ConfigError: one of them is too short, too long, or has characters that no header carries.
+        ConfigError: one of them is too short, too long, or has characters that no header carries; or a word
+            after it says nothing of its bearer.
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    tokens = tuple(word.strip() for line in lines for word in line.split(",") if word.strip())
-    for place, token in enumerate(tokens, 1):
+    entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
+    for place, (token, *words) in enumerate(entries, 1):
         if not _TOKEN.fullmatch(token):
             raise ConfigError(
-                f"{origin}: token {place} of {len(tokens)} has {len(token)} characters; a token has "
+                f"{origin}: token {place} of {len(entries)} has {len(token)} characters; a token has "
                 f"{TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or characters of "
                 ". _ ~ + / = -: make one with openssl rand -hex 32"
             )
-    return tokens
+        if not all(map(_RIGHT.fullmatch, words)):
+            raise ConfigError(
+                f"{origin}: after token {place} of {len(entries)} there is what is none of team=NAME, "
+                "share=NUMBER, priority=NUMBER, max_usd=NUMBER: write a second token on a line of its own"
+            )
+    return tuple(Token(token, dict(word.split("=", 1) for word in words)) for token, *words in entries)
 
 
-def tokens_given(text: str, origin: str) -> tuple[str, ...]:
+def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
     """The same; :class:`ConfigError` also where there is a text and no token in it."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
@@ -54,7 +79,7 @@ def tokens_given(text: str, origin: str) -> tuple[str, ...]:
     return tokens
 
 
-def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[str, ...]:
+def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[Token, ...]:
     """The tokens in a file, one in each line.
 
     Raises:
@@ -99,7 +124,7 @@ class CoordinatorCredentials(ClientTls):
         """
         tokens = tokens_given(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
         found = cls(
-            token=tokens[0] if tokens else "",
+            token=tokens[0].token if tokens else "",
             token_file="" if tokens else environment.get("SUPER_TOKEN_FILE", ""),
             name=environment.get("SUPER_COORDINATOR_NAME", ""),
             **cls.tls_in(environment),
@@ -115,7 +140,7 @@ class CoordinatorCredentials(ClientTls):
         """
         if self.token or not self.token_file:
             return self.token
-        return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0]
+        return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
         """See that there is a token where every coordinator asks for one: beyond this machine.

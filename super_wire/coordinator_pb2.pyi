@@ -312,20 +312,42 @@ class GetJobStatsRequest(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ..., with_stalls: bool = ..., history: bool = ...) -> None: ...
 
 class JobStatsList(_message.Message):
-    __slots__ = ("jobs", "cache", "coordinating", "prices", "executors", "history")
+    __slots__ = ("jobs", "cache", "coordinating", "prices", "executors", "history", "teams")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     COORDINATING_FIELD_NUMBER: _ClassVar[int]
     PRICES_FIELD_NUMBER: _ClassVar[int]
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    TEAMS_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStats]
     cache: CacheStats
     coordinating: Coordinating
     prices: _containers.RepeatedCompositeFieldContainer[ExecutorPrices]
     executors: _containers.RepeatedCompositeFieldContainer[ExecutorStats]
     history: _containers.RepeatedCompositeFieldContainer[JobStats]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ...) -> None: ...
+    teams: _containers.RepeatedCompositeFieldContainer[TeamStats]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., teams: _Optional[_Iterable[_Union[TeamStats, _Mapping]]] = ...) -> None: ...
+
+class TeamStats(_message.Message):
+    __slots__ = ("name", "share", "priority", "max_usd", "jobs", "in_flight", "requests", "usd")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_USD_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    share: float
+    priority: int
+    max_usd: float
+    jobs: int
+    in_flight: int
+    requests: int
+    usd: float
+    def __init__(self, name: _Optional[str] = ..., share: _Optional[float] = ..., priority: _Optional[int] = ..., max_usd: _Optional[float] = ..., jobs: _Optional[int] = ..., in_flight: _Optional[int] = ..., requests: _Optional[int] = ..., usd: _Optional[float] = ...) -> None: ...
 
 class Coordinating(_message.Message):
     __slots__ = ("version", "clock_s", "cache", "executors", "lambda_function", "lambda_region", "lambda_concurrency", "request_timeout_s", "lookahead_batches")
@@ -400,7 +422,7 @@ class ExecutorPrices(_message.Message):
     def __init__(self, name: _Optional[str] = ..., invocation: _Optional[float] = ..., gb_s: _Optional[float] = ..., source_request: _Optional[float] = ..., source_gb: _Optional[float] = ..., record_gb: _Optional[float] = ..., hour: _Optional[float] = ..., coordinator_hour: _Optional[float] = ...) -> None: ...
 
 class JobStats(_message.Message):
-    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "functions_usd", "source_requests_usd", "transfer_usd", "cache_usd", "coordinator_usd", "stall_causes", "recent_stalls", "samples_restored", "samples_straight", "store_requests", "store_bytes", "store_requests_usd", "opened_s", "closed_s", "ranks", "lapsed_ranks")
+    __slots__ = ("job", "source", "epoch", "position", "batches_read", "cache_hits", "cache_misses", "samples_reused", "samples_produced", "samples_failed", "retries", "invocations", "requests_in_flight", "fetch_s", "decode_s", "push_s", "read_s", "wait_s", "source_bytes", "record_bytes", "lookahead_batches", "interval_s", "stalls", "hedges", "lapsed", "gb_s", "source_requests", "read_bytes", "usd", "functions_usd", "source_requests_usd", "transfer_usd", "cache_usd", "coordinator_usd", "stall_causes", "recent_stalls", "samples_restored", "samples_straight", "store_requests", "store_bytes", "store_requests_usd", "opened_s", "closed_s", "ranks", "lapsed_ranks", "team")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -446,6 +468,7 @@ class JobStats(_message.Message):
     CLOSED_S_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     LAPSED_RANKS_FIELD_NUMBER: _ClassVar[int]
+    TEAM_FIELD_NUMBER: _ClassVar[int]
     job: str
     source: str
     epoch: int
@@ -491,7 +514,8 @@ class JobStats(_message.Message):
     closed_s: float
     ranks: int
     lapsed_ranks: int
-    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., functions_usd: _Optional[float] = ..., source_requests_usd: _Optional[float] = ..., transfer_usd: _Optional[float] = ..., cache_usd: _Optional[float] = ..., coordinator_usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ..., samples_restored: _Optional[int] = ..., samples_straight: _Optional[int] = ..., store_requests: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_requests_usd: _Optional[float] = ..., opened_s: _Optional[float] = ..., closed_s: _Optional[float] = ..., ranks: _Optional[int] = ..., lapsed_ranks: _Optional[int] = ...) -> None: ...
+    team: str
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., batches_read: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., samples_reused: _Optional[int] = ..., samples_produced: _Optional[int] = ..., samples_failed: _Optional[int] = ..., retries: _Optional[int] = ..., invocations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., push_s: _Optional[float] = ..., read_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., source_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., lookahead_batches: _Optional[int] = ..., interval_s: _Optional[float] = ..., stalls: _Optional[int] = ..., hedges: _Optional[int] = ..., lapsed: bool = ..., gb_s: _Optional[float] = ..., source_requests: _Optional[int] = ..., read_bytes: _Optional[int] = ..., usd: _Optional[float] = ..., functions_usd: _Optional[float] = ..., source_requests_usd: _Optional[float] = ..., transfer_usd: _Optional[float] = ..., cache_usd: _Optional[float] = ..., coordinator_usd: _Optional[float] = ..., stall_causes: _Optional[_Iterable[_Union[StallTotal, _Mapping]]] = ..., recent_stalls: _Optional[_Iterable[_Union[Stall, _Mapping]]] = ..., samples_restored: _Optional[int] = ..., samples_straight: _Optional[int] = ..., store_requests: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_requests_usd: _Optional[float] = ..., opened_s: _Optional[float] = ..., closed_s: _Optional[float] = ..., ranks: _Optional[int] = ..., lapsed_ranks: _Optional[int] = ..., team: _Optional[str] = ...) -> None: ...
 
 class StallTotal(_message.Message):
     __slots__ = ("cause", "batches", "wait_s")

@@ -20,6 +20,7 @@ __all__ = [
     "RECORD_PREFIX",
     "REPORT_PREFIX",
     "SPENT_KEY",
+    "TEAMS_SPENT_KEY",
     "cache_key",
     "cache_keys",
     "checked_outcome_stream",
@@ -44,6 +45,9 @@ FINGERPRINT_KEY = b"super:golden"
 
 SPENT_KEY = b"super:spent"
 """US dollars that the coordinators of this cache have spent so far, as text."""
+
+TEAMS_SPENT_KEY = b"super:spent:teams"
+"""Of that, what the requests of each team have cost, as a JSON object by the teams' names."""
 
 HISTORY_KEY = b"super:history"
 """What jobs of this cache have done, those that closed or that a coordinator left: a ``JobStatsList``."""

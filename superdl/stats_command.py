@@ -116,7 +116,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             f"{one['cause'].replace('_', ' ')} {one['batches']:,} ({one['wait_s']:.2f} s)" for one in causes
         )
         console.print(
-            f"job {job['job']}  {job['source']}\n"
+            f"job {job['job']}  {job['source']}{'  of team ' if job['team'] else ''}{job['team']}\n"
             f"  at epoch {job['epoch']}, position {job['position']}; {job['batches_read']:,} batches read, "
             f"one each {job['interval_s']:.3f} s; looks {job['lookahead_batches']} batches ahead"
             f"{'; no sign of life lately' if job['lapsed'] else ''}\n"
@@ -139,6 +139,13 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
         )
     _print_cache(answer["cache"], console)
     _print_executors(answer["executors"], console)
+    for team in answer["teams"]:
+        cap = f" of at most {team['max_usd']:g}" if team["max_usd"] else ""
+        console.print(
+            f"  {'team ' if team['name'] else 'no team'}{team['name']}: share {team['share']:g}, priority "
+            f"{team['priority']}; {counted(team['jobs'], 'job')}, {team['in_flight']:,} requests in flight, "
+            f"{team['requests']:,} so far for {team['usd']:.4f} USD{cap}"
+        )
 
 
 def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import math
 import os
 import re
@@ -29,6 +30,7 @@ from superdl.super_wire.keys import (
     LOCK_KEY,
     RECORD_PREFIX,
     SPENT_KEY,
+    TEAMS_SPENT_KEY,
     cache_keys,
 )
 from superdl.super_wire.record import (
@@ -45,7 +47,7 @@ from superdl.super_wire.record import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -202,9 +204,23 @@ class Cache:
             )
         return spent_usd
 
-    async def keep_spent_usd(self, usd: float) -> None:
+    @_as_asked
+    async def teams_usd(self) -> dict[str, float]:
+        """What the requests of each team have cost before; ``ConfigError`` if what is written is no sums."""
+        written = _bytes(await self._nodes.one(TEAMS_SPENT_KEY, "GET", TEAMS_SPENT_KEY) or b"{}")
+        try:
+            return {str(name): float(usd) for name, usd in dict(json.loads(written)).items()}
+        except (ValueError, TypeError):
+            raise ConfigError(
+                f"the key {TEAMS_SPENT_KEY.decode()} in the cache at {self.address} holds {written[:40]!r}: "
+                "set it to a JSON object of US dollars by team, or delete it to count from 0"
+            ) from None
+
+    async def keep_spent_usd(self, usd: float, by_team: Mapping[str, float]) -> None:
         """Write down what was spent, for the coordinators to come."""
         await self._nodes.one(SPENT_KEY, "SET", SPENT_KEY, repr(usd))
+        if by_team:
+            await self._nodes.one(TEAMS_SPENT_KEY, "SET", TEAMS_SPENT_KEY, json.dumps(by_team))
 
     @_as_asked
     async def history(self) -> bytes:

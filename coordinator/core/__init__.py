@@ -23,6 +23,7 @@ event                   changes                                       may cause 
 ``ExecutorsIneligible`` who may produce a dataset                     its ranks look for other executors
 ``RecordsStored``       places in the store
 ``PacksLost``           places in the store                           straight ranks look again
+``TeamsChanged``        shares, priorities and caps of teams
 ``Tick``                nothing but the time
 ======================= ============================================= ====================================
 
@@ -61,6 +62,7 @@ from superdl.coordinator.core.events import (
     RecordsStored,
     RequestDone,
     RequestFailed,
+    TeamsChanged,
     Tick,
     Warn,
     WriteTombstones,
@@ -74,9 +76,11 @@ from superdl.coordinator.core.neighbours import runs_of
 from superdl.coordinator.core.plan import Plan
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
 from superdl.coordinator.core.settings import CoreSettings, DatasetFacts, ExecutorFacts, Prices
+from superdl.coordinator.core.teams import NO_TEAM, Team, TeamState
 
 __all__ = [
     "EVERY_EPOCH",
+    "NO_TEAM",
     "OUTCOME_ORDER",
     "Action",
     "Audit",
@@ -118,6 +122,9 @@ __all__ = [
     "SampleState",
     "SetKey",
     "Spending",
+    "Team",
+    "TeamState",
+    "TeamsChanged",
     "Tick",
     "Warn",
     "WriteTombstones",

@@ -87,7 +87,7 @@ def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64], now: 
     asker = asked.asker
     if isinstance(asker, BatchPlace):
         state.stalls.record_lost(asker)
-        state.retry_queue.add_urgent(asked.samples, absent, asker)
+        state.retry_queue.add_urgent(asked.samples, absent, asker, state.team_of(asker.job))
         return
     cursor = state.cursor(asker.job, asker.rank)
     if cursor is not None and cursor.watermark < asker.stop <= cursor.lookahead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ def problems(state: State) -> Iterator[str]:
     yield from _memory(state)
     yield from _waits(state)
     yield from _executors(state)
+    yield from _teams(state)
     yield from _cursors(state)
     yield from _stalls(state)
     yield from _money(state)
@@ -71,6 +73,13 @@ def _unpaired(requests: dict[int, Request]) -> Iterator[Request]:
             yield request
 
 
+def _teams(state: State) -> Iterator[str]:
+    in_flight = Counter(request.team for request in state.requests.values() if not request.from_cache)
+    for team in state.teams:
+        if team.in_flight != in_flight[team.facts.name]:
+            yield f"team {team.facts.name}: {team.in_flight} requests are counted, which is wrong"
+
+
 def _executors(state: State) -> Iterator[str]:
     for executor in state.fleet.executors:
         theirs = [request for request in state.requests.values() if request.executor == executor.number]
@@ -98,7 +107,8 @@ def stuck_work(state: State, now: float) -> Iterator[str]:
     for eligible in state.fleet.groups:
         free = [executor for executor in eligible.executors if eligible.places_of(executor, now) > 0]
         blocked = state.retry_queue.waiting or state.ledger.spending is not Spending.FREELY
-        if len(eligible.ready) and free and not blocked:
+        may_ask = any(state.turn(team) is not None for team, _ in eligible.ready.soonest())
+        if may_ask and free and not blocked:
             yield f"{len(eligible.ready)} ranks may look ahead, and {free[0].name} has a place"
         until_s = eligible.deferred.soonest_s()
         if until_s is not None and until_s < min(wake_times_s(state, now), default=math.inf):

@@ -49,6 +49,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.RecordsStored: restoring.records_stored,
     events.RequestDone: results.request_done,
     events.RequestFailed: results.request_failed,
+    events.TeamsChanged: lambda state, event, _: state.teams.change(event.teams),
     events.Tick: lambda *_: None,  # time itself changes nothing; what is due is found with every event
 }
 

@@ -1,4 +1,5 @@
-"""Turning what is wanted into requests: misses first, then retries, then the rank with the first deadline.
+"""Turning what is wanted into requests: of the team whose turn it is, misses first, then retries, then the
+rank with the first deadline.
 
 No more requests are in flight than keep the executors busy, so that what is decided late is decided well; and
 none is made without room for its samples in the cache, nor beyond what may be spent. At the hard cap on
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.fleet import ExecutorState
+    from superdl.coordinator.core.fleet import ExecutorState, Soonest
     from superdl.coordinator.core.jobs import Ahead, Cursor, Job
     from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.restoring import Way
@@ -76,18 +77,25 @@ def _produce(state: State, now: float) -> None:
         return
     if spending is Spending.FREELY:
         race_stragglers(state, now)
-    if not _request_retries(state, now):
-        return
     _wake_waiting_for_room(state, now)
     _wake_deferred(state, now)
-    while watch_spending(state, now) is Spending.FREELY and (soonest := state.fleet.soonest(now)) is not None:
-        key = soonest[0].ready.pop()
+    lacks_room = not _request_retries(state, now)
+    while not lacks_room and (soonest := _soonest(state, now)) is not None:
+        key = soonest.eligible.ready.pop(soonest.team)
         if key is None:  # never: it has a deadline
             break
         cursor = state.jobs[key[0]].cursors[key[1]]
         ahead = find_absent(state, cursor, now)
         if ahead is not None:
             _look_ahead(state, cursor, ahead, now)
+        lacks_room = state.teams.several and not _request_retries(state, now)
+
+
+def _soonest(state: State, now: float) -> Soonest | None:
+    """The rank that goes first of those that may look ahead."""
+    if watch_spending(state, now) is not Spending.FREELY:
+        return None
+    return state.fleet.soonest(now, state.turn)
 
 
 def _wake_deferred(state: State, now: float) -> None:
@@ -102,9 +110,9 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     """Request what a rank has found, as much of it as one request takes, unless another rank goes first, or
     it waits for a cheaper executor.
     """
-    job, soonest = cursor.job, state.fleet.soonest(now)
+    job, soonest, turn = cursor.job, state.fleet.soonest(now, state.turn), state.turn(cursor.job.team)
     cursor.pending.appendleft(ahead)
-    if soonest is not None and cursor.deadline_s() > soonest[1]:
+    if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
         state.wake(cursor)
         return
     waits_s = math.inf
@@ -221,10 +229,10 @@ def _request_retries(state: State, now: float) -> bool:
         not lacks_room
         and watch_spending(state, now) is not Spending.STOPPED
         and state.fleet.has_place(now)
-        and (retry := state.retry_queue.take_due()) is not None
+        and (retry := _next_retry(state, now)) is not None
     ):
         wanted = _wanted(state, retry)
-        if not wanted.size:
+        if not wanted.size or _is_refused(state, retry, wanted, now):
             continue
         for way in ways(state, retry.samples, wanted, now):
             executor = way.executors.choose(now, failed_by=retry.failed_by)
@@ -251,6 +259,32 @@ def _request_retries(state: State, now: float) -> bool:
     for retry, wanted in reversed(put_off):
         state.retry_queue.put_back(retry, wanted)
     return not lacks_room
+
+
+def _next_retry(state: State, now: float) -> Retry | None:
+    """The retry that goes first, removed; ``None`` if there is none, or if it is another team's turn."""
+    waiting = state.retry_queue.teams
+    if not waiting:
+        return None
+    team = min(sorted(waiting), key=state.teams.turn)
+    if state.teams.several:
+        soonest = _soonest(state, now)
+        if soonest is not None and soonest.turn < state.teams.turn(team):
+            return None
+    return state.retry_queue.take_due(team)
+
+
+def _is_refused(state: State, retry: Retry, wanted: NDArray[np.int64], now: float) -> bool:
+    """Whether a team may spend no more, and no other team reads the same; then its readers are told so."""
+    dataset = retry.samples.dataset
+    if state.turn(retry.team) is not None or any(
+        job.dataset == dataset and state.turn(job.team) is not None for job in state.jobs.values()
+    ):
+        return False
+    if retry.urgent:
+        text = state.teams.refusal(retry.team)
+        state.fail_for_a_while(retry.samples, wanted, (text,) * wanted.size, now, reason=SPENDING_CAP)
+    return True
 
 
 def _wanted(state: State, retry: Retry) -> NDArray[np.int64]:
@@ -307,7 +341,8 @@ def _refuse_retries(state: State, now: float) -> None:
     if state.samples_in_flight:
         return
     text = state.ledger.refusal()
-    while (retry := state.retry_queue.take_due()) is not None:
+    while teams := state.retry_queue.teams:
+        retry = state.retry_queue.take_due(min(teams))
         samples = state.sets.get(retry.samples)
         if not retry.urgent or samples is None:
             continue

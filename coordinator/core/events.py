@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from superdl.coordinator.core.teams import NO_TEAM
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.settings import DatasetFacts
+    from superdl.coordinator.core.teams import Team
 
 __all__ = [
     "CACHED",
@@ -49,6 +51,7 @@ __all__ = [
     "RecordsStored",
     "RequestDone",
     "RequestFailed",
+    "TeamsChanged",
     "Tick",
     "Warn",
     "WriteTombstones",
@@ -76,6 +79,14 @@ class JobOpened:
     epoch: int = 0
     position: int = 0
     ineligible: frozenset[int] = frozenset()
+    team: str = NO_TEAM
+
+
+@dataclass(frozen=True, slots=True)
+class TeamsChanged:
+    """What teams may have; teams that are not named have a share like any other."""
+
+    teams: tuple[Team, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +390,7 @@ Event: TypeAlias = (
     | RecordsStored
     | RequestDone
     | RequestFailed
+    | TeamsChanged
     | Tick
 )
 Action: TypeAlias = Audit | Drop | Prefetch | ReadBack | Warn | WriteTombstones

@@ -13,16 +13,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from superdl.coordinator.core.queues import TimeQueue
+from superdl.coordinator.core.teams import ReadyRanks
 from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
 from superdl.coordinator.core.timing import LatencyModel
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from superdl.coordinator.core.queues import CursorKey
+    from superdl.coordinator.core.teams import Turn
 
 __all__ = ["EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess"]
 
@@ -126,7 +128,7 @@ class EligibleExecutors:
         self.executors = tuple(executors)
         self.store_only = tuple(store_only)
         self._restores = restores
-        self.ready: TimeQueue[CursorKey] = TimeQueue()
+        self.ready = ReadyRanks()
         self.deferred: TimeQueue[CursorKey] = TimeQueue()
         self._alone = len(self.executors) == 1
         self._seen: tuple[object, ...] = ()
@@ -279,6 +281,15 @@ class EligibleExecutors:
         return executor.concurrency.capacity > 0 and (self._alone or not executor.breaker.tripped)
 
 
+class Soonest(NamedTuple):
+    """The ready rank that goes first: when its team's turn is, its deadline, and who may be asked for it."""
+
+    turn: Turn
+    deadline_s: float
+    eligible: EligibleExecutors
+    team: str
+
+
 class Fleet:
     """All executors, in order of preference.
 
@@ -347,14 +358,15 @@ class Fleet:
         """How many functions have nothing to do, of those that may be asked."""
         return max(eligible.idle(now) for eligible in self._groups.values())
 
-    def soonest(self, now: float) -> tuple[EligibleExecutors, float] | None:
-        """Whose ready rank has the earliest deadline, of those with a place, and that deadline."""
-        found = None
+    def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
+        """The ready rank that goes first, of those whose executors have a place: of the team whose turn it
+        is, the one with the earliest deadline. ``turn`` is ``None`` for teams that may have nothing more.
+        """
+        found: Soonest | None = None
         for eligible in self._groups.values():
-            deadline_s = eligible.ready.soonest_s()
-            if deadline_s is None or (found and deadline_s >= found[1]):
-                continue
-            if not eligible.has_place(now):
-                continue
-            found = eligible, deadline_s
+            for team, deadline_s in eligible.ready.soonest():
+                when = turn(team)
+                if when is None or (found and (when, deadline_s) >= found[:2]) or not eligible.has_place(now):
+                    continue
+                found = Soonest(when, deadline_s, eligible, team)
         return found

@@ -17,6 +17,7 @@ import numpy as np
 
 from superdl.coordinator.core.journal import NOTES_PER_RANK, JobStalls
 from superdl.coordinator.core.samples import EVERY_EPOCH, SetKey
+from superdl.coordinator.core.teams import NO_TEAM
 from superdl.super_wire.counters import WorkCounters
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = ["Ahead", "Cursor", "CursorSpan", "Job", "JobCounters"]
 
 _GAP_BATCHES = 64
 _LAPSED_S = 1e8
+_BEYOND_SHARE_S = 1e7
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
 _CAUTION_MAX = 16.0
@@ -191,6 +193,7 @@ class Job:
     dataset: bytes
     random: bool
     plan: Plan
+    team: str = NO_TEAM
     cursors: dict[int, Cursor] = field(default_factory=dict)
     counters: JobCounters = field(default_factory=JobCounters)
     stalls: JobStalls = field(default_factory=JobStalls)
@@ -200,6 +203,8 @@ class Job:
     """Why it may fill no further."""
     lapsed: bool = False
     """Whether no rank of it has shown a sign of life lately."""
+    beyond_share: bool = False
+    """Whether its team held more of the cache than its share, when memory was short last."""
     straight: bool = False
     """Whether all its readers see the store: then what lies there is wanted in the cache only where a reader
     misses it.
@@ -254,11 +259,14 @@ class Job:
     def due_in_s(self, batches: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds until batches so far from the slowest rank are wanted; 0 for what was given out.
 
-        A job that shows no sign of life wants everything after all others.
+        A job that shows no sign of life wants everything after all others, and before it one of a team that
+        holds more than its share.
         """
         seconds = np.multiply(batches, self.interval_s, dtype=np.float64)
         if self.lapsed:
             return seconds + _LAPSED_S
+        if self.beyond_share:
+            seconds += _BEYOND_SHARE_S
         places = batches + self.watermark
         for low, end in {
             (cursor.watermark, max(cursor.yielded, cursor.watermark + 1)) for cursor in self._living

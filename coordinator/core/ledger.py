@@ -296,8 +296,7 @@ class Ledger:
     def _freedom(self, in_flight: Sequence[tuple[int, int]]) -> Spending:
         committed_usd = self.committed_usd(in_flight)
         expected_usd = self.total_usd + committed_usd
-        next_usd = max(map(self._each_usd, range(len(self._prices))))
-        if expected_usd + next_usd > self._max_usd or expected_usd >= self._max_usd:
+        if expected_usd + self.request_usd > self._max_usd or expected_usd >= self._max_usd:
             return Spending.STOPPED
         if expected_usd >= _SOFT_SHARE * self._max_usd or self._saved_usd <= committed_usd:
             return Spending.SLOWED
@@ -316,6 +315,11 @@ class Ledger:
             max(requests * self._each_usd(executor), samples * self._sample_usd[executor])
             for executor, (requests, samples) in enumerate(in_flight)
         )
+
+    @property
+    def request_usd(self) -> float:
+        """What one more request may cost, as far as is known."""
+        return max(map(self._each_usd, range(len(self._prices))))
 
     def _each_usd(self, executor: int) -> float:
         return max(self._prices[executor].invocation, self._request_usd[executor])

@@ -124,6 +124,7 @@ class Retry:
     samples: SetKey
     indices: NDArray[np.int64]
     job: str
+    team: str
     place: BatchPlace | None = None
     alone: bool = False
     failed_by: int | None = None
@@ -135,33 +136,33 @@ class Retry:
 
 
 class RetryQueue:
-    """Urgent retries in order of arrival, then the others in the order in which they become due.
+    """By team: urgent retries in order of arrival, then the others in the order in which they become due.
 
     There is one urgent retry for each batch: readers repeat their misses, which must not make the queue grow.
     """
 
     def __init__(self) -> None:
         self._urgent: dict[BatchPlace, Retry] = {}
-        self._arrivals: deque[BatchPlace] = deque()
-        self._due: deque[Retry] = deque()
+        self._arrivals: dict[str, deque[BatchPlace]] = {}
+        self._due: dict[str, deque[Retry]] = {}
         self._later: TimeQueue[Retry] = TimeQueue()
 
     def __len__(self) -> int:
-        return len(self._urgent) + len(self._due) + len(self._later)
+        return len(self._urgent) + sum(map(len, self._due.values())) + len(self._later)
 
     def add(self, due_s: float, retry: Retry) -> None:
         """Queue samples that are requested from ``due_s`` on; nothing, if there are none."""
         if retry.indices.size:
             self._later.add(retry, due_s)
 
-    def add_urgent(self, samples: SetKey, indices: NDArray[np.int64], place: BatchPlace) -> None:
+    def add_urgent(self, samples: SetKey, indices: NDArray[np.int64], place: BatchPlace, team: str) -> None:
         """Queue what a reader waits for, before all else; it joins what is queued for that batch already."""
         if not indices.size:
             return
         queued = self._urgent.get(place)
         if queued is None:
-            queued = Retry(samples, indices, place.job, place)
-            self._arrivals.append(place)
+            queued = Retry(samples, indices, place.job, team, place)
+            self._arrivals.setdefault(team, deque()).append(place)
         else:
             queued = replace(queued, indices=np.union1d(queued.indices, indices))
         self._urgent[place] = queued
@@ -172,21 +173,27 @@ class RetryQueue:
             return
         rest = replace(retry, indices=indices)
         if retry.place is None:
-            self._due.appendleft(rest)
+            self._due.setdefault(retry.team, deque()).appendleft(rest)
         else:
             self._urgent[retry.place] = rest
-            self._arrivals.appendleft(retry.place)
+            self._arrivals.setdefault(retry.team, deque()).appendleft(retry.place)
 
-    def take_due(self) -> Retry | None:
-        """The next retry that is due, removed; ``None`` if none is."""
-        if self._arrivals:
-            return self._urgent.pop(self._arrivals.popleft())
-        return self._due.popleft() if self._due else None
+    @property
+    def teams(self) -> set[str]:
+        """Those that have a retry that is due."""
+        return {*self._arrivals, *self._due}
+
+    def take_due(self, team: str) -> Retry:
+        """The next retry of one of the :attr:`teams`, removed."""
+        if team in self._arrivals:
+            return self._urgent.pop(_taken(self._arrivals, team))
+        return _taken(self._due, team)
 
     def become_due(self, now: float) -> list[Retry]:
         """The retries whose time has come since the last call; they can be taken from now on."""
         due = self._later.take_until(now)
-        self._due.extend(due)
+        for retry in due:
+            self._due.setdefault(retry.team, deque()).append(retry)
         return due
 
     @property
@@ -198,6 +205,13 @@ class RetryQueue:
     def next_due_s(self) -> float | None:
         """When the next retry becomes due."""
         return self._later.soonest_s()
+
+
+def _taken(waiting: dict[str, deque[_Item]], team: str) -> _Item:
+    taken = waiting[team].popleft()
+    if not waiting[team]:
+        del waiting[team]
+    return taken
 
 
 class _Misses(NamedTuple):

@@ -53,7 +53,9 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
     state.unused_datasets.discard(dataset.content)
     executors_ineligible(state, ExecutorsIneligible(dataset.content, event.ineligible), now)
     if job is None:
-        job = state.jobs[event.job] = Job(event.job, dataset.content, dataset.random, event.plan)
+        job = state.jobs[event.job] = Job(
+            event.job, dataset.content, dataset.random, event.plan, team=event.team
+        )
     cursor = job.cursors.get(event.rank)
     start = job.absolute(event.epoch, event.position)
     if cursor is not None:
@@ -189,7 +191,7 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     wanted = state.unique(batch[missed])
     batch_missed(state, place, samples, wanted, now)
     state.misses.report(place, key, wanted, now)
-    state.retry_queue.add_urgent(key, samples.among(wanted, SampleState.ABSENT), place)
+    state.retry_queue.add_urgent(key, samples.among(wanted, SampleState.ABSENT), place, job.team)
     # The report may be older than the sample, or forged, so the cache is asked before a record is believed
     # spoilt or lost.
     audit(state, key, spoilt[_DOUBTFUL[samples.state[spoilt]]], place, whole=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from superdl.coordinator.core import restoring
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
-from superdl.coordinator.core.events import CACHED, FailureKind, Prefetch, Warn
+from superdl.coordinator.core.events import CACHED, FailureKind, Prefetch, RequestDone, Warn
 from superdl.coordinator.core.jobs import JobCounters
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Request
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.events import (
         ExecutorResized,
         ExecutorsIneligible,
-        RequestDone,
         RequestFailed,
     )
     from superdl.coordinator.core.fleet import ExecutorState
@@ -111,7 +110,8 @@ def request(
     counters = state.jobs[job].counters if job in state.jobs else JobCounters()
     unsettled = np.ones(indices.size, dtype=np.bool_)
     number = next(state.numbers)
-    made = Request(number, key, indices, job, counters, reserved, now, unsettled, executor.number)
+    made = Request(number, key, indices, job, counters, reserved, now, unsettled)
+    made.executor, made.team = executor.number, state.team_of(job)
     if executor.store is not None:
         restoring.mark(state, made, executor.store, now, restore=restore)
     send(state, made, now)
@@ -161,6 +161,8 @@ def send(state: State, made: Request, now: float) -> None:
     executor.samples_in_flight += made.indices.size
     executor.requests += 1
     executor.concurrency.used(executor.in_flight, now)
+    if not made.from_cache:
+        made.expected_s = state.teams.began(made.team, made.indices.size, capacity=state.fleet.capacity)
     if made.restore:
         eligible = state.fleet.restorers((executor,))
     else:
@@ -267,6 +269,7 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
             executor.cold_starts += 1
             executor.cold_s += max(0.0, now - request.made_s - answer.duration_us / 1e6)
     executor.usd += usd
+    state.teams[request.team].usd += usd
     executor.most_in_flight = math.inf
     return usd
 
@@ -297,8 +300,9 @@ def settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:
                 holder.reserved_bytes = 0
 
 
-def landed(state: State, request_id: int) -> Request | None:
+def landed(state: State, event: RequestDone | RequestFailed, now: float) -> Request | None:
     """A request was answered, or came to nothing; ``None`` for one that is not in flight."""
+    request_id = event.request_id
     request = state.requests.pop(request_id, None)
     if request is not None:
         request.counters.requests_in_flight -= 1
@@ -306,4 +310,14 @@ def landed(state: State, request_id: int) -> Request | None:
         executor.in_flight -= 1
         executor.samples_in_flight -= request.indices.size
         state.stragglers.landed(request_id)
+        if not request.from_cache:
+            ran_s = _ran_s(request, event, now)
+            state.teams.ended(request.team, request.indices.size, ran_s, expected_s=request.expected_s)
     return request
+
+
+def _ran_s(request: Request, event: RequestDone | RequestFailed, now: float) -> float:
+    """How long a function was at a request, as far as is known."""
+    if isinstance(event, RequestDone):
+        return event.duration_us / 1e6
+    return 0.0 if event.refused or event.kind in UNCOUNTED_FAILURES else now - request.made_s

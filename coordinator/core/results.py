@@ -67,7 +67,7 @@ _BYTES_MAX = 16 * 2**20
 
 def request_done(state: State, event: RequestDone, now: float) -> None:
     """A function answered; an answer to a request that is not in flight (a second one) changes nothing."""
-    request = landed(state, event.request_id)
+    request = landed(state, event, now)
     if request is None or saving.answered(state, request, event, now):
         return
     executor = state.fleet.executors[request.executor]
@@ -180,7 +180,7 @@ def _all_cached(state: State, request: Request, event: RequestDone, usd: float, 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
     """A request came to nothing. If a sample may be to blame, each goes alone, so that one harms no other."""
-    request = landed(state, event.request_id)
+    request = landed(state, event, now)
     if request is None:
         return
     charge_for_nothing(state, request, event, now)
@@ -277,7 +277,9 @@ def _try_at_once(
     if indices.size:
         state.set_of(request.samples).move(indices, SampleState.WAITING)
         request.counters.retries += indices.size
-        state.retry_queue.add(now, Retry(request.samples, indices, request.job, failed_by=failed_by))
+        state.retry_queue.add(
+            now, Retry(request.samples, indices, request.job, request.team, failed_by=failed_by)
+        )
 
 
 def _try_again(
@@ -315,7 +317,8 @@ def _try_again(
         due_s = now + max(state.settings.backoff_after_s(attempts), outage_s)
         left = again[tried == attempts]
         failed_by = request.executor if counts else None
-        retry = Retry(request.samples, left, request.job, alone=alone, failed_by=failed_by)
+        where = request.samples, left, request.job, request.team
+        retry = Retry(*where, alone=alone, failed_by=failed_by)
         state.retry_queue.add(due_s, retry)
 
 
@@ -389,4 +392,5 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
         samples.move(spoilt, SampleState.ABSENT)
         state.actions.append(Drop(event.samples, spoilt))
         job = next((job.name for job in state.jobs.values() if job.dataset == event.samples.dataset), "")
-        state.retry_queue.add(now, Retry(event.samples, spoilt, job, failed_by=event.executor))
+        retry = Retry(event.samples, spoilt, job, state.team_of(job), failed_by=event.executor)
+        state.retry_queue.add(now, retry)

@@ -1,8 +1,9 @@
 """Room in the cache: whether samples fit into the budget, after dropping what is needed last.
 
-Under pressure first goes what no job will need, then what is needed last (Belady 1966). Plans are known, so
-the next use of every resident sample is computed from the permutations; nothing about it is stored, and
-recency has no say. Of very many resident samples a part is looked at, another one each time, some times
+Under pressure first goes what no job will need, then what is needed last (Belady 1966); of several teams,
+what those need that hold more than their share goes before what others need. Plans are known, so the next use
+of every resident sample is computed from the permutations; nothing about it is stored, and recency has no
+say. Of very many resident samples a part is looked at, another one each time, some times
 larger than what is to be dropped: so the cost of dropping a sample does not grow with the cache, and what
 goes is among the last to be needed.
 """
@@ -121,6 +122,8 @@ def _fitting(free_bytes: int, size_bytes: float, count: int) -> int:
 
 def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) -> None:
     state.evictions += 1
+    if state.teams.several:
+        _see_shares(state)
     victims = choose_victims(
         state.sets,
         state.jobs.values(),
@@ -136,6 +139,24 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
         samples.dropped[victim.indices] = True
         state.dropped_samples += victim.indices.size
         state.actions.append(Drop(victim.samples, victim.indices))
+
+
+def _see_shares(state: State) -> None:
+    """See which teams hold more of the cache than their share of it among those that have a job. What several
+    teams read is held by each of them in part.
+    """
+    readers: dict[bytes, set[str]] = {}
+    for job in state.jobs.values():
+        readers.setdefault(job.dataset, set()).add(job.team)
+    held_bytes = dict.fromkeys(sorted(set().union(*readers.values())), 0.0)
+    for key, samples in state.sets.items():
+        teams = readers.get(key.dataset, ())
+        for team in teams:
+            held_bytes[team] += samples.resident_bytes / len(teams)
+    shares = {team: state.teams[team].facts.share for team in held_bytes}
+    most_bytes = {team: share / sum(shares.values()) * state.budget_bytes for team, share in shares.items()}
+    for job in state.jobs.values():
+        job.beyond_share = held_bytes[job.team] > most_bytes[job.team]
 
 
 class Victims(NamedTuple):

@@ -19,6 +19,7 @@ from superdl.coordinator.core.restoring import answered as note_places
 from superdl.coordinator.core.restoring import distrust, is_usable
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import Request
+from superdl.coordinator.core.teams import NO_TEAM
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def _request(
         0,
         now,
         np.zeros(indices.size, dtype=np.bool_),
-        executor.number,
+        team=job.team if job is not None else NO_TEAM,
+        executor=executor.number,
         save=True,
         from_cache=True,
     )

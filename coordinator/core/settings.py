@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from numpy.typing import NDArray
+
+    from superdl.coordinator.core.teams import Team
 
 __all__ = ["CoreSettings", "DatasetFacts", "ExecutorFacts", "Prices"]
 
@@ -110,7 +114,8 @@ class CoreSettings:
     longer looked ahead for. A request that takes longer than ``hedge_quantile`` of all may be raced by a
     second one, as long as those are no more than ``hedge_share`` of all requests. ``executors`` are those
     that there are, the cheapest first; ``max_usd_per_hour`` and ``max_usd`` bound what is spent at their
-    prices; ``spent_usd`` was spent before, by earlier coordinators. ``store`` says that there is one,
+    prices; ``spent_usd`` was spent before, by earlier coordinators. ``teams`` share all this;
+    ``teams_usd`` is what requests of each have cost before. ``store`` says that there is one,
     ``store_read_only`` that nothing is written to it, ``whole_packs`` that reading a pack as a whole costs
     hardly more than a record of it, as in a bucket.
     """
@@ -131,6 +136,8 @@ class CoreSettings:
     max_usd_per_hour: float = math.inf
     max_usd: float = math.inf
     spent_usd: float = 0.0
+    teams: tuple[Team, ...] = ()
+    teams_usd: Mapping[str, float] = field(default_factory=dict)
     store: bool = False
     store_read_only: bool = False
     whole_packs: bool = False

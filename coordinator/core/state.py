@@ -7,6 +7,7 @@ Only data and the few questions that several parts of the core ask of it. What e
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from superdl.coordinator.core.queues import (
     UnsavedQueue,
 )
 from superdl.coordinator.core.samples import EVERY_EPOCH, CacheMemory, SampleSet, SampleState, SetKey
+from superdl.coordinator.core.teams import NO_TEAM, Teams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
+    from superdl.coordinator.core.teams import Turn
 
 __all__ = ["EPOCH_SETS_MAX", "AuditInFlight", "Request", "State"]
 
@@ -69,6 +72,10 @@ class Request:
     made_s: float
     unsettled: NDArray[np.bool_]
     """Of which samples it is not known yet what becomes of them; two requests that race share this array."""
+    team: str = NO_TEAM
+    """On whose account it goes, likewise."""
+    expected_s: float = 0.0
+    """What it was expected to take when it was made."""
     executor: int = 0
     """Whose functions carry it out."""
     rival: int | None = None
@@ -158,6 +165,7 @@ class State:
     ineligible: dict[bytes, frozenset[int]] = field(default_factory=dict)
     """Executors, by number, that cannot produce the samples of a dataset."""
     ledger: Ledger = field(init=False)
+    teams: Teams = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -178,6 +186,7 @@ class State:
             max_usd_per_hour=settings.max_usd_per_hour,
             spent_usd=settings.spent_usd,
         )
+        self.teams = Teams(settings.teams, settings.teams_usd)
         if self.ledger.capped:
             for executor, facts in zip(self.fleet.executors, settings.executors, strict=True):
                 if facts.prices.billed:  # until it is known what they cost
@@ -298,6 +307,17 @@ class State:
         """Those of all open ranks."""
         return [cursor for job in self.jobs.values() for cursor in job.cursors.values()]
 
+    def team_of(self, job: str) -> str:
+        """The team of an open job; for any other, none."""
+        return self.jobs[job].team if job in self.jobs else NO_TEAM
+
+    def turn(self, team: str) -> Turn | None:
+        """When it is a team's turn; ``None``: it may spend no more."""
+        capped = self.teams[team].facts.max_usd < math.inf
+        if capped and not self.teams.may_spend(team, self.ledger.request_usd):
+            return None
+        return self.teams.turn(team)
+
     def wants(self, dataset: bytes) -> bool:
         """Whether any open job reads that dataset."""
         return self.cursors_of[dataset] > 0
@@ -314,7 +334,7 @@ class State:
         self.room_search.waiting.pop(cursor.key, None)
         eligible = self.eligible_for(cursor.job.dataset)
         eligible.deferred.discard(cursor.key)
-        eligible.ready.add(cursor.key, cursor.deadline_s())
+        eligible.ready.add(cursor.key, cursor.job.team, cursor.deadline_s())
 
     def wake_those(self, keys: Iterable[CursorKey]) -> None:
         """Wake what is left of these."""
@@ -326,7 +346,7 @@ class State:
     def rest(self, cursor: Cursor) -> None:
         """A rank has nothing to look ahead to, or is to have nothing."""
         eligible = self.eligible_for(cursor.job.dataset)
-        eligible.ready.discard(cursor.key)
+        eligible.ready.discard(cursor.key, cursor.job.team)
         eligible.deferred.discard(cursor.key)
         self.room_search.waiting.pop(cursor.key, None)
 

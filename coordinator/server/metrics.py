@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from superdl.coordinator.core import Cause, FailureKind, Spending
-from superdl.coordinator.server.statistics import cache_stats, executor_stats
+from superdl.coordinator.server.statistics import cache_stats, executor_stats, team_stats
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
@@ -70,6 +70,10 @@ super_executor_samples_total counter executor | Samples that an executor produce
 super_executor_usd_total counter executor | Dollars billed for its requests.
 super_cold_starts_total counter executor | Answers of functions that had to start.
 super_cold_start_seconds_total counter executor | Seconds until those functions began.
+super_team_share gauge team | A team's share of requests and cache; no team is "-".
+super_team_requests_in_flight gauge team | Requests that functions work on for a team's jobs.
+super_team_requests_total counter team | Requests made for a team's jobs.
+super_team_usd_total counter team | Dollars that those requests have cost.
 super_cache_budget_bytes gauge | Memory of the cache for records.
 super_cache_resident_bytes gauge | Memory that records take.
 super_cache_free_bytes gauge | Memory that is free; below 0 under pressure.
@@ -175,7 +179,12 @@ class Metrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         values: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
-        for name, labels, value in (*self._of_jobs(), *self._of_executors(), *self._of_the_rest()):
+        for name, labels, value in (
+            *self._of_jobs(),
+            *self._of_executors(),
+            *self._of_teams(),
+            *self._of_the_rest(),
+        ):
             values[name].append((labels, value))
         for metric in METRICS:
             kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
@@ -237,6 +246,14 @@ class Metrics:
             yield "super_executor_usd_total", name, told.usd
             yield "super_cold_starts_total", name, member.cold_starts
             yield "super_cold_start_seconds_total", name, member.cold_s
+
+    def _of_teams(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        for told in team_stats(self._engine.core):
+            team = (told.name or "-",)
+            yield "super_team_share", team, told.share
+            yield "super_team_requests_in_flight", team, told.in_flight
+            yield "super_team_requests_total", team, told.requests
+            yield "super_team_usd_total", team, told.usd
 
     def _of_the_rest(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         engine = self._engine

@@ -18,7 +18,7 @@ from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CoreSettings, ExecutorFacts
+from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
@@ -131,7 +131,11 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     if outcomes is not None:
         await outcomes.begin()
     await manager.agree(partial(agree_on_fingerprint, cache))
-    core_settings = _core_settings(settings, info, facts, await cache.spent_usd())
+    core_settings = replace(
+        _core_settings(settings, info, facts, await cache.spent_usd()),
+        teams=tokens.teams_now() if tokens is not None else (),
+        teams_usd=await cache.teams_usd(),
+    )
     memory_mb = settings.function_memory_mb
     engine = Engine(core_settings, cache, manager.executors, datasets, keeper, function_memory_mb=memory_mb)
     stack.push_async_callback(engine.close)
@@ -145,7 +149,13 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     watch = Watch(engine, history)
     stack.push_async_callback(watch.end)
     service = CoordinatorService(
-        engine, reports, eligibility, cache_was_empty=info.keys == 0, settings=settings, watch=watch
+        engine,
+        reports,
+        eligibility,
+        cache_was_empty=info.keys == 0,
+        settings=settings,
+        watch=watch,
+        tokens=tokens,
     )
     upkeep = Upkeep(
         cache,
@@ -176,9 +186,18 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
     }
+    if tokens is not None:
+        steps["teams"] = partial(_follow_teams, tokens, engine), _UPKEEP_S
     if outcomes is not None:
         steps["outcomes"] = outcomes.read_once, 0.0
     return engine, steps
+
+
+async def _follow_teams(tokens: Tokens, engine: Engine) -> None:
+    """Tell the core of what teams may have, where that has changed."""
+    teams = tokens.teams_now()
+    if teams != engine.core.state.teams.given:
+        engine.post(TeamsChanged(teams))
 
 
 async def _with_store(

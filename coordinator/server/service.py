@@ -14,20 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from superdl.coordinator.core import (
-    BatchesAsked,
-    FillUp,
-    JobClosed,
-    JobOpened,
-    Plan,
-    exceeding_text,
-)
+from superdl.coordinator.core import BatchesAsked, FillUp, JobClosed, JobOpened, Plan, exceeding_text
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
-from superdl.coordinator.server.statistics import (
-    batch_status,
-    filling,
-    stats,
-)
+from superdl.coordinator.server.statistics import batch_status, filling, stats
+from superdl.coordinator.server.tokens import team_of
 from superdl.coordinator.server.watching import Watch
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
@@ -55,6 +45,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.eligibility import Eligibility
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.settings import Settings
+    from superdl.coordinator.server.tokens import Tokens
 
 __all__ = ["CoordinatorService"]
 
@@ -108,6 +99,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         cache_was_empty: whether the cache held nothing when this coordinator took it over.
         settings: what is told of this coordinator.
         watch: sees jobs open and close.
+        tokens: say whose team a job is.
     """
 
     def __init__(
@@ -119,7 +111,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         cache_was_empty: bool,
         settings: Settings,
         watch: Watch | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
+        self._tokens = tokens
         self._settings = settings
         self._engine = engine
         self._core = engine.core
@@ -163,7 +157,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:
         """Open a job, add a rank to it, or find both there."""
         _check_job_id(request.job)
-        dataset = self._dataset(request.dataset_id)
+        dataset, team = self._dataset(request.dataset_id), team_of(self._tokens, context)
         plan = await asyncio.to_thread(_plan_of, request, len(dataset.catalog))
         if not self._is_ready(dataset):
             raise SourceError(f"the ids of {dataset.listing.source} are still being derived, or tried")
@@ -178,10 +172,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._engine.keeper.opened(dataset)
         # From here on nothing waits, so that of two ranks with two plans the second is refused.
         job = self._core.job(request.job)
-        facts = (plan, dataset.content, request.fills)
-        if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
+        facts = (plan, dataset.content, request.fills, team)
+        if job is not None and (job.plan, job.dataset, job.fill is not None, job.team) != facts:
             raise ConfigError(
-                f"the job {request.job!r} is open with another plan, dataset or use: name this one by job="
+                f"the job {request.job!r} is open with another plan, dataset, use or team: name this one by "
+                "job="
             )
         if job is None and len(self._core.jobs) >= _MAX_JOBS:
             raise CoordinatorError(f"this coordinator has its {_MAX_JOBS} jobs open: close some")
@@ -193,7 +188,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._datasets.open(dataset)
         described = dataset.facts(known_absent=self._cache_was_empty)
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
-        opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible)
+        opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible, team)
         keeper = self._engine.keeper
         more = [] if is_known else keeper.stored(dataset.content)
         fills = [FillUp(request.job, size_bytes=0.0)] if request.fills else []

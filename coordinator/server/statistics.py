@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,7 @@ __all__ = [
     "filling",
     "job_stats",
     "stats",
+    "team_stats",
 ]
 
 _DETAIL_BYTES = 64
@@ -62,6 +65,7 @@ def stats(
         prices=executor_prices(core),
         executors=executor_stats(core, absences),
         history=history,
+        teams=team_stats(core),
     )
 
 
@@ -70,7 +74,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
     costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
-    told = pb.JobStats(job=job.name, source=source, lapsed=job.lapsed, **counters)
+    told = pb.JobStats(job=job.name, source=source, lapsed=job.lapsed, team=job.team, **counters)
     if job.cursors:  # else it has closed
         furthest = max(cursor.watermark for cursor in job.cursors.values())
         told.epoch, told.position = job.epoch_and_position(furthest)
@@ -147,6 +151,24 @@ def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats
             ended=[pb.RequestsEnded(outcome=name, requests=count) for name, count in member.outcomes.items()],
         )
         for member, absence in zip(core.state.fleet.executors, absences, strict=True)
+    ]
+
+
+def team_stats(core: Core) -> list[pb.TeamStats]:
+    """How teams fare beside each other, where there are several."""
+    jobs = Counter(job.team for job in core.jobs)
+    return [
+        pb.TeamStats(
+            name=team.facts.name,
+            share=team.facts.share,
+            priority=team.facts.priority,
+            max_usd=team.facts.max_usd if team.facts.max_usd < math.inf else 0.0,
+            jobs=jobs[team.facts.name],
+            in_flight=team.in_flight,
+            requests=team.requests,
+            usd=team.usd,
+        )
+        for team in (core.state.teams if core.state.teams.several else ())
     ]
 
 

@@ -1,4 +1,4 @@
-"""Tokens: who may call a coordinator. All tokens are equal; each lets in to everything.
+"""Tokens: who may call a coordinator, and whose team a job is. Each token lets in to everything.
 
 A token is compared in constant time, and neither logs nor errors repeat one, true or false.
 """
@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from superdl.coordinator.core import NO_TEAM, Team
 from superdl.coordinator.server.trust import file_stamp
 from superdl.super_wire.coordinator_credentials import read_tokens, tokens_given
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-__all__ = ["HEALTH_SERVICE", "TokenInterceptor", "Tokens"]
+    from superdl.super_wire.coordinator_credentials import Token
+
+__all__ = ["HEALTH_SERVICE", "TokenInterceptor", "Tokens", "team_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,39 +38,96 @@ _WRONG = f"the coordinator does not know this token: {_REMEDY}"
 
 
 class Tokens:
-    """The tokens that are let in now; those of a file are read again when it changes. One that is emptied
-    lets nobody in; one that is gone or broken changes nothing, since it may be half written.
+    """The tokens that are let in now, and the teams they name; those of a file are read again when it
+    changes. One that is emptied lets nobody in; one that is gone or broken changes nothing, since it may be
+    half written.
 
     Args:
         token: several are separated by commas.
         token_file: one in each line.
 
     Raises:
-        ConfigError: the file cannot be read, or what is in either is no token.
+        ConfigError: the file cannot be read, what is in either is no token, or what they say of a team is
+            wrong.
     """
 
     def __init__(self, token: str, token_file: str = "") -> None:
-        self._own = _digests(tokens_given(token, "token"))
+        self._own = tokens_given(token, "token")
         self._file = token_file
         self._stamp = file_stamp(token_file) if token_file else ()
-        self._from_file = _digests(read_tokens(token_file, "token_file")) if token_file else ()
+        self._take(read_tokens(token_file, "token_file") if token_file else ())
 
-    def accept(self, presented: str) -> bool:
-        """Whether this is one of them; takes as long for one that nearly is."""
+    def _take(self, from_file: tuple[Token, ...]) -> None:
+        known = (*self._own, *from_file)
+        self._teams = _teams_of(known)
+        self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in known}
+
+    def teams_now(self) -> tuple[Team, ...]:
+        """The teams that tokens name, by the file as it is now."""
         if self._file and (stamp := file_stamp(self._file)) != self._stamp:
             self._stamp = stamp
             self._renew()
-        digest = _digest(presented)
-        return sum(hmac.compare_digest(digest, known) for known in (*self._own, *self._from_file)) > 0
+        return self._teams
+
+    def accept(self, presented: str) -> bool:
+        """Whether this is one of them; takes as long for one that nearly is."""
+        return self._team(presented) is not None
+
+    def team(self, presented: str) -> str:
+        """The team that a token names; :data:`NO_TEAM` of one that names none, or is none."""
+        return self._team(presented) or NO_TEAM
+
+    def _team(self, presented: str) -> str | None:
+        self.teams_now()
+        digest, found = _digest(presented), None
+        for known, team in self._teams_by_digest.items():
+            if hmac.compare_digest(digest, known):
+                found = team
+        return found
 
     def _renew(self) -> None:
         try:
-            self._from_file = _digests(read_tokens(self._file, "token_file", may_be_none=True))
+            from_file = read_tokens(self._file, "token_file", may_be_none=True)
+            self._take(from_file)
         except ConfigError as error:
             _log.error("the tokens stay as they were: %s; to let nobody in, empty the file", error)
         else:
-            level = logging.INFO if self._from_file else logging.WARNING
-            _log.log(level, "token_file has changed and now holds %d tokens", len(self._from_file))
+            level = logging.INFO if from_file else logging.WARNING
+            _log.log(level, "token_file has changed and now holds %d tokens", len(from_file))
+
+
+def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """The team whose token a call shows."""
+    shown = dict(context.invocation_metadata() or ()).get(TOKEN_METADATA_KEY, "")
+    return NO_TEAM if tokens is None else tokens.team(str(shown).removeprefix(_SCHEME))
+
+
+def _teams_of(tokens: Sequence[Token]) -> tuple[Team, ...]:
+    """What teams may have: each as one of its tokens, or several of them alike, says."""
+    said: dict[str, dict[str, str]] = {}
+    for place, (_, rights) in enumerate(tokens, 1):
+        if not rights:
+            continue
+        name = rights.get("team")
+        if not name:
+            raise ConfigError(f"token {place} of {len(tokens)} has a share or the like: add team=NAME")
+        of_team = said.setdefault(name, {})
+        for right, value in rights.items():
+            if of_team.setdefault(right, value) != value:
+                first = of_team[right]
+                raise ConfigError(f"team {name}: one token says {right}={first}, another {value}")
+    return tuple(_team(**rights) for rights in said.values())
+
+
+def _team(team: str, share: str = "1", priority: str = "0", max_usd: str = "inf") -> Team:
+    try:
+        numbers = float(share), int(priority), float(max_usd)
+    except ValueError:
+        raise ConfigError(
+            f"team {team}: share and max_usd are numbers, priority is a whole one; not {share}, {max_usd} "
+            f"and {priority}"
+        ) from None
+    return Team(team, *numbers)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
@@ -108,10 +168,6 @@ def _turning_away(message: str) -> grpc.RpcMethodHandler[Any, Any]:
 
 
 _TURN_AWAY = {message: _turning_away(message) for message in (_MISSING, _WRONG)}
-
-
-def _digests(tokens: tuple[str, ...]) -> tuple[bytes, ...]:
-    return tuple(map(_digest, tokens))
 
 
 def _digest(token: str) -> bytes:

@@ -178,7 +178,8 @@ class Upkeep:
         if usd == self._kept_usd:
             return
         try:
-            await self._cache.keep_spent_usd(usd)
+            teams = self._core.state.teams
+            await self._cache.keep_spent_usd(usd, {team.facts.name: team.usd for team in teams if team.usd})
         except CacheError as error:  # tried again with the next look
             _log.warning("what is spent could not be written down, and a restart would forget it: %s", error)
         else:

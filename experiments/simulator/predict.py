@@ -66,7 +66,9 @@ class JobPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All that is predicted of one run. Dollars are sums; ``functions`` are those in use at a time."""
+    """All that is predicted of one run. Dollars are sums; ``functions`` are those in use at a time. CPU
+    seconds of the core are this machine's.
+    """
 
     swept: dict[str, float]
     virtual_s: float
@@ -96,6 +98,8 @@ class Prediction:
     usd_per_epoch: float
     usd_per_job: float
     simulated_in_s: float
+    core_cpu_s: float
+    core_longest_s: float
     jobs: tuple[JobPrediction, ...]
     simulated: bool = True
 
@@ -134,6 +138,8 @@ def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> P
         usd_per_epoch=_share(usd, epochs),
         usd_per_job=usd / max(len(begun), 1),
         simulated_in_s=time.perf_counter() - began_s,
+        core_cpu_s=world.core_cpu_s,
+        core_longest_s=world.core_longest_s,
         jobs=tuple(replace(job, usd=job.usd + shared_usd * _share(job.samples, read)) for job in jobs),
     )
 
@@ -191,7 +197,10 @@ def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], c
             f"samples read, {row.samples_produced:,} produced and {row.samples_restored:,} restored by "
             f"{row.invocations:,} invocations; functions ${_money(row.usd_functions)}, GETs "
             f"${_money(row.usd_source)}, the store's GETs and PUTs ${_money(row.usd_store)}, trainers "
-            f"${_money(row.usd_trainers)}, cache ${_money(row.usd_cache)}",
+            f"${_money(row.usd_trainers)}, cache ${_money(row.usd_cache)}; the coordinator's core "
+            f"took {row.core_cpu_s:.3g} s of this machine's CPU, "
+            f"{_share(row.core_cpu_s, row.virtual_s):.2g} of a core, "
+            f"{1e3 * row.core_longest_s:.3g} ms at most for one step",
             highlight=False,
             soft_wrap=True,
         )

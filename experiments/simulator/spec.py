@@ -10,7 +10,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, StrictBool
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass
 
 from superdl.experiments.schema import (
@@ -40,6 +40,7 @@ __all__ = [
     "PricesSpec",
     "SimulationSpec",
     "StoreSpec",
+    "TeamSpec",
     "load_points",
 ]
 
@@ -78,10 +79,11 @@ class JobSpec:
     Run n reads copy n of the dataset (modulo its copies), shuffles with ``seed`` + n unless ``same_seed``,
     and starts ``start_every_s`` after the one before. ``batch_size`` is per rank, ``step_s`` what a batch
     keeps the trainer, ``handover_s`` what taking it over from a worker costs before. ``workers`` read ahead,
-    each at ``read_gb_per_s``.
+    each at ``read_gb_per_s``. They are of one of the spec's teams, or of none.
     """
 
     name: Text = "train"
+    team: StrictStr = ""
     dataset: Text = "data"
     count: AtLeastOne = 1
     replicas: AtLeastOne = 1
@@ -162,6 +164,15 @@ class CoordinatorSpec:
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
+class TeamSpec:
+    """What a team may have beside others, as the coordinator's ``token_file`` says it."""
+
+    name: Text
+    share: PositiveNumber = 1.0
+    priority: StrictInt = 0
+
+
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class PricesSpec:
     """US dollars: invocation, GB-second, GET, PUT, hour of one trainer (a rank), hour of one GB of cache."""
 
@@ -189,21 +200,24 @@ class SimulationSpec:
     store: Annotated[StoreSpec, NULL_IS_EMPTY] = field(default_factory=StoreSpec)
     coordinator: Annotated[CoordinatorSpec, NULL_IS_EMPTY] = field(default_factory=CoordinatorSpec)
     prices: Annotated[PricesSpec, NULL_IS_EMPTY] = field(default_factory=PricesSpec)
+    teams: tuple[TeamSpec, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that are taken twice or lead nowhere."""
-        for what in ("datasets", "jobs"):
+        for what in ("datasets", "jobs", "teams"):
             names = [one.name for one in getattr(self, what)]
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ConfigError(f"{what} named {', '.join(twice)} occur twice; give each a name of its own")
-        datasets = {one.name: one for one in self.datasets}
+        datasets, teams = {one.name: one for one in self.datasets}, [one.name for one in self.teams]
         for number, job in enumerate(self.jobs):
             where = f"jobs[{number}]"
             if job.dataset not in datasets:
                 raise ConfigError(
                     f"{where}.dataset names no dataset: {job.dataset}; there are {', '.join(datasets)}"
                 )
+            if job.team and job.team not in teams:
+                raise ConfigError(f"{where}.team names no team: {job.team}; name its share in teams")
             if job.drop_last and job.batch_size * job.replicas > datasets[job.dataset].samples:
                 raise ConfigError(f"{where}.drop_last leaves no batch: the dataset is smaller than one")
 

@@ -137,7 +137,9 @@ class TrainerModel:
             facts = DatasetFacts(*described, data.runs)
             epoch, position, _ = script.passes[max(self._number, 0)]
             unfit = world.model.unfit.get(script.dataset, frozenset())
-            opened = JobOpened(script.name, facts, script.plan, self.rank, epoch, position, unfit)
+            opened = JobOpened(
+                script.name, facts, script.plan, self.rank, epoch, position, unfit, script.team
+            )
             if world.model.settings.store and not data.random:
                 world.post(opened, world.store.scanned(data.name))
             else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,6 +68,8 @@ class World(WorldState):
         self._make_core = make_core or (lambda model: Core(model.settings))
         super().__init__(model, self._make_core(model))
         self.ended_s = 0.0
+        self.core_cpu_s = self.core_longest_s = 0.0
+        """CPU seconds of this machine that the core took in all, and for one step."""
         self.requested_samples = 0
         self.asked: Counter[str] = Counter()
         """Requests by the job that they were made for."""
@@ -114,10 +117,11 @@ class World(WorldState):
             return
         for event in events:
             self.watch.happened(event)
-        if len(events) == 1:
-            actions = self.core.handle(events[0], self.now_s)
-        else:
-            actions = self.core.handle_all(events, self.now_s)
+        began_s = thread_time()
+        actions = self.core.handle_all(events, self.now_s)
+        took_s = thread_time() - began_s
+        self.core_cpu_s += took_s
+        self.core_longest_s = max(self.core_longest_s, took_s)
         for action in actions:
             self.watch.acted(action)
             self._carry_out(action)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, Prices
+from superdl.coordinator.core import NO_TEAM, CoreSettings, ExecutorFacts, Plan, Prices, Team
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class JobScript:
     """What it takes the trainer to take over a batch that is ready; counted as waiting."""
     straight: bool = False
     """Its readers see the store, where there is one."""
+    team: str = NO_TEAM
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,7 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
         store=spec.store.kind != "none",
         whole_packs=spec.store.kind == "s3",
         max_usd_per_hour=math.inf if per_hour is None else per_hour,
+        teams=tuple(Team(team.name, team.share, team.priority) for team in spec.teams),
     )
 
 
@@ -291,4 +293,5 @@ def _scripts(spec: SimulationSpec, job: JobSpec) -> Iterator[JobScript]:
             read_s=job.batch_size * _record_bytes(dataset) / (job.read_gb_per_s * _GB),
             handover_s=job.handover_s,
             straight=spec.store.kind == "directory",
+            team=job.team,
         )

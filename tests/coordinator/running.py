@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.coordinator.catalog import Catalog
+    from superdl.coordinator.server.tokens import Tokens
     from tests.fixtures.valkey import Valkey
 
 SIDE = 4
@@ -217,6 +218,7 @@ async def running(
     cache_was_empty: bool = True,
     cache: Cache | None = None,
     lister: Callable[..., Catalog] = list_source,
+    tokens: Tokens | None = None,
     **core: Any,
 ) -> AsyncIterator[Running]:
     """A coordinator on a unix socket beside the server's own."""
@@ -236,7 +238,12 @@ async def running(
         eligibility = Eligibility(manager.executors, cache.address)
         stack.push_async_callback(eligibility.close)
         service = CoordinatorService(
-            engine, reports, eligibility, cache_was_empty=cache_was_empty, settings=Settings()
+            engine,
+            reports,
+            eligibility,
+            cache_was_empty=cache_was_empty,
+            settings=Settings(),
+            tokens=tokens,
         )
         address = f"unix:{valkey.directory}/c.sock"
         server, _ = await listen(address, service)

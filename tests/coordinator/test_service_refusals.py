@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from superdl.coordinator.core import JobClosed
+from superdl.coordinator.server.tokens import Tokens
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.draws import Draws
@@ -132,6 +133,26 @@ def test_a_job_that_exceeds_the_cache_is_told_by_both_sizes_and_the_setting(run,
     run(work)
 
 
+def test_a_job_is_of_the_team_whose_token_opened_it_and_no_other_team_joins_it(run, source):
+    one, two = "a-token-of-team-vision", "a-token-of-team-speech"
+
+    async def work(coordinator):
+        dataset = await coordinator.register(source)
+        request = pb.OpenJobRequest(dataset_id=dataset.dataset_id, job="job", batch_size=4, replicas=1)
+
+        async def open_by(token):
+            await coordinator.stub.OpenJob(request, metadata=(("authorization", f"Bearer {token}"),))
+
+        await open_by(one)
+        await open_by(one)
+        assert coordinator.engine.core.job("job").team == "vision"
+        for other in (two, "of nobody"):
+            with pytest.raises(grpc.aio.AioRpcError, match="is open with another plan, dataset, use or team"):
+                await open_by(other)
+
+    run(work, tokens=Tokens(f"{one} team=vision share=3, {two} team=speech"))
+
+
 @pytest.mark.parametrize("wait_s", [0.0, -1.0, math.nan, 0.01])
 def test_a_poll_without_news_ends(run, source, wait_s):
     async def work(coordinator):
@@ -238,7 +259,7 @@ def test_a_job_of_the_same_id_and_another_plan_or_dataset_is_refused(run, source
             coordinator.open(dataset, seed=1), coordinator.open(dataset, seed=2), return_exceptions=True
         )
         assert sorted(type(answer).__name__ for answer in opened) == ["ConfigError", "Job"]
-        with pytest.raises(ConfigError, match="is open with another plan, dataset or use"):
+        with pytest.raises(ConfigError, match="is open with another plan, dataset, use or team"):
             await coordinator.open(other)
 
     run(work)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, Prices, footprint
+from superdl.coordinator.core import NO_TEAM, CoreSettings, ExecutorFacts, Plan, Prices, Team, footprint
 from superdl.experiments.simulator.world_model import (
     DatasetModel,
     FunctionsModel,
@@ -60,7 +60,18 @@ def draw_world(seed: int, *, small: bool = False) -> WorldModel:
     # Drawn beside all else, so that the other runs stay what they were.
     model = _mixed(random.Random(f"mix-{seed}"), model, small=small)
     model = _with_store(random.Random(f"store-{seed}"), model)
-    return _with_blind_functions(random.Random(f"blind-{seed}"), model)
+    model = _with_blind_functions(random.Random(f"blind-{seed}"), model)
+    return _of_teams(random.Random(f"teams-{seed}"), model)
+
+
+def _of_teams(rng: random.Random, model: WorldModel) -> WorldModel:
+    """In every third run jobs are of teams with shares, priorities, or none of that."""
+    if rng.random() < 0.65:
+        return model
+    names = "vision", "speech", NO_TEAM
+    teams = tuple(Team(name, rng.choice((0.5, 1.0, 3.0)), rng.choice((0, 0, 1))) for name in names[:2])
+    jobs = tuple(replace(job, team=rng.choice(names)) for job in model.jobs)
+    return replace(model, jobs=jobs, settings=replace(model.settings, teams=teams))
 
 
 def in_shards(model: WorldModel) -> WorldModel:

@@ -69,8 +69,8 @@ def a_core_that_ignores_the_budget(fitting, free_bytes, size_bytes, count):
 
 
 @bug(results, "landed", "bytes are reserved")
-def a_core_that_forgets_what_it_reserved(landed, state, request_id):
-    found = landed(state, request_id)
+def a_core_that_forgets_what_it_reserved(landed, state, event, now):
+    found = landed(state, event, now)
     if found is not None:
         state.reserved_bytes -= found.reserved_bytes
     return found

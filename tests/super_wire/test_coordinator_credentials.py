@@ -70,8 +70,18 @@ def test_insecure_is_yes_or_no(text, meant):
 
 
 def test_tokens_stand_in_lines_and_between_commas():
-    assert parse_tokens(f"# remark\n {TOKEN} , b{TOKEN}\n\nc{TOKEN}\n", "x") == (
-        TOKEN,
-        f"b{TOKEN}",
-        f"c{TOKEN}",
+    text = f"# remark\n {TOKEN} , b{TOKEN} team=a  share=3\n\nc{TOKEN}\n"
+    assert parse_tokens(text, "x") == (
+        (TOKEN, {}),
+        (f"b{TOKEN}", {"team": "a", "share": "3"}),
+        (f"c{TOKEN}", {}),
     )
+
+
+@pytest.mark.parametrize("word", ["teams=a", "team=", TOKEN, "share=1=2 x", "=", "team"])
+def test_a_word_after_a_token_that_says_nothing_is_refused_and_not_repeated(word):
+    with pytest.raises(
+        ConfigError, match="x: after token 2 of 2 there is what is none of team=NAME"
+    ) as caught:
+        parse_tokens(f"{TOKEN}\nb{TOKEN} {word}", "x")
+    assert TOKEN not in str(caught.value)

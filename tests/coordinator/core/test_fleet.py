@@ -7,6 +7,7 @@ import math
 import pytest
 
 from superdl.coordinator.core.fleet import EligibleExecutors, Fleet
+from superdl.coordinator.core.teams import NO_TEAM, Teams
 
 
 def fleet_of(*capacities: int) -> Fleet:
@@ -72,9 +73,15 @@ def test_a_rival_runs_elsewhere_if_it_can():
 def test_of_several_groups_the_one_with_the_earliest_deadline_goes_first():
     fleet = fleet_of(1, 1)
     late, soon = fleet.eligible(frozenset()), fleet.eligible(frozenset({1}))
-    assert fleet.soonest(0.0) is None
-    late.ready.add(("a", 0), 5.0)
-    soon.ready.add(("b", 0), 3.0)
-    assert fleet.soonest(0.0) == (soon, 3.0)
+    turn = Teams().turn
+
+    def soonest():
+        found = fleet.soonest(0.0, turn)
+        return found and (found.eligible, found.deadline_s)
+
+    assert soonest() is None
+    late.ready.add(("a", 0), NO_TEAM, 5.0)
+    soon.ready.add(("b", 0), NO_TEAM, 3.0)
+    assert soonest() == (soon, 3.0)
     fleet.executors[0].in_flight = 1
-    assert fleet.soonest(0.0) == (late, 5.0), "the other has no place"
+    assert soonest() == (late, 5.0), "the other has no place"

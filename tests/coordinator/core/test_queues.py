@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SetKey
 from superdl.coordinator.core.queues import BatchPlace, RetryQueue, TimeQueue
+from superdl.coordinator.core.teams import NO_TEAM
 
 CURSORS = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
 
@@ -46,15 +47,15 @@ def at(*indices: int) -> np.ndarray:
 
 def taken(queue: RetryQueue) -> list[list[int]]:
     found = []
-    while (retry := queue.take_due()) is not None:
-        found.append(retry.indices.tolist())
+    while teams := queue.teams:
+        found.append(queue.take_due(min(teams)).indices.tolist())
     return found
 
 
 def test_repeated_misses_of_a_batch_are_one_retry():
     queue = RetryQueue()
     for _ in range(1000):
-        queue.add_urgent(KEY, at(4, 5), PLACE)
-    queue.add_urgent(KEY, at(6, 4), PLACE)
+        queue.add_urgent(KEY, at(4, 5), PLACE, NO_TEAM)
+    queue.add_urgent(KEY, at(6, 4), PLACE, NO_TEAM)
     assert len(queue) == 1
     assert taken(queue) == [[4, 5, 6]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from superdl.coordinator.core import BatchRead, JobOpened
+from superdl.coordinator.core import BatchRead, JobOpened, Team
 from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, Metrics
 from superdl.super_wire.request import Outcome
 from tests.coordinator.running import missed
@@ -75,10 +75,12 @@ def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(run, source):
         assert told["super_cache_samples", "resident"] == 9
         assert told["super_jobs", "reading"] == told["super_ranks", "reading"] == 1
         assert told["super_call_seconds_bucket", "0.0025", "OpenJob"] == 1
+        assert (told["super_team_share", "vision"], told["super_team_share", "-"]) == (3, 1)
+        assert told["super_team_requests_total", "-"] >= 1
         names = {name for name, *_ in told}
         assert {one.name + "_count" * (one.kind == "histogram") for one in METRICS} <= names
 
-    run(work)
+    run(work, teams=(Team("vision", share=3.0),))
 
 
 def test_fifty_jobs_have_names_the_others_are_one_and_no_counter_falls(run, source):

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from superdl.coordinator.core import Team
 from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
@@ -74,6 +75,38 @@ def test_a_file_of_no_tokens_is_refused(tmp_path, content, reason):
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"token_file={file}.*{reason}"):
         Tokens("", str(file))
+
+
+def test_tokens_name_teams_and_what_they_may_have(tmp_path, caplog):
+    file = tmp_path / "tokens"
+    file.write_text(f"{ONE} team=vision share=3 max_usd=20\n{TWO} team=vision\n{THREE}\n")
+    tokens = Tokens("", str(file))
+    assert [tokens.team(token) for token in (ONE, TWO, THREE, "unknown")] == ["vision", "vision", "", ""]
+    assert tokens.teams_now() == (Team("vision", share=3.0, max_usd=20.0),)
+    file.write_text(f"{ONE} team=speech priority=-1\n")
+    assert tokens.teams_now() == (Team("speech", priority=-1),)
+    file.write_text(f"{ONE} team=speech share=many\n")
+    assert tokens.teams_now() == (Team("speech", priority=-1),)
+    assert "the tokens stay as they were: team speech: share and max_usd are numbers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (f"{ONE} share=3", "token 1 of 1 has a share or the like: add team=NAME"),
+        (f"{ONE} team=a share=3\n{TWO} team=a share=4", "team a: one token says share=3, another 4"),
+        (f"{ONE} team=a priority=0.5", "priority is a whole one; not 1, inf and 0.5"),
+        (f"{ONE} team=a share=0", "team a: share is from 0.001"),
+        (f"{ONE} team=a/b", "a team's name has 1 to 64 letters"),
+        (f"{ONE} {TWO}", "write a second token on a line of its own"),
+    ],
+)
+def test_what_tokens_say_of_a_team_and_is_wrong_is_refused(tmp_path, content, reason):
+    file = tmp_path / "tokens"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        Tokens("", str(file))
+    assert not any(token in str(caught.value) for token in (ONE, TWO))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ SPEC = SimulationSpec(
 
 
 def timeless(prediction: Prediction) -> Prediction:
-    return replace(prediction, simulated_in_s=0.0)
+    assert 0 < prediction.core_longest_s <= prediction.core_cpu_s
+    return replace(prediction, simulated_in_s=0.0, core_cpu_s=0.0, core_longest_s=0.0)
 
 
 @pytest.fixture

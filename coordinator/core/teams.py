@@ -1,0 +1,203 @@
+"""Teams that share a coordinator: whose request is made next where functions are too few for all, who must
+make room where memory is, and who may spend no more.
+
+Each job belongs to a team, which is nameless unless a token names it. Of the teams that want something, one
+of the highest priority has the next turn; of equal ones, the team whose virtual time is least. That passes by
+the time that a team's requests take, divided by its share. So it is start-time fair queueing (Goyal et al.,
+1996), with the time that a request will take estimated, and put right when it ends: teams that all want more
+have the functions' time in proportion to their shares, and what one team leaves the others use. A team that
+wants nothing for a moment loses nothing; one that wants less for longer saves up no more than two seconds of
+its share. What runs is not ended for another team.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from superdl.coordinator.core.queues import TimeQueue
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from superdl.coordinator.core.queues import CursorKey
+
+__all__ = ["NO_TEAM", "ReadyRanks", "Team", "TeamState", "Teams", "Turn"]
+
+NO_TEAM = ""
+"""The team of jobs whose token names none."""
+
+Turn: TypeAlias = tuple[int, float]
+"""The lesser one goes first."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHARE_MIN, _SHARE_MAX = 1e-3, 1e6
+_PRIORITY_MAX = 1000
+_KEPT_S = 2.0
+_SMOOTHING = 0.1
+_SAMPLE_S = 0.01  # before any request has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """What a team may have.
+
+    Attributes:
+        name: letters, digits and ``. _ -``, at most 64.
+        share: of requests at once and of the cache's memory, beside the other teams' shares.
+        priority: teams of a higher one go first; below, only what they leave.
+        max_usd: the most that its requests may cost in all, in US dollars.
+
+    Raises:
+        ConfigError: one of them is out of its range.
+    """
+
+    name: str = NO_TEAM
+    share: float = 1.0
+    priority: int = 0
+    max_usd: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.name and not _NAME.fullmatch(self.name):
+            raise ConfigError(f"a team's name has 1 to 64 letters, digits or . _ -; not {self.name[:80]!r}")
+        for name, low, high in (
+            ("share", _SHARE_MIN, _SHARE_MAX),
+            ("priority", -_PRIORITY_MAX, _PRIORITY_MAX),
+            ("max_usd", 0, math.inf),
+        ):
+            if not low <= (value := getattr(self, name)) <= high:
+                raise ConfigError(f"team {self.name}: {name} is from {low:g} to {high:g}; not {value}")
+
+
+@dataclass(slots=True)
+class TeamState:
+    """A team, and how it fares: requests in flight and made so far, and what they cost."""
+
+    facts: Team
+    in_flight: int = 0
+    requests: int = 0
+    usd: float = 0.0
+    virtual_s: float = 0.0
+    sample_s: float = 0.0
+    """What its requests take for a sample, smoothed; 0 before one has ended."""
+
+
+class Teams:
+    """All teams that were ever heard of.
+
+    Args:
+        teams: what they may have.
+        spent_usd: what the requests of some have cost before, by name.
+    """
+
+    def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
+        self._states = {NO_TEAM: TeamState(Team())}
+        self.given: tuple[Team, ...] = ()
+        """What was set last."""
+        self._floor_s = 0.0
+        """No virtual time counts as less."""
+        self._sample_s = _SAMPLE_S
+        self.change(teams)
+        for name, usd in (spent_usd or {}).items():
+            self[name].usd = usd
+
+    def __iter__(self) -> Iterator[TeamState]:
+        return iter(self._states.values())
+
+    def __getitem__(self, name: str) -> TeamState:
+        found = self._states.get(name)
+        if found is None:
+            found = self._states[name] = TeamState(Team(name))
+        return found
+
+    @property
+    def several(self) -> bool:
+        """Whether there is any choice."""
+        return len(self._states) > 1
+
+    def change(self, teams: Iterable[Team]) -> None:
+        """Set what teams may have; those that are not named have a share like any other from now on."""
+        self.given = tuple(teams)
+        facts = {team.name: team for team in self.given}
+        for name in sorted({*facts, *self._states}):
+            self[name].facts = facts.get(name, Team(name))
+
+    def turn(self, name: str) -> Turn:
+        """When it is a team's turn, beside others' turns."""
+        state = self[name]
+        return -state.facts.priority, max(self._floor_s, state.virtual_s)
+
+    def began(self, name: str, samples: int, *, capacity: int) -> float:
+        """A request of so many samples is made for a team, where functions take ``capacity`` of them at once;
+        return the seconds that it is expected to take.
+        """
+        state = self[name]
+        expected_s = samples * (state.sample_s or self._sample_s)
+        start_s, passes_s = max(self._floor_s, state.virtual_s), expected_s / state.facts.share
+        state.virtual_s = start_s + passes_s
+        state.in_flight += 1
+        shares = sum(team.facts.share for team in self if team.in_flight)
+        self._floor_s = max(self._floor_s, start_s - max(passes_s, _KEPT_S * capacity / shares))
+        state.requests += 1
+        return expected_s
+
+    def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
+        """It has ended, whatever came of it, and kept a function for so long."""
+        state = self[name]
+        state.in_flight -= 1
+        state.virtual_s += (took_s - expected_s) / state.facts.share
+        each_s = took_s / samples
+        state.sample_s += (each_s - state.sample_s) * (_SMOOTHING if state.sample_s else 1.0)
+        self._sample_s = state.sample_s or self._sample_s
+
+    def may_spend(self, name: str, request_usd: float) -> bool:
+        """Whether one more request keeps within what a team may spend, if each in flight costs so much."""
+        state = self[name]
+        if state.facts.max_usd == math.inf:
+            return True
+        expected_usd = state.usd + (state.in_flight + 1) * request_usd
+        return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd
+
+    def refusal(self, name: str) -> str:
+        """Why a reader of a team gets nothing more, and how to go on."""
+        state = self[name]
+        return (
+            f"the requests of team {name} have cost {state.usd:.4f} USD, and its max_usd is "
+            f"{state.facts.max_usd:g}, which a request more might pass: to go on, raise max_usd in the "
+            "coordinator's token_file"
+        )
+
+
+class ReadyRanks:
+    """Ranks that may have something to look ahead to, by team, the earliest deadline of a team first."""
+
+    def __init__(self) -> None:
+        self._by_team: dict[str, TimeQueue[CursorKey]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_team.values()))
+
+    def __contains__(self, key: CursorKey) -> bool:
+        return any(key in ranks for ranks in self._by_team.values())
+
+    def add(self, key: CursorKey, team: str, deadline_s: float) -> None:
+        """Add a rank of a team, or give it another deadline."""
+        self._by_team.setdefault(team, TimeQueue()).add(key, deadline_s)
+
+    def discard(self, key: CursorKey, team: str) -> None:
+        """Remove a rank, if it is there."""
+        if team in self._by_team:
+            self._by_team[team].discard(key)
+
+    def soonest(self) -> Iterator[tuple[str, float]]:
+        """The teams that have ranks here, each with its earliest deadline."""
+        for team, ranks in self._by_team.items():
+            if (deadline_s := ranks.soonest_s()) is not None:
+                yield team, deadline_s
+
+    def pop(self, team: str) -> CursorKey | None:
+        """The rank of a team with the earliest deadline, removed; ``None`` if there is none."""
+        return self._by_team[team].pop() if team in self._by_team else None
