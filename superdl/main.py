@@ -28,6 +28,7 @@ _MODULES = {
 }
 _COMMANDS = {
     "run": "train from a spec and report",
+    "advise": "foretell a run from a probe of ten seconds, and name the change that helps most",
     "compare": "run the loaders of a spec side by side, and say how they differ",
     "evaluate": "say what a run's checkpoint is worth on validation images, class by class",
     "report": "make the page of a run anew, from the files in its directory",

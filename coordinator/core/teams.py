@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -175,7 +176,7 @@ class ReadyRanks:
     """Ranks that may have something to look ahead to, by team, the earliest deadline of a team first."""
 
     def __init__(self) -> None:
-        self._by_team: dict[str, TimeQueue[CursorKey]] = {}
+        self._by_team: defaultdict[str, TimeQueue[CursorKey]] = defaultdict(TimeQueue)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_team.values()))
@@ -185,12 +186,11 @@ class ReadyRanks:
 
     def add(self, key: CursorKey, team: str, deadline_s: float) -> None:
         """Add a rank of a team, or give it another deadline."""
-        self._by_team.setdefault(team, TimeQueue()).add(key, deadline_s)
+        self._by_team[team].add(key, deadline_s)
 
     def discard(self, key: CursorKey, team: str) -> None:
         """Remove a rank, if it is there."""
-        if team in self._by_team:
-            self._by_team[team].discard(key)
+        self._by_team[team].discard(key)
 
     def soonest(self) -> Iterator[tuple[str, float]]:
         """The teams that have ranks here, each with its earliest deadline."""
@@ -200,4 +200,4 @@ class ReadyRanks:
 
     def pop(self, team: str) -> CursorKey | None:
         """The rank of a team with the earliest deadline, removed; ``None`` if there is none."""
-        return self._by_team[team].pop() if team in self._by_team else None
+        return self._by_team[team].pop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superdl.experiments.loaders.interface import BatchFigures, Loader, LoaderFactory, LoaderRequest
+from superdl.experiments.loaders.interface import Batch, BatchFigures, Loader, LoaderFactory, LoaderRequest
 from superdl.experiments.loaders.streaming_loaders import open_litdata, open_mds
 from superdl.experiments.loaders.super_loader import open_super, open_super_threads
 from superdl.experiments.loaders.torch_loader import open_torch
@@ -17,7 +17,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LOADERS", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", "open_loader"]
+__all__ = ["LOADERS", "Batch", "BatchFigures", "Loader", "LoaderFactory", "LoaderRequest", "open_loader"]
 
 LOADERS: Mapping[str, LoaderFactory] = {
     "super": open_super,

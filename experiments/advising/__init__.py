@@ -1,0 +1,11 @@
+"""What a run will be like before it is run, and the one change that helps it most.
+
+``probing`` measures what its parts take, ``advice`` plays them in the simulator.
+"""
+
+from __future__ import annotations
+
+from superdl.experiments.advising.advice import Advice, advise_run, print_advice
+from superdl.experiments.advising.probing import advise
+
+__all__ = ["Advice", "advise", "advise_run", "print_advice"]

@@ -1,0 +1,322 @@
+"""What a run will be like, foretold from a probe of some seconds, and the one change that helps it most.
+
+The probe reads batches through the run's own loader, first without a model, then with its steps. What each
+part takes goes into the simulator (:mod:`superdl.experiments.simulator`), which plays the run with the
+coordinator's own core. Then it plays it again with one thing changed, for each change that people could make.
+Validation is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from superdl.coordinator.core import maxmemory_for
+from superdl.experiments.reporting.quantities import percent, seconds
+from superdl.experiments.reporting.run_report import Forecast
+from superdl.experiments.simulator.spec import (
+    CacheSpec,
+    DatasetSpec,
+    FunctionsSpec,
+    JobSpec,
+    SimulationSpec,
+    StoreSpec,
+)
+from superdl.experiments.simulator.world import World
+from superdl.experiments.simulator.world_model import build_world_model
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from superdl.experiments.reporting.run_files import RunFiles
+    from superdl.experiments.spec import Spec
+
+__all__ = [
+    "Advice",
+    "Measured",
+    "advice_of",
+    "advise_run",
+    "check_loader",
+    "foretold",
+    "functions_beside",
+    "is_random",
+    "print_advice",
+]
+
+_BATCHES_MAX = 4000
+"""A longer run is simulated as a smaller one with a smaller cache."""
+
+_WORTH_WHILE = 0.05
+_LITTLE_WAITING = 0.05
+_MB, _GB = 2**20, 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run's parts take by themselves, on the machine that measured them.
+
+    ``step_s`` is of a batch, ``handover_s`` is what taking over one takes that is there, ``function_s`` is of
+    a sample, ``read_s`` of a worker for a batch that is in the cache. Functions work on ``functions``
+    requests at once beside the model. ``cache_bytes`` are for records, each of ``record_bytes``; ``stored``:
+    there is a store too.
+    """
+
+    samples: int
+    batch_size: int
+    epochs: float
+    workers: int
+    step_s: float
+    handover_s: float
+    function_s: float
+    read_s: float
+    record_bytes: int
+    functions: int
+    cache_bytes: int
+    stored: bool
+    random: bool
+    ranks: int = 1
+
+    @property
+    def set_bytes(self) -> int:
+        """Memory of the cache that all samples take."""
+        return self.samples * self.record_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What was measured, what follows, and what changes would make of it, the best first."""
+
+    measured: Measured
+    forecast: Forecast
+    changes: tuple[tuple[str, Forecast], ...]
+
+    @property
+    def best(self) -> str:
+        """The change that helps most, in a sentence."""
+        waiting = self.forecast.first_waiting, self.forecast.later_waiting
+        if max(filter(None, waiting), default=0.0) < _LITTLE_WAITING:
+            return "Data hardly limits this run: only a faster step would make it faster."
+        for name, forecast in self.changes:
+            saved = 1 - forecast.wall_s / self.forecast.wall_s
+            if saved >= _WORTH_WHILE:
+                return f"What helps most: {name}. It would take {percent(saved)} less time."
+        return "None of these changes helps by a twentieth: the set is small, or several limits are near."
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return asdict(self) | {"best": self.best}
+
+
+def advise_run(run: RunFiles) -> Advice:
+    """What a run was like, and what would have helped, by what it has measured itself.
+
+    Raises:
+        ConfigError: it left no report, trained nothing, or decoded nothing, or its loader is no SUPER.
+    """
+    from superdl.experiments.spec import parse_spec
+
+    return advice_of(_measured_by(run), parse_spec(run.spec))
+
+
+def advice_of(measured: Measured, spec: Spec) -> Advice:
+    """What follows from what was measured, with the machines that a spec names."""
+    hour_usd = _hour_usd(spec)
+    now = foretold(measured, hour_usd)
+    changes = [(name, foretold(changed, hour_usd)) for name, changed in _changes(measured)]
+    return Advice(measured, now, tuple(sorted(changes, key=lambda one: one[1].wall_s)))
+
+
+def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
+    """What people could change, in words, and what would be measured then."""
+    more = 2 * measured.functions
+    yield (
+        f"functions for {more} requests at once (SUPER_WORKERS with more cores, data hosts, Lambda)",
+        replace(measured, functions=more),
+    )
+    if measured.set_bytes > measured.cache_bytes and not measured.random:
+        enough = math.ceil(1.02 * measured.set_bytes)
+        maxmemory = math.ceil(maxmemory_for(enough) / _MB)
+        if not measured.stored:
+            yield "a store (SUPER_STORE)", replace(measured, stored=True)
+        yield (
+            f"a cache for all samples, SUPER_CACHE_BYTES={maxmemory}mb",
+            replace(measured, cache_bytes=enough),
+        )
+    workers = max(2, 2 * measured.workers)
+    yield f"loader.num_workers={workers}", replace(measured, workers=workers)
+
+
+def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
+    """Play a run by what was measured; ``hour_usd`` is what its machines cost by the hour."""
+    passes = max(1, math.ceil(measured.epochs))
+    played = min(passes, 2)
+    whole = measured.samples / (measured.batch_size * measured.ranks)
+    scale = min(1.0, _BATCHES_MAX / max(whole, 1.0))
+    each_bytes = measured.batch_size * measured.record_bytes
+    model = build_world_model(
+        SimulationSpec(
+            datasets=(
+                DatasetSpec(
+                    samples=max(measured.batch_size * measured.ranks, round(scale * measured.samples)),
+                    record_bytes=measured.record_bytes,
+                    random=measured.random,
+                ),
+            ),
+            jobs=(
+                JobSpec(
+                    batch_size=measured.batch_size,
+                    replicas=measured.ranks,
+                    step_s=measured.step_s,
+                    handover_s=measured.handover_s,
+                    epochs=played,
+                    workers=max(1, measured.workers),
+                    read_gb_per_s=each_bytes / measured.read_s / _GB,
+                ),
+            ),
+            functions=FunctionsSpec(
+                kind="pool", concurrency=measured.functions, decode_s=measured.function_s, overhead_s=0.001
+            ),
+            cache=CacheSpec(budget_gb=scale * measured.cache_bytes / _GB),
+            store=StoreSpec(kind="directory", restore_s=0.0001) if measured.stored else StoreSpec(),
+        )
+    )
+    (trainers,) = World(model, log=False).run().trainers.values()
+    passed = [
+        max((trainer.passes[at] for trainer in trainers), key=lambda one: one.ended_s - one.began_s)
+        for at in range(played)
+    ]
+    walls_s = [(one.ended_s - one.began_s) / scale for one in passed]
+    rates = [measured.samples / wall_s for wall_s in walls_s]
+    waiting = [one.wait_s / (one.ended_s - one.began_s) for one in passed]
+    later = passes > 1
+    wall_s = walls_s[0] + (measured.epochs - 1) * walls_s[-1] if later else measured.epochs * walls_s[0]
+    return Forecast(
+        first_images_per_s=rates[0],
+        first_waiting=waiting[0],
+        later_images_per_s=rates[-1] if later else None,
+        later_waiting=waiting[-1] if later else None,
+        wall_s=wall_s,
+        usd=None if hour_usd is None else hour_usd * wall_s / 3600,
+    )
+
+
+def _hour_usd(spec: Spec) -> float | None:
+    """What the machines that a spec names cost by the hour."""
+    from superdl.cost.bill import PaidByHour, prices_for
+
+    hired = PaidByHour(**asdict(spec.cost))
+    prices = prices_for(hired, os.environ.get("SUPER_PRICES"))
+    if hired.machine is None:
+        return None
+    usd = hired.machines * prices.machine(hired.machine).hour
+    if hired.data_machine is not None:
+        usd += hired.data_machines * prices.machine(hired.data_machine).hour
+    if hired.cache_node is not None:
+        usd += hired.cache_nodes * prices.cache_node(hired.cache_node).hour
+    return usd
+
+
+def check_loader(kind: str, *, runs_functions: bool) -> None:
+    """Raise ``ConfigError`` unless a loader is SUPER."""
+    if not runs_functions:
+        raise ConfigError(f"what is foretold is SUPER, and loader.kind is {kind}: --set loader.kind=super")
+
+
+def is_random(spec: Spec) -> bool:
+    """Whether its recipe makes fresh samples each epoch."""
+    from superdl.super_wire.recipe import Recipe
+
+    return spec.recipe.steps is not None and Recipe(spec.recipe.steps).random
+
+
+def functions_beside(functions: int, busy: int) -> int:
+    """Of functions on this host, those that have a core while so many threads compute."""
+    cores = len(os.sched_getaffinity(0))
+    return functions if functions > cores else max(1, min(functions, cores - busy))
+
+
+def _measured_by(run: RunFiles) -> Measured:
+    """What a run's report says of its parts."""
+    from superdl.experiments.spec import parse_spec
+
+    if run.report is None or not run.trained:
+        raise ConfigError(f"{run.directory} has no report of a run that trained: name one, or its spec")
+    spec = parse_spec(run.spec)
+    check_loader(spec.loader.kind, runs_functions=spec.loader.runs_functions)
+    room = run.report.get("room")
+    jobs = [one.job for one in run.trained]
+    produced = sum(job.get("samples_produced", 0) for job in jobs)
+    if not room or not produced:
+        why = "it decoded nothing" if room else "it is of an earlier version"
+        raise ConfigError(f"{run.directory} does not say what functions take, since {why}: name its spec")
+    total = {name: sum(one.figures[name] or 0 for one in run.trained) for name in _FIGURES}
+    steps = spec.training.steps_per_epoch
+    samples = int(run.report["train_samples"])
+    whole = math.ceil(samples / (spec.loader.batch_size * run.ranks))
+    busy = spec.training.threads or 1
+    return Measured(
+        samples=samples,
+        batch_size=spec.loader.batch_size,
+        epochs=spec.epochs if steps is None else spec.epochs * steps / whole,
+        workers=spec.loader.num_workers,
+        step_s=total["compute_s"] / total["batches"],
+        handover_s=_handover_s(run),
+        function_s=sum(job["fetch_s"] + job["decode_s"] + job["push_s"] for job in jobs) / produced,
+        read_s=max(total["read_s"] / total["batches"], 1e-6),
+        record_bytes=int(total["size_bytes"] / total["samples"]),
+        functions=functions_beside(int(room["functions"]), busy),
+        cache_bytes=int(room["cache_bytes"]),
+        stored=bool(room["store"]),
+        random=is_random(spec),
+        ranks=run.ranks,
+    )
+
+
+def _handover_s(run: RunFiles) -> float:
+    """What taking over a batch took where all were in the cache; 0 where they never were."""
+    warm = [one.figures for one in run.trained if not one.figures["misses"]]
+    return min(((one["wait_s"] - one["first_batch_s"]) / one["batches"] for one in warm), default=0.0)
+
+
+_FIGURES = ("samples", "batches", "compute_s", "read_s", "size_bytes")
+
+
+# -------------------------------------------------------------------------------------- what is told
+
+
+def print_advice(advice: Advice, console: Console) -> None:
+    """Print forecast and changes beside each other, and the best one."""
+    measured = advice.measured
+    console.print(
+        f"measured: a step {seconds(measured.step_s)}, a sample {seconds(measured.function_s)} of a "
+        f"function, {measured.functions} requests at once, {measured.samples:,} samples of "
+        f"{measured.record_bytes:,} bytes, {measured.cache_bytes / _MB:,.0f} MiB of cache for them"
+        f"{' and a store' if measured.stored else ''}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    table.add_column("foretold, simulated", overflow="fold")
+    for heading in ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "in all", "$"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for name, forecast in (("as it is", advice.forecast), *advice.changes):
+        table.add_row(name, *_cells(forecast))
+    console.print(table)
+    console.print(advice.best, highlight=False, soft_wrap=True)
+
+
+def _cells(forecast: Forecast) -> Iterator[str]:
+    yield f"{forecast.first_images_per_s:,.0f}"
+    yield percent(forecast.first_waiting)
+    yield "-" if forecast.later_images_per_s is None else f"{forecast.later_images_per_s:,.0f}"
+    yield "-" if forecast.later_waiting is None else percent(forecast.later_waiting)
+    yield seconds(forecast.wall_s)
+    yield "-" if forecast.usd is None else f"{forecast.usd:.2g}"

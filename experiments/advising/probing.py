@@ -1,0 +1,161 @@
+"""The probe of ``superdl advise``: what the parts of a run take by themselves, on this machine."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from superdl.experiments.advising.advice import (
+    Measured,
+    advice_of,
+    check_loader,
+    functions_beside,
+    is_random,
+)
+from superdl.experiments.models import build_model
+from superdl.experiments.run.training_run import (
+    images_of,
+    opened_loader,
+    shipped_steps_allowed,
+    torch_threads,
+)
+from superdl.experiments.training.device import (
+    compute_type,
+    make_strategy,
+    pick_device,
+    seed_everything,
+    synchronise,
+)
+from superdl.experiments.training.ranks import join_ranks, process_rank
+from superdl.experiments.training.updates import Updater
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from superdl.experiments.advising.advice import Advice
+    from superdl.experiments.loaders import Batch, Loader
+    from superdl.experiments.spec import Spec
+
+__all__ = ["advise", "probe"]
+
+_READING_S, _STEPS_S = 5.0, 5.0
+_WARM_UP_STEPS = 2
+
+
+def advise(spec: Spec, tell: Callable[[str], None]) -> Advice:
+    """Probe this machine with a spec for some ten seconds, and say what a run of it will be like.
+
+    Raises:
+        ConfigError: its loader is no SUPER, or this is one of several ranks.
+        SuperError: the data, the loader or the device cannot be had.
+    """
+    return advice_of(probe(spec, tell), spec)
+
+
+def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
+    """Read batches without a model for some seconds, then take steps with it.
+
+    Raises:
+        ConfigError: the loader is no SUPER, or this is one of several ranks.
+        SuperError: the data, the loader or the device cannot be had.
+    """
+    process = process_rank()
+    if process.replicas > 1:
+        raise ConfigError(
+            "one process is probed, and this is one of several: start it without torchrun"
+        )
+    check_loader(spec.loader.kind, runs_functions=spec.loader.runs_functions)
+    device = pick_device(spec.device, process)
+    seed_everything(spec.seed)
+    with ExitStack() as stack:
+        ranks = stack.enter_context(join_ranks(process, device))
+        stack.enter_context(torch_threads(spec.training.threads))
+        stack.enter_context(shipped_steps_allowed(spec.recipe))
+        data = images_of(spec, ranks, tell)
+        on_gpu = device.type == "cuda"
+        loader = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)
+        stack.enter_context(closing(loader))
+        batches = _without_end(loader)
+        tell(f"reading {data.train.url}, for {_READING_S:.0f} s")
+        read = _read(batches)
+        stats: Any = loader.job_stats()
+        tell(f"steps of {spec.model.name} on {device.type}, for {_STEPS_S:.0f} s")
+        step_s, handover_s = _step_s(spec, batches, device, len(loader.classes))
+    function_s = read.records_s / read.samples
+    if stats.samples_produced:
+        function_s = (stats.fetch_s + stats.decode_s + stats.push_s) / stats.samples_produced
+    steps = spec.training.steps_per_epoch
+    return Measured(
+        samples=loader.sample_count,
+        batch_size=spec.loader.batch_size,
+        epochs=spec.epochs if steps is None else spec.epochs * steps / len(loader),
+        workers=spec.loader.num_workers,
+        step_s=step_s,
+        handover_s=handover_s,
+        function_s=function_s,
+        read_s=max(median(read.read_s), 1e-6),
+        record_bytes=read.size_bytes // read.samples,
+        functions=functions_beside(stats.capacity, 1 if on_gpu else torch.get_num_threads()),
+        cache_bytes=stats.budget_bytes,
+        stored=bool(stats.store),
+        random=is_random(spec),
+    )
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read: seconds of workers for each batch, and sums."""
+
+    read_s: list[float] = field(default_factory=list)
+    samples: int = 0
+    size_bytes: int = 0
+    records_s: float = 0.0
+
+
+def _without_end(loader: Loader) -> Iterator[Batch]:
+    """Batches of one epoch after another."""
+    while True:
+        yield from loader
+
+
+def _read(batches: Iterator[Batch]) -> _Read:
+    """Read for a while, as fast as batches come."""
+    read = _Read()
+    until_s = time.monotonic() + _READING_S
+    while time.monotonic() < until_s or not read.samples:
+        _, labels, told = next(batches)
+        read.read_s.append(told.read_s)
+        read.records_s += told.fetch_s + told.decode_s
+        read.samples += len(labels)
+        read.size_bytes += told.size_bytes
+    return read
+
+
+def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
+    """The time of a training step while batches are read, and of taking over a batch that is there."""
+    model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
+    strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
+    scaled_on = device.type if strategy.scales else None
+    updater = Updater(strategy.model, spec.optimizer, epoch_steps=10_000, epochs=1, scaled_on=scaled_on)
+    steps_s: list[float] = []
+    waits_s: list[float] = []
+    until_s = time.monotonic() + _STEPS_S
+    while len(steps_s) <= _WARM_UP_STEPS or time.monotonic() < until_s:
+        began_s = time.monotonic()
+        images, labels, _ = next(batches)
+        got_s = time.monotonic()
+        with strategy.computing():
+            loss = cross_entropy(strategy.model(images.to(device)), labels.to(device))
+        updater.update(loss)
+        synchronise(device)
+        waits_s.append(got_s - began_s)
+        steps_s.append(time.monotonic() - got_s)
+    waits_s = sorted(waits_s[_WARM_UP_STEPS:])
+    return median(steps_s[_WARM_UP_STEPS:]), waits_s[len(waits_s) // 10]

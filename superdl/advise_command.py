@@ -1,0 +1,46 @@
+"""``superdl advise SPEC|RUN``: what a run will be like, and what helps it most. The work is
+:mod:`superdl.experiments.advising`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superdl.options import add_overrides
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument(
+        "spec",
+        help="a spec, as superdl run takes it: it is probed for ten seconds; or the directory of a run",
+    )
+    add_overrides(parser, "loader.num_workers=8")
+    parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Probe, or read the run, and print."""
+    from rich.console import Console  # --help needs none of this
+
+    from superdl.experiments.advising import advise, advise_run, print_advice
+    from superdl.experiments.output import tell_json
+    from superdl.experiments.reporting.run_files import read_run
+    from superdl.experiments.run.listeners import say
+    from superdl.run_command import spec_of
+
+    console = Console(stderr=arguments.json)
+    if Path(arguments.spec).is_dir():
+        advice = advise_run(read_run(Path(arguments.spec)))
+    else:
+        advice = advise(spec_of(arguments), lambda line: say(console, line))
+    print_advice(advice, console)
+    tell_json(advice.to_mapping(), shown=arguments.json)
+    return 0
