@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
     parser.add_argument(
         "spec",
-        help="path of a YAML spec, or the name of one that comes along (digits, imagenet, thousand_jobs, many_jobs)",
+        help="path of a YAML spec, or a built-in one: digits, imagenet, many_jobs, thousand_jobs",
     )
     add_overrides(parser, "cache.budget_gb=64")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

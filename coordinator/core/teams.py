@@ -48,7 +48,7 @@ class Team:
 
     Attributes:
         name: letters, digits and ``. _ -``, at most 64.
-        share: of requests at once and of the cache's memory, beside the other teams' shares.
+        share: of the functions' time and of the cache's memory, beside the other teams' shares.
         priority: teams of a higher one go first; below, only what they leave.
         max_usd: the most that its requests may cost in all, in US dollars.
 
@@ -150,9 +150,10 @@ class Teams:
         state = self[name]
         state.in_flight -= 1
         state.virtual_s += (took_s - expected_s) / state.facts.share
-        each_s = took_s / samples
-        state.sample_s += (each_s - state.sample_s) * (_SMOOTHING if state.sample_s else 1.0)
-        self._sample_s = state.sample_s or self._sample_s
+        if took_s:  # else no function was asked
+            each_s = took_s / samples
+            state.sample_s += (each_s - state.sample_s) * (_SMOOTHING if state.sample_s else 1.0)
+            self._sample_s = state.sample_s
 
     def may_spend(self, name: str, request_usd: float) -> bool:
         """Whether one more request keeps within what a team may spend, if each in flight costs so much."""

@@ -18,7 +18,7 @@ def load(tmp_path: Path, text: str, *overrides: str):
     return load_points(file, overrides)
 
 
-@pytest.mark.parametrize("name", ["digits", "imagenet", "thousand_jobs"])
+@pytest.mark.parametrize("name", ["digits", "imagenet", "many_jobs", "thousand_jobs"])
 def test_specs_that_come_along_are_good(name):
     assert load_points(name)[0][1].name == name
 
@@ -53,7 +53,7 @@ def test_a_bad_spec_is_refused_by_name(tmp_path, text, message):
 
 
 def test_a_spec_that_is_not_there_lists_those_that_are():
-    with pytest.raises(ConfigError, match="built-in spec: digits, imagenet, thousand_jobs"):
+    with pytest.raises(ConfigError, match="built-in spec: digits, imagenet, many_jobs, thousand_jobs"):
         load_points("nowhere")
 
 
