@@ -68,9 +68,7 @@ def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
     """
     process = process_rank()
     if process.replicas > 1:
-        raise ConfigError(
-            "one process is probed, and this is one of several: start it without torchrun"
-        )
+        raise ConfigError("one process is probed, and this is one of several: start it without torchrun")
     check_loader(spec.loader.kind, runs_functions=spec.loader.runs_functions)
     device = pick_device(spec.device, process)
     seed_everything(spec.seed)
