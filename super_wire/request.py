@@ -61,8 +61,9 @@ MAX_OUTCOME_BYTES = 16 * 2**20
 """The longest entry that is read; one of 4,096 samples, each with a long message, has half of that."""
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _WHERE_USED = frozenset(
-    {"fields", "members", "member_offsets", "member_lengths", "encodings", "source_requests"}
+    {"fields", "members", "member_offsets", "member_lengths", "encodings", "source_requests", "traceparent"}
 )
 
 
@@ -135,6 +136,8 @@ class PrefetchRequest:
     Where samples have further ``fields``, keys, versions and the columns of members are of *parts*: first the
     samples' own objects, then the first field of all samples, and so on. A part that is a whole object has
     the member "".
+
+    ``traceparent`` is the context of a request that is traced, as W3C writes it; others lack it.
     """
 
     request_id: str
@@ -164,6 +167,7 @@ class PrefetchRequest:
     member_lengths: tuple[int, ...] = ()
     encodings: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+    traceparent: str = ""
 
     @property
     def id_bucket(self) -> str:
@@ -222,6 +226,8 @@ class PrefetchRequest:
             )
         if not all(map(_HEX_ID.fullmatch, request.ids)):
             raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
+        if request.traceparent and not _TRACEPARENT.fullmatch(request.traceparent):
+            raise ConfigError("the traceparent of a prefetch request is none of W3C's")
         if request.answer_to:
             checked_outcome_stream(request.answer_to)
         _check_places(request)

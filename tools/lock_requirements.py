@@ -45,6 +45,10 @@ LOCKS = {
         "the coordinator, and functions in its local pool",
     ),
     "infra/docker/parquet-requirements.txt": (("pyarrow",), "key lists in Parquet"),
+    "infra/docker/otel-requirements.txt": (
+        ("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"),
+        "traces, and metrics that are pushed",
+    ),
     "infra/docker/build-requirements.txt": (("hatchling",), "what builds SUPER's own wheel in an image"),
 }
 """Each requirements file: the packages that it is for, without those that they need, and what it is."""

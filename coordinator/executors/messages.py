@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from superdl.coordinator.executors.base import MAX_KIND, ExecutorError, FunctionRaisedError, one_line
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.datasets import Dataset
 
 __all__ = [
+    "NUMBER_MAX",
     "FunctionClock",
     "RecordPlaces",
     "Warmed",
+    "fault_of_result",
+    "gets_of",
     "read_object",
     "read_result",
     "read_warmed",
@@ -40,6 +44,10 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+NUMBER_MAX = 2**40
+"""No number in an answer is larger."""
+
+_DIGITS_MAX = 10
 _HEX_DIGITS = 32
 _WARM_VERSION = 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -69,6 +77,7 @@ def request_for(
     places: RecordPlaces | None = None,
     pointers: bool = False,
     saved_as: str = "",
+    traceparent: str = "",
 ) -> PrefetchRequest:
     """A request for samples of a dataset, by their places in its catalog.
 
@@ -96,6 +105,7 @@ def request_for(
         golden=saved_as,
         from_cache=bool(saved_as),
         fields=dataset.recipe.beside,
+        traceparent=traceparent,
         **catalog.part_columns(indices, dataset.recipe.beside),
     )
 
@@ -175,6 +185,28 @@ def read_result(answer: dict[str, Any], request_id: str, who: str) -> PrefetchRe
             f"{who} was asked for request {request_id} and answered for {result.request_id[:80]!r}"
         )
     return result
+
+
+def gets_of(result: PrefetchResult) -> int:
+    """How often the source was asked: for each sample, where the function does not say that it was less."""
+    return result.source_requests or sum(size > 0 for size in result.source_bytes)
+
+
+def fault_of_result(result: PrefetchResult, samples: int) -> str:
+    """What makes an answer useless; empty if nothing does."""
+    if len(result.outcomes) != samples:
+        return f"the function answered for {len(result.outcomes)} of {counted(samples, 'sample')}"
+    if not all(offset.isdecimal() and len(offset) < _DIGITS_MAX for offset in result.messages):
+        return "the function's messages are not numbered by sample"
+    numbers = (
+        *(result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us),
+        (result.duration_us, result.billed_us, result.memory_mb, result.store_requests, result.store_bytes),
+        (result.source_requests,),
+        *(result.offsets, result.lengths),
+    )
+    if any(column and not 0 <= min(column) <= max(column) <= NUMBER_MAX for column in numbers):
+        return f"the function answered with a number that is not from 0 to {NUMBER_MAX}"
+    return ""
 
 
 def _shown(text: str | bytes) -> str:

@@ -46,7 +46,7 @@ from superdl.coordinator.executors import (
 )
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.executors.cancelling import HeldTasks
-from superdl.coordinator.executors.messages import request_for
+from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
 from superdl.coordinator.store import StoreChoice
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.errors import (
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.datasets import Dataset, DatasetRegistry
     from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors.manager import ManagedExecutor
+    from superdl.coordinator.server.tracing import Tracing
     from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["Engine"]
@@ -78,8 +79,6 @@ _OUTCOME_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enume
 _ANSWER_GRACE_S = 10.0
 _ANSWER_MARGIN_S = 2.0  # of its time a function keeps so much back for answering
 _RETRY_S = 0.5
-_NUMBER_MAX = 2**40
-_DIGITS_MAX = 10
 _SAVING_S = 2.0
 _TICK_LEAST_S = 0.001
 _SENDS_PER_TURN = 16
@@ -108,6 +107,7 @@ class Engine:
         datasets: of which those are open that the core speaks of.
         keeper: of the store, if there is one.
         function_memory_mb: memory of a function, to account for GB-seconds where results do not tell it.
+        tracing: makes traces of requests, if any are traced.
     """
 
     def __init__(
@@ -119,7 +119,9 @@ class Engine:
         keeper: StoreKeeper | None = None,
         *,
         function_memory_mb: int = 1769,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self.core = Core(settings)
         self._memory_gb = function_memory_mb / 1024
         self._cache = cache
@@ -258,6 +260,7 @@ class Engine:
             places=places,
             pointers=action.pointers,
             saved_as=keeper.fingerprint if action.from_cache else "",
+            traceparent=self._tracing.planned(action, executor.name, dataset) if self._tracing else "",
         )
         try:
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
@@ -271,17 +274,22 @@ class Engine:
             _log.warning(words, request.request_id, executor.name, kind.value, error, extra=about)
             gb_s = getattr(error, "ran_s", 0.0) * self._memory_gb
             refused = getattr(error, "refused", False)
-            self.post(RequestFailed(action.request_id, kind, str(error), gb_s=gb_s, refused=refused))
+            failed = RequestFailed(action.request_id, kind, str(error), gb_s=gb_s, refused=refused)
+            if self._tracing:
+                self._tracing.failed(failed)
+            self.post(failed)
         else:
+            if self._tracing:
+                self._tracing.answered(done)
             self.post(done)
 
     def _done(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> RequestDone:
         """An answer as an event; answers come from a network."""
-        fault = _fault_of_answer(result, action.indices.size)
+        fault = fault_of_result(result, action.indices.size)
         if fault:
             error = FunctionRaisedError(fault)
             took_us = result.billed_us or result.duration_us
-            error.ran_s = took_us / 1e6 if 0 <= took_us <= _NUMBER_MAX else 0.0  # it is billed all the same
+            error.ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # it is billed all the same
             raise error
         memory_gb = result.memory_mb / 1024 or self._memory_gb
         pack, stored = self.keeper.heard(dataset, action.indices, result)
@@ -297,7 +305,7 @@ class Engine:
             messages={int(offset): str(message) for offset, message in result.messages.items()},
             duration_us=result.duration_us,
             gb_s=(result.billed_us or result.duration_us) / 1e6 * memory_gb,
-            source_requests=_gets_of(result) if is_remote else 0,
+            source_requests=gets_of(result) if is_remote else 0,
             cold_start=result.cold_start,
             pack=pack,
             stored=stored,
@@ -362,28 +370,6 @@ class Engine:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
-
-
-def _gets_of(result: PrefetchResult) -> int:
-    """How often the source was asked: for each sample, where the function does not say that it was less."""
-    return result.source_requests or sum(size > 0 for size in result.source_bytes)
-
-
-def _fault_of_answer(result: PrefetchResult, samples: int) -> str:
-    """What makes an answer useless; empty if nothing does."""
-    if len(result.outcomes) != samples:
-        return f"the function answered for {len(result.outcomes)} of {counted(samples, 'sample')}"
-    if not all(offset.isdecimal() and len(offset) < _DIGITS_MAX for offset in result.messages):
-        return "the function's messages are not numbered by sample"
-    numbers = (
-        *(result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us),
-        (result.duration_us, result.billed_us, result.memory_mb, result.store_requests, result.store_bytes),
-        (result.source_requests,),
-        *(result.offsets, result.lengths),
-    )
-    if any(column and not 0 <= min(column) <= max(column) <= _NUMBER_MAX for column in numbers):
-        return f"the function answered with a number that is not from 0 to {_NUMBER_MAX}"
-    return ""
 
 
 def _fault_of(record: bytes, sample_id: bytes) -> str:

@@ -18,7 +18,7 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client.core import Metric as Family
 
@@ -149,7 +149,7 @@ class Metrics:
         try:
             from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
         except ImportError as error:
-            raise ConfigError("metrics_listen needs an extra: pip install 'superdl[metrics]'") from error
+            raise ConfigError("metrics need an extra: pip install 'superdl[metrics]'") from error
         self._engine, self._absences = engine, absences
         self._named: frozenset[str] = frozenset()
         # Of jobs without a name of their own, what the others' sum has of them: it grows by what they grow.
@@ -174,10 +174,8 @@ class Metrics:
         snapshot = type("Snapshot", (), {"collect": lambda _: found})()
         return lambda: generate_latest(snapshot)  # type: ignore[no-untyped-call]
 
-    def collect(self) -> Iterator[Family]:
-        """All families, for the registry."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
+    def values(self) -> Mapping[str, Sequence[tuple[tuple[str, ...], float]]]:
+        """What counters and gauges are now: by name, the values of labels with the figure."""
         values: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
         for name, labels, value in (
             *self._of_jobs(),
@@ -186,6 +184,13 @@ class Metrics:
             *self._of_the_rest(),
         ):
             values[name].append((labels, value))
+        return values
+
+    def collect(self) -> Iterator[Family]:
+        """All families, for the registry."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        values = self.values()
         for metric in METRICS:
             kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
             if metric.kind in kinds:

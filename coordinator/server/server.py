@@ -30,10 +30,12 @@ from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
 from superdl.coordinator.server.listening import listen, listen_for_health, raise_limit_of_open_files
 from superdl.coordinator.server.metrics import Metrics
 from superdl.coordinator.server.metrics_port import listen_for_metrics
+from superdl.coordinator.server.otlp_metrics import LOOK_PAUSE_S, OtlpMetrics
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
+from superdl.coordinator.server.tracing import Tracing
 from superdl.coordinator.server.trust import warn_if_insecure
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
 from superdl.coordinator.server.watching import Watch
@@ -42,9 +44,10 @@ from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigE
 from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from superdl.coordinator.cache.info import CacheInfo
+    from superdl.coordinator.core import BatchRead
     from superdl.coordinator.server.settings import Settings
 
 __all__ = ["serve"]
@@ -136,12 +139,16 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         teams=tokens.teams_now() if tokens is not None else (),
         teams_usd=await cache.teams_usd(),
     )
-    memory_mb = settings.function_memory_mb
-    engine = Engine(core_settings, cache, manager.executors, datasets, keeper, function_memory_mb=memory_mb)
+    tracing = _tracing(settings, stack)
+    engine = Engine(
+        *(core_settings, cache, manager.executors, datasets, keeper),
+        function_memory_mb=settings.function_memory_mb,
+        tracing=tracing,
+    )
     stack.push_async_callback(engine.close)
     keeper.begin(manager.fingerprint, engine.post)
     manager.tell_changes(engine.post)
-    reports = ReportReader(cache, engine.post_all)
+    reports = ReportReader(cache, partial(_heard, tracing, engine))
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
     history = JobHistory(cache)
@@ -169,7 +176,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.push_async_callback(upkeep.keep_spent)
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
-    metrics = Metrics(engine, lambda: eligibility.absences) if settings.metrics_listen else None
+    has_metrics = settings.metrics_listen or settings.metrics_push
+    metrics = Metrics(engine, lambda: eligibility.absences) if has_metrics else None
     await _open_doors(settings, service, metrics, (tls, tokens), stack)
 
     async def follow_executors() -> None:
@@ -185,19 +193,47 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         "executors": (follow_executors, _UPKEEP_S),
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
+        **(_teams(tokens, engine) if tokens is not None else {}),
+        **(_pushed(metrics, stack) if metrics is not None and settings.metrics_push else {}),
     }
-    if tokens is not None:
-        steps["teams"] = partial(_follow_teams, tokens, engine), _UPKEEP_S
     if outcomes is not None:
         steps["outcomes"] = outcomes.read_once, 0.0
     return engine, steps
 
 
-async def _follow_teams(tokens: Tokens, engine: Engine) -> None:
+def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | None:
+    """What traces requests, if any are traced; what it has is sent in the end."""
+    if not settings.trace:
+        return None
+    tracing = Tracing(settings.trace)
+    stack.push_async_callback(asyncio.to_thread, tracing.close)
+    return tracing
+
+
+def _pushed(metrics: Metrics, stack: contextlib.AsyncExitStack) -> _Steps:
+    """Have metrics sent, and in the end the last ones."""
+    pushing = OtlpMetrics(metrics)
+    stack.push_async_callback(asyncio.to_thread, pushing.close)
+    return {"metrics": (pushing.look, LOOK_PAUSE_S)}
+
+
+def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) -> None:
+    """Readers have reported."""
+    if tracing is not None:
+        for read in reads:
+            tracing.read(read, engine.core)
+    engine.post_all(reads)
+
+
+def _teams(tokens: Tokens, engine: Engine) -> _Steps:
     """Tell the core of what teams may have, where that has changed."""
-    teams = tokens.teams_now()
-    if teams != engine.core.state.teams.given:
-        engine.post(TeamsChanged(teams))
+
+    async def follow() -> None:
+        teams = tokens.teams_now()
+        if teams != engine.core.state.teams.given:
+            engine.post(TeamsChanged(teams))
+
+    return {"teams": (follow, _UPKEEP_S)}
 
 
 async def _with_store(
@@ -229,7 +265,7 @@ async def _open_doors(
     if settings.health_listen:
         probed = await listen_for_health(settings.health_listen, health)
         stack.push_async_callback(probed.stop, None)
-    if metrics is not None:
+    if metrics is not None and settings.metrics_listen:
         scraped = await listen_for_metrics(
             settings.metrics_listen, metrics.look, tls=_tls(settings), tokens=tokens
         )

@@ -7,6 +7,8 @@ ARG BASE_IMAGE=python:3.13-slim
 FROM ${BASE_IMAGE} AS build
 # 1 adds pyarrow (150 MB), for key lists in Parquet.
 ARG PARQUET=0
+# 1 adds OpenTelemetry, for SUPER_TRACE and SUPER_METRICS_PUSH.
+ARG OTEL=0
 # Where pip finds packages, if not in its default index.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -19,6 +21,9 @@ RUN tools/bin/pip install -r build-requirements.txt \
     && tools/bin/pip --python /opt/super/bin/python install -r coordinator-requirements.txt
 RUN if [ "${PARQUET}" = 1 ]; then \
         tools/bin/pip --python /opt/super/bin/python install -r parquet-requirements.txt; \
+    fi
+RUN if [ "${OTEL}" = 1 ]; then \
+        tools/bin/pip --python /opt/super/bin/python install -r otel-requirements.txt; \
     fi
 COPY . source/
 # Without what it depends on: torch is a trainer's.

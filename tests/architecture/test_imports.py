@@ -86,6 +86,7 @@ OPTIONAL = frozenset(
         "litdata",
         "matplotlib",
         "obstore",
+        "opentelemetry",
         "prometheus_client",
         "pyarrow",
         "pynvml",
@@ -102,6 +103,8 @@ OPTIONAL = frozenset(
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
+    ("coordinator/server/otlp_metrics.py", "opentelemetry"): "pushes metrics, and needs [otel]",
+    ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
     (
         "sampler/embedded/children.py",

@@ -1,0 +1,144 @@
+"""Traces by OpenTelemetry: a share of requests, from the plan through the function to the first read.
+
+A request's span begins when the core has planned it and ends with its answer. The function's time in it comes
+from the answer, so that no function has to export anything; one with tracing of its own finds the context in
+the request (``traceparent``, https://www.w3.org/TR/trace-context/). The read of the request's first sample
+ends the trace. Where spans go, and how, OpenTelemetry's own variables say, such as
+``OTEL_EXPORTER_OTLP_ENDPOINT``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import installed_version
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.trace import Span, SpanContext
+
+    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.core import BatchRead, Core, Prefetch, RequestDone, RequestFailed, SetKey
+
+__all__ = ["Tracing", "otel_resource"]
+
+_UNREAD_MAX = 4096
+"""So many requests wait for the read of their first sample, the newest."""
+
+_NS = 1_000_000_000
+
+
+def otel_resource() -> Resource:
+    """What spans and metrics are of."""
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource.create({"service.name": "super-coordinator", "service.version": installed_version()})
+
+
+class Tracing:
+    """Makes spans of what the engine does.
+
+    Args:
+        share: of requests, above 0 to 1.
+
+    Raises:
+        ConfigError: the extra is not installed.
+    """
+
+    def __init__(self, share: float) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+        except ImportError as error:
+            raise ConfigError("trace needs an extra: pip install 'superdl[otel]'") from error
+        self._provider = TracerProvider(resource=otel_resource(), sampler=TraceIdRatioBased(share))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer("superdl")
+        self._requests: dict[int, Span] = {}
+        self._unread: OrderedDict[tuple[SetKey, int], SpanContext] = OrderedDict()
+
+    def close(self) -> None:
+        """Send what is left, within the exporter's time limit."""
+        self._provider.shutdown()
+
+    def planned(self, action: Prefetch, executor: str, dataset: Dataset) -> str:
+        """A request is about to be made; its context for the function, empty if it is not traced."""
+        about: dict[str, str | int] = {
+            "super.job": action.job,
+            "super.source": dataset.listing.source,
+            "super.executor": executor,
+            "super.samples": int(action.indices.size),
+            "super.restore": action.restore,
+            "super.hedge": action.hedge_of is not None,
+        }
+        span = self._tracer.start_span("super.request", attributes=about)
+        if not span.is_recording():
+            return ""
+        self._requests[action.request_id] = span
+        self._unread[action.samples, int(action.indices[0])] = span.get_span_context()
+        if len(self._unread) > _UNREAD_MAX:
+            self._unread.popitem(last=False)
+        context = span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+
+    def answered(self, event: RequestDone) -> None:
+        """The function has answered."""
+        span = self._requests.pop(event.request_id, None)
+        if span is None:
+            return
+        now_ns = time.time_ns()
+        about = {
+            "super.fetch_s": event.fetch_us / 1e6,
+            "super.decode_s": event.decode_us / 1e6,
+            "super.push_s": event.push_us / 1e6,
+            "super.cold_start": event.cold_start,
+            "super.source_bytes": event.source_bytes,
+            "super.record_bytes": int(event.record_bytes.sum()),
+            "super.gb_s": event.gb_s,
+        }
+        begun_ns = now_ns - event.duration_us * 1000
+        self._child("super.function", span.get_span_context(), begun_ns, now_ns, about)
+        span.end(now_ns)
+
+    def failed(self, event: RequestFailed) -> None:
+        """The request came to nothing."""
+        from opentelemetry.trace import StatusCode
+
+        span = self._requests.pop(event.request_id, None)
+        if span is not None:
+            span.set_status(StatusCode.ERROR, f"{event.kind.value}: {event.message}")
+            span.end()
+
+    def read(self, event: BatchRead, core: Core) -> None:
+        """A reader has received a batch; if a traced request's first sample is in it, that ends its trace."""
+        job = core.job(event.job) if self._unread and event.done else None
+        if job is None or not 0 <= event.position < job.plan.batches_per_epoch:
+            return
+        key = job.samples_of(event.epoch)
+        for index in job.plan.batch(event.epoch, event.position, event.rank).indices.tolist():
+            context = self._unread.pop((key, index), None)
+            if context is not None:
+                now_ns = time.time_ns()
+                began_ns = now_ns - (event.read_us + event.wait_us) * 1000
+                about = {
+                    "super.job": event.job,
+                    "super.rank": event.rank,
+                    "super.epoch": event.epoch,
+                    "super.position": event.position,
+                    "super.samples": event.samples,
+                    "super.hits": event.hits,
+                    "super.wait_s": event.wait_us / 1e6,
+                }
+                self._child("super.read", context, began_ns, now_ns, about)
+
+    def _child(self, name: str, of: SpanContext, began_ns: int, ended_ns: int, about: dict[str, Any]) -> None:
+        from opentelemetry.trace import NonRecordingSpan, set_span_in_context
+
+        parent = set_span_in_context(NonRecordingSpan(of))
+        span = self._tracer.start_span(name, context=parent, attributes=about, start_time=began_ns)
+        span.end(ended_ns)
