@@ -25,6 +25,7 @@ from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
+from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
 from superdl.coordinator.server.listening import listen, listen_for_health, raise_limit_of_open_files
@@ -193,6 +194,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         "executors": (follow_executors, _UPKEEP_S),
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
+        **(_emf(engine, settings.owner) if settings.metrics_emf else {}),
         **(_teams(tokens, engine) if tokens is not None else {}),
         **(_pushed(metrics, stack) if metrics is not None and settings.metrics_push else {}),
     }
@@ -223,6 +225,11 @@ def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) 
         for read in reads:
             tracing.read(read, engine.core)
     engine.post_all(reads)
+
+
+def _emf(engine: Engine, owner: str) -> _Steps:
+    """Write CloudWatch's metrics."""
+    return {"emf": (EmfLines(engine.core, owner).tell, EMF_PAUSE_S)}
 
 
 def _teams(tokens: Tokens, engine: Engine) -> _Steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import io
@@ -13,7 +14,9 @@ from contextlib import redirect_stdout
 import pytest
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
+from superdl.coordinator.core import Core, CoreSettings
 from superdl.coordinator.server import engine, server
+from superdl.coordinator.server.emf import EmfLines
 from superdl.coordinator.server.repeated_lines import LINE_FORMATS
 from superdl.coordinator.server.settings import Settings
 from superdl.lambda_prefetch.telemetry import Telemetry
@@ -47,6 +50,20 @@ def test_coordinator_and_function_read_every_variable_that_they_get():
     assert not clear & {"SUPER_TOKEN", "SUPER_TLS_KEY", "SUPER_CACHE_PASSWORD"}
     source = (ROOT / "lambda_prefetch" / "settings.py").read_text(encoding="utf-8")
     assert all(f'"{name}"' in source for name in FUNCTION["Environment"]["Variables"])
+
+
+def test_alarms_watch_figures_that_the_coordinator_tells(capsys):
+    asyncio.run(EmfLines(Core(CoreSettings(budget_bytes=1)), "a-stack").tell())
+    told = json.loads(capsys.readouterr().out)
+    assert {"Name": "SUPER_METRICS_EMF", "Value": "1"} in CONTAINER["Environment"]
+    watched = [
+        alarm["Properties"]["MetricName"]
+        for alarm in RESOURCES.values()
+        if alarm["Type"] == "AWS::CloudWatch::Alarm"
+        and [one["Name"] for one in alarm["Properties"].get("Dimensions", ())] == ["Coordinator"]
+    ]
+    assert len(watched) == 4
+    assert set(watched) <= set(told)
 
 
 def test_defaults_of_the_template_are_the_coordinators():

@@ -50,6 +50,7 @@ OTHERS = {
     "ray_nodes": ("all", "all"),
     "function_memory_mb": ("512", 512),
     "ray_cpus_per_function": ("0.5", 0.5),
+    "trace": ("0.01", 0.01),
 }
 """What cannot be any text or number of its type."""
 
