@@ -57,16 +57,23 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
     for place, (token, *words) in enumerate(entries, 1):
+        if _RIGHT.fullmatch(token):
+            raise ConfigError(
+                f"{origin}: token {place} of {len(entries)} begins with team=, share=, priority= or "
+                "max_usd=: write such words behind their token, with spaces between"
+            )
         if not _TOKEN.fullmatch(token):
             raise ConfigError(
                 f"{origin}: token {place} of {len(entries)} has {len(token)} characters; a token has "
                 f"{TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or characters of "
                 ". _ ~ + / = -: make one with openssl rand -hex 32"
             )
-        if not all(map(_RIGHT.fullmatch, words)):
+        names = [word.partition("=")[0] for word in words]
+        if not all(map(_RIGHT.fullmatch, words)) or len(set(names)) < len(names):
             raise ConfigError(
                 f"{origin}: after token {place} of {len(entries)} there is what is none of team=NAME, "
-                "share=NUMBER, priority=NUMBER, max_usd=NUMBER: write a second token on a line of its own"
+                "share=NUMBER, priority=NUMBER, max_usd=NUMBER, each once: write a second token on a line of "
+                "its own"
             )
     return tuple(Token(token, dict(word.split("=", 1) for word in words)) for token, *words in entries)
 

@@ -330,7 +330,7 @@ class JobStatsList(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., teams: _Optional[_Iterable[_Union[TeamStats, _Mapping]]] = ...) -> None: ...
 
 class TeamStats(_message.Message):
-    __slots__ = ("name", "share", "priority", "max_usd", "jobs", "in_flight", "requests", "usd")
+    __slots__ = ("name", "share", "priority", "max_usd", "jobs", "in_flight", "requests", "usd", "stopped")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +339,7 @@ class TeamStats(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     USD_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     share: float
     priority: int
@@ -347,7 +348,8 @@ class TeamStats(_message.Message):
     in_flight: int
     requests: int
     usd: float
-    def __init__(self, name: _Optional[str] = ..., share: _Optional[float] = ..., priority: _Optional[int] = ..., max_usd: _Optional[float] = ..., jobs: _Optional[int] = ..., in_flight: _Optional[int] = ..., requests: _Optional[int] = ..., usd: _Optional[float] = ...) -> None: ...
+    stopped: bool
+    def __init__(self, name: _Optional[str] = ..., share: _Optional[float] = ..., priority: _Optional[int] = ..., max_usd: _Optional[float] = ..., jobs: _Optional[int] = ..., in_flight: _Optional[int] = ..., requests: _Optional[int] = ..., usd: _Optional[float] = ..., stopped: bool = ...) -> None: ...
 
 class Coordinating(_message.Message):
     __slots__ = ("version", "clock_s", "cache", "executors", "lambda_function", "lambda_region", "lambda_concurrency", "request_timeout_s", "lookahead_batches")

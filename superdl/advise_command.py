@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.options import add_overrides
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -37,8 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.run_command import spec_of
 
     console = Console(stderr=arguments.json)
-    if Path(arguments.spec).is_dir():
-        advice = advise_run(read_run(Path(arguments.spec)))
+    directory = Path(arguments.spec)
+    if (directory / "report.json").is_file() or (directory / "manifest.json").is_file():
+        if arguments.overrides or arguments.quick:
+            raise ConfigError("--set and --quick are of a spec, and this is a run: leave them out")
+        advice = advise_run(read_run(directory))
     else:
         advice = advise(spec_of(arguments), lambda line: say(console, line))
     print_advice(advice, console)

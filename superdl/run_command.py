@@ -29,12 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"
     )
-    parser.add_argument(
+    before = parser.add_mutually_exclusive_group()
+    before.add_argument(
         "--find-batch-size",
         action="store_true",
         help="train nothing: find the largest loader.batch_size whose step fits into memory",
     )
-    parser.add_argument(
+    before.add_argument(
         "--advise",
         action="store_true",
         help="before it, foretell it as superdl advise does; its report says how far off that was",

@@ -145,6 +145,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             f"  {'team ' if team['name'] else 'no team'}{team['name']}: share {team['share']:g}, priority "
             f"{team['priority']}; {counted(team['jobs'], 'job')}, {team['in_flight']:,} requests in flight, "
             f"{team['requests']:,} so far for {team['usd']:.4f} USD{cap}"
+            f"{'; stopped at its cap' if team['stopped'] else ''}"
         )
 
 

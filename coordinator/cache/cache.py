@@ -209,12 +209,15 @@ class Cache:
         """What the requests of each team have cost before; ``ConfigError`` if what is written is no sums."""
         written = _bytes(await self._nodes.one(TEAMS_SPENT_KEY, "GET", TEAMS_SPENT_KEY) or b"{}")
         try:
-            return {str(name): float(usd) for name, usd in dict(json.loads(written)).items()}
+            teams_usd = {str(name): float(usd) for name, usd in dict(json.loads(written)).items()}
         except (ValueError, TypeError):
+            teams_usd = {"": -1.0}
+        if not all(0 <= usd < math.inf for usd in teams_usd.values()):
             raise ConfigError(
                 f"the key {TEAMS_SPENT_KEY.decode()} in the cache at {self.address} holds {written[:40]!r}: "
                 "set it to a JSON object of US dollars by team, or delete it to count from 0"
-            ) from None
+            )
+        return teams_usd
 
     async def keep_spent_usd(self, usd: float, by_team: Mapping[str, float]) -> None:
         """Write down what was spent, for the coordinators to come."""

@@ -19,9 +19,17 @@ from superdl.coordinator.core.filling import room_to_fill
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.neighbours import with_their_neighbours
-from superdl.coordinator.core.requesting import race_stragglers, request
+from superdl.coordinator.core.requesting import payer_of, race_stragglers, request
 from superdl.coordinator.core.restoring import ways, with_their_packs
-from superdl.coordinator.core.room import fits, next_use, next_use_s, relieve, room_for, urgent_room_for
+from superdl.coordinator.core.room import (
+    fits,
+    next_use,
+    next_use_s,
+    relieve,
+    room_for,
+    see_shares,
+    urgent_room_for,
+)
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.saving import next_save_s, save_one
 from superdl.coordinator.core.timing import request_size
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["dispatch", "expire_tombstones", "wake_times_s", "watch_spending"]
 
 _ALWAYS_LATE = 8.0
+_WARN_EVERY_S = 300.0
 _MOMENT_S = 1e-3
 _FIRST_BATCHES = 8
 """Before it is known how long requests take and how fast a job reads, so many batches ahead of it at most are
@@ -68,6 +77,8 @@ def dispatch(state: State, now: float) -> None:
 
 
 def _produce(state: State, now: float) -> None:
+    if state.teams.several:
+        see_shares(state, now)
     relieve(state, now)
     _release_due(state, now)
     state.stragglers.become_late(now, state.requests)
@@ -79,7 +90,7 @@ def _produce(state: State, now: float) -> None:
         race_stragglers(state, now)
     _wake_waiting_for_room(state, now)
     _wake_deferred(state, now)
-    lacks_room = not _request_retries(state, now)
+    lacks_room, left_over = _request_retries(state, now)
     while not lacks_room and (soonest := _soonest(state, now)) is not None:
         key = soonest.eligible.ready.pop(soonest.team)
         if key is None:  # never: it has a deadline
@@ -88,7 +99,8 @@ def _produce(state: State, now: float) -> None:
         ahead = find_absent(state, cursor, now)
         if ahead is not None:
             _look_ahead(state, cursor, ahead, now)
-        lacks_room = state.teams.several and not _request_retries(state, now)
+        if state.teams.several and not left_over:
+            lacks_room, left_over = _request_retries(state, now)
 
 
 def _soonest(state: State, now: float) -> Soonest | None:
@@ -221,8 +233,10 @@ def _release_due(state: State, now: float) -> None:
         samples.move(samples.among(retry.indices, SampleState.WAITING), SampleState.ABSENT)
 
 
-def _request_retries(state: State, now: float) -> bool:
-    """Request what is demanded; ``False`` if a reader waits for room, which then is nobody else's."""
+def _request_retries(state: State, now: float) -> tuple[bool, bool]:
+    """Request what is demanded. Return whether a reader waits for room, which then is nobody else's, and
+    whether retries are left that nobody with a place can take.
+    """
     put_off: list[tuple[Retry, NDArray[np.int64]]] = []
     lacks_room = False
     while (
@@ -232,7 +246,11 @@ def _request_retries(state: State, now: float) -> bool:
         and (retry := _next_retry(state, now)) is not None
     ):
         wanted = _wanted(state, retry)
-        if not wanted.size or _is_refused(state, retry, wanted, now):
+        if not wanted.size:
+            continue
+        payer = payer_of(state, retry, wanted)
+        if payer is None:
+            _refuse(state, retry, wanted, now)
             continue
         for way in ways(state, retry.samples, wanted, now):
             executor = way.executors.choose(now, failed_by=retry.failed_by)
@@ -250,7 +268,7 @@ def _request_retries(state: State, now: float) -> bool:
             mine, later_than_s = _soonest_first(state, retry, mine, share)
             room = room_for(state, retry.samples, share, later_than_s=later_than_s, now=now)
         if room:
-            request(state, executor, retry.samples, mine[:room], retry.job, now, restore=way.restore)
+            request(state, executor, retry.samples, mine[:room], payer, now, restore=way.restore)
         if room or retry.urgent:
             state.retry_queue.put_back(retry, way._replace(indices=mine).without(room))
         else:
@@ -258,7 +276,7 @@ def _request_retries(state: State, now: float) -> bool:
         lacks_room = not room and retry.urgent
     for retry, wanted in reversed(put_off):
         state.retry_queue.put_back(retry, wanted)
-    return not lacks_room
+    return lacks_room, bool(put_off)
 
 
 def _next_retry(state: State, now: float) -> Retry | None:
@@ -274,17 +292,14 @@ def _next_retry(state: State, now: float) -> Retry | None:
     return state.retry_queue.take_due(team)
 
 
-def _is_refused(state: State, retry: Retry, wanted: NDArray[np.int64], now: float) -> bool:
-    """Whether a team may spend no more, and no other team reads the same; then its readers are told so."""
-    dataset = retry.samples.dataset
-    if state.turn(retry.team) is not None or any(
-        job.dataset == dataset and state.turn(job.team) is not None for job in state.jobs.values()
-    ):
-        return False
+def _refuse(state: State, retry: Retry, wanted: NDArray[np.int64], now: float) -> None:
+    """A team may spend no more: say so to its reader, if one waits, and to people."""
+    text, team = state.teams.refusal(retry.team), state.teams[retry.team]
     if retry.urgent:
-        text = state.teams.refusal(retry.team)
         state.fail_for_a_while(retry.samples, wanted, (text,) * wanted.size, now, reason=SPENDING_CAP)
-    return True
+    if now >= team.warned_s + _WARN_EVERY_S:
+        team.warned_s = now
+        state.actions.append(Warn(text))
 
 
 def _wanted(state: State, retry: Retry) -> NDArray[np.int64]:

@@ -84,7 +84,7 @@ class JobOpened:
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged:
-    """What teams may have; teams that are not named have a share like any other."""
+    """What teams may have; one that is not named keeps what it had."""
 
     teams: tuple[Team, ...]
 

@@ -278,6 +278,8 @@ class RoomSearch:
     events: int = -1
     later_than_s: float = math.inf
     waiting: dict[CursorKey, None] = field(default_factory=dict)
+    shares_again_s: float = -math.inf
+    """When it is looked at next which teams hold more than their share."""
 
     def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
         """A search for samples needed later than ``later_than_s`` freed too little, after so many events."""

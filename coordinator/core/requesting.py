@@ -21,6 +21,8 @@ from superdl.coordinator.core import restoring
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, FailureKind, Prefetch, RequestDone, Warn
 from superdl.coordinator.core.jobs import JobCounters
+from superdl.coordinator.core.plan import NEVER_SOON
+from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Request
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         RequestFailed,
     )
     from superdl.coordinator.core.fleet import ExecutorState
+    from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
@@ -45,6 +48,7 @@ __all__ = [
     "executor_resized",
     "executors_ineligible",
     "landed",
+    "payer_of",
     "race_stragglers",
     "request",
     "send",
@@ -117,6 +121,21 @@ def request(
     send(state, made, now)
 
 
+def payer_of(state: State, retry: Retry, wanted: NDArray[np.int64]) -> str | None:
+    """The job on whose account a retry goes: its own, or where that one's team may spend no more, another's
+    that will need all of it; ``None`` if there is none.
+    """
+    if state.turn(retry.team) is not None:
+        return retry.job
+    others = (
+        job
+        for job in state.jobs.values()
+        if job.dataset == retry.samples.dataset and state.turn(job.team) is not None
+    )
+    needing = (job for job in others if (next_use(retry.samples, wanted, job) < NEVER_SOON).all())
+    return next((job.name for job in needing), None)
+
+
 def race_stragglers(state: State, now: float) -> None:
     """Make the rivals of stragglers; again, while that leaves functions idle, which another executor has."""
     made = 1
@@ -128,7 +147,7 @@ def _race(state: State, number: int, now: float) -> bool:
     """Make the rival of a straggler, if there is a place for it."""
     late = state.requests[number]
     executor = state.eligible_for(late.samples.dataset).choose(now, other_than=late.executor)
-    if executor is None:
+    if executor is None or state.turn(late.team) is None:
         return False
     state.stragglers.raced(number)
     late.counters.hedges += 1

@@ -36,6 +36,7 @@ __all__ = [
     "next_use_s",
     "relieve",
     "room_for",
+    "see_shares",
     "urgent_room_for",
 ]
 
@@ -45,6 +46,7 @@ _UNNEEDED_SHARE = 1 / 32
 _NEEDED_SHARE = 1 / 128
 """The same where it is needed again."""
 
+_SHARES_EVERY_S = 0.2
 _ANY_TIME_S = -1.0
 _NOT_NOW_S = 0.0
 CANDIDATES_LEAST = 2048
@@ -122,8 +124,6 @@ def _fitting(free_bytes: int, size_bytes: float, count: int) -> int:
 
 def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) -> None:
     state.evictions += 1
-    if state.teams.several:
-        _see_shares(state)
     victims = choose_victims(
         state.sets,
         state.jobs.values(),
@@ -141,10 +141,13 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
         state.actions.append(Drop(victim.samples, victim.indices))
 
 
-def _see_shares(state: State) -> None:
-    """See which teams hold more of the cache than their share of it among those that have a job. What several
-    teams read is held by each of them in part.
+def see_shares(state: State, now: float) -> None:
+    """See, every so often, which teams hold more of the cache than their share of it among those that have a
+    job. What several teams read is held by each of them in part.
     """
+    if now < state.room_search.shares_again_s:
+        return
+    state.room_search.shares_again_s = now + _SHARES_EVERY_S
     readers: dict[bytes, set[str]] = {}
     for job in state.jobs.values():
         readers.setdefault(job.dataset, set()).add(job.team)

@@ -82,6 +82,8 @@ class TeamState:
     requests: int = 0
     usd: float = 0.0
     virtual_s: float = 0.0
+    warned_s: float = -math.inf
+    """When people were warned last that it may spend no more."""
     sample_s: float = 0.0
     """What its requests take for a sample, smoothed; 0 before one has ended."""
 
@@ -120,11 +122,11 @@ class Teams:
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
-        """Set what teams may have; those that are not named have a share like any other from now on."""
+        """Set what teams may have; one that is not named any more keeps what it had for its open jobs."""
         self.given = tuple(teams)
         facts = {team.name: team for team in self.given}
         for name in sorted({*facts, *self._states}):
-            self[name].facts = facts.get(name, Team(name))
+            self[name].facts = facts.get(name, self[name].facts)
 
     def turn(self, name: str) -> Turn:
         """When it is a team's turn, beside others' turns."""

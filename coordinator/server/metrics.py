@@ -74,6 +74,7 @@ super_team_share gauge team | A team's share of requests and cache; no team is "
 super_team_requests_in_flight gauge team | Requests that functions work on for a team's jobs.
 super_team_requests_total counter team | Requests made for a team's jobs.
 super_team_usd_total counter team | Dollars that those requests have cost.
+super_team_stopped gauge team | 1 while a team may spend no more, else 0.
 super_cache_budget_bytes gauge | Memory of the cache for records.
 super_cache_resident_bytes gauge | Memory that records take.
 super_cache_free_bytes gauge | Memory that is free; below 0 under pressure.
@@ -259,6 +260,7 @@ class Metrics:
             yield "super_team_requests_in_flight", team, told.in_flight
             yield "super_team_requests_total", team, told.requests
             yield "super_team_usd_total", team, told.usd
+            yield "super_team_stopped", team, told.stopped
 
     def _of_the_rest(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         engine = self._engine

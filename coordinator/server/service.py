@@ -17,7 +17,7 @@ import grpc
 from superdl.coordinator.core import BatchesAsked, FillUp, JobClosed, JobOpened, Plan, exceeding_text
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.server.statistics import batch_status, filling, stats
-from superdl.coordinator.server.tokens import team_of
+from superdl.coordinator.server.tokens import is_named, team_of
 from superdl.coordinator.server.watching import Watch
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
@@ -172,10 +172,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._engine.keeper.opened(dataset)
         # From here on nothing waits, so that of two ranks with two plans the second is refused.
         job = self._core.job(request.job)
-        facts = (plan, dataset.content, request.fills, team)
-        if job is not None and (job.plan, job.dataset, job.fill is not None, job.team) != facts:
+        facts = (plan, dataset.content, request.fills)
+        if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
-                f"the job {request.job!r} is open with another plan, dataset, use or team: name this one by "
+                f"the job {request.job!r} is open with another plan, dataset or use: name this one by job="
+            )
+        if job is not None and job.team != team and is_named(self._tokens, job.team):
+            raise ConfigError(
+                f"the job {request.job!r} is another team's: use a token of that team, or name this one by "
                 "job="
             )
         if job is None and len(self._core.jobs) >= _MAX_JOBS:

@@ -167,6 +167,7 @@ def team_stats(core: Core) -> list[pb.TeamStats]:
             in_flight=team.in_flight,
             requests=team.requests,
             usd=team.usd,
+            stopped=core.state.turn(team.facts.name) is None,
         )
         for team in (core.state.teams if core.state.teams.several else ())
     ]

@@ -19,16 +19,17 @@ from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from superdl.super_wire.coordinator_credentials import Token
 
-__all__ = ["HEALTH_SERVICE", "TokenInterceptor", "Tokens", "team_of"]
+__all__ = ["HEALTH_SERVICE", "TokenInterceptor", "Tokens", "is_named", "team_of"]
 
 _log = logging.getLogger(__name__)
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _SCHEME = "Bearer "
+_DIGITS_MAX = 10
 
 _REMEDY = (
     "set SUPER_TOKEN or SUPER_TOKEN_FILE where the sampler (or superdl) runs, to one of the coordinator's"
@@ -59,7 +60,7 @@ class Tokens:
 
     def _take(self, from_file: tuple[Token, ...]) -> None:
         known = (*self._own, *from_file)
-        self._teams = _teams_of(known)
+        self._teams = _teams_of(known, "token_file" if self._file else "token")
         self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in known}
 
     def teams_now(self) -> tuple[Team, ...]:
@@ -102,32 +103,39 @@ def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) 
     return NO_TEAM if tokens is None else tokens.team(str(shown).removeprefix(_SCHEME))
 
 
-def _teams_of(tokens: Sequence[Token]) -> tuple[Team, ...]:
+def is_named(tokens: Tokens | None, team: str) -> bool:
+    """Whether any token names a team now."""
+    return tokens is not None and any(one.name == team for one in tokens.teams_now())
+
+
+def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
     """What teams may have: each as one of its tokens, or several of them alike, says."""
     said: dict[str, dict[str, str]] = {}
-    for place, (_, rights) in enumerate(tokens, 1):
+    known: dict[str, Mapping[str, str]] = {}
+    for place, (token, rights) in enumerate(tokens, 1):
+        which = f"{origin}: token {place} of {len(tokens)}"
+        if known.setdefault(token, rights).get("team") != rights.get("team"):
+            raise ConfigError(f"{which} was listed before, and not as one of the same team")
         if not rights:
             continue
         name = rights.get("team")
         if not name:
-            raise ConfigError(f"token {place} of {len(tokens)} has a share or the like: add team=NAME")
+            raise ConfigError(f"{which} has a share or the like: add team=NAME")
         of_team = said.setdefault(name, {})
         for right, value in rights.items():
             if of_team.setdefault(right, value) != value:
-                first = of_team[right]
-                raise ConfigError(f"team {name}: one token says {right}={first}, another {value}")
-    return tuple(_team(**rights) for rights in said.values())
+                raise ConfigError(f"{which} gives team {name} another {right} than a token before it")
+    return tuple(_team(origin, **rights) for rights in said.values())
 
 
-def _team(team: str, share: str = "1", priority: str = "0", max_usd: str = "inf") -> Team:
+def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd: str = "inf") -> Team:
     try:
-        numbers = float(share), int(priority), float(max_usd)
+        return Team(team, float(share), int(priority[:_DIGITS_MAX]), float(max_usd))
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
     except ValueError:
-        raise ConfigError(
-            f"team {team}: share and max_usd are numbers, priority is a whole one; not {share}, {max_usd} "
-            f"and {priority}"
-        ) from None
-    return Team(team, *numbers)
+        why = "share and max_usd are numbers, priority is a whole one"
+        raise ConfigError(f"{origin}: team {team[:64]}: {why}") from None
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone

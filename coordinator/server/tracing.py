@@ -10,7 +10,7 @@ ends the trace. Where spans go, and how, OpenTelemetry's own variables say, such
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import ConfigError
@@ -28,7 +28,7 @@ __all__ = ["Tracing", "otel_resource"]
 _UNREAD_MAX = 4096
 """So many requests wait for the read of their first sample, the newest."""
 
-_NS = 1_000_000_000
+_EPOCHS_MAX = 2**40
 
 
 def otel_resource() -> Resource:
@@ -59,8 +59,10 @@ class Tracing:
         self._provider = TracerProvider(resource=otel_resource(), sampler=TraceIdRatioBased(share))
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("superdl")
-        self._requests: dict[int, Span] = {}
-        self._unread: OrderedDict[tuple[SetKey, int], SpanContext] = OrderedDict()
+        self._requests: dict[int, tuple[Span, SetKey, int]] = {}
+        self._unread: defaultdict[SetKey, dict[int, SpanContext]] = defaultdict(dict)
+        """Requests whose first sample nobody has read yet, by that sample."""
+        self._order: deque[tuple[SetKey, int]] = deque()
 
     def close(self) -> None:
         """Send what is left, within the exporter's time limit."""
@@ -74,23 +76,26 @@ class Tracing:
             "super.executor": executor,
             "super.samples": int(action.indices.size),
             "super.restore": action.restore,
+            "super.save": action.from_cache,
             "super.hedge": action.hedge_of is not None,
         }
         span = self._tracer.start_span("super.request", attributes=about)
         if not span.is_recording():
             return ""
-        self._requests[action.request_id] = span
-        self._unread[action.samples, int(action.indices[0])] = span.get_span_context()
-        if len(self._unread) > _UNREAD_MAX:
-            self._unread.popitem(last=False)
-        context = span.get_span_context()
+        context, first = span.get_span_context(), int(action.indices[0])
+        self._requests[action.request_id] = span, action.samples, first
+        if not action.from_cache:  # else it was there before, and its reads are of another request
+            self._unread[action.samples][first] = context
+            self._order.append((action.samples, first))
+            if len(self._order) > _UNREAD_MAX:
+                self._forget(*self._order.popleft())
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
     def answered(self, event: RequestDone) -> None:
         """The function has answered."""
-        span = self._requests.pop(event.request_id, None)
-        if span is None:
+        if event.request_id not in self._requests:
             return
+        span, _, _ = self._requests.pop(event.request_id)
         now_ns = time.time_ns()
         about = {
             "super.fetch_s": event.fetch_us / 1e6,
@@ -109,20 +114,31 @@ class Tracing:
         """The request came to nothing."""
         from opentelemetry.trace import StatusCode
 
-        span = self._requests.pop(event.request_id, None)
-        if span is not None:
+        if event.request_id in self._requests:
+            span, samples, first = self._requests.pop(event.request_id)
+            self._forget(samples, first)
             span.set_status(StatusCode.ERROR, f"{event.kind.value}: {event.message}")
             span.end()
 
+    def _forget(self, samples: SetKey, first: int) -> None:
+        waiting = self._unread[samples]
+        waiting.pop(first, None)
+        if not waiting:
+            del self._unread[samples]
+
     def read(self, event: BatchRead, core: Core) -> None:
         """A reader has received a batch; if a traced request's first sample is in it, that ends its trace."""
-        job = core.job(event.job) if self._unread and event.done else None
-        if job is None or not 0 <= event.position < job.plan.batches_per_epoch:
+        cursor = core.state.cursor(event.job, event.rank) if event.done else None
+        if cursor is None or not 0 <= event.position < cursor.job.plan.batches_per_epoch:
+            return  # forged, or of a job that has closed
+        key = cursor.job.samples_of(event.epoch)
+        waiting = self._unread.get(key)
+        if not waiting or not 0 <= event.epoch < _EPOCHS_MAX:
             return
-        key = job.samples_of(event.epoch)
-        for index in job.plan.batch(event.epoch, event.position, event.rank).indices.tolist():
-            context = self._unread.pop((key, index), None)
+        for index in cursor.job.plan.batch(event.epoch, event.position, event.rank).indices.tolist():
+            context = waiting.get(index)
             if context is not None:
+                self._forget(key, index)
                 now_ns = time.time_ns()
                 began_ns = now_ns - (event.read_us + event.wait_us) * 1000
                 about = {

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from superdl.experiments.spec import Spec
 
 __all__ = [
+    "LOCAL",
     "Advice",
     "Measured",
     "advice_of",
@@ -51,8 +52,11 @@ __all__ = [
     "print_advice",
 ]
 
-_BATCHES_MAX = 4000
-"""A longer run is simulated as a smaller one with a smaller cache."""
+_BATCHES_MAX = 400
+"""A longer epoch is played as a shorter one with a smaller cache,"""
+
+_CACHED_BATCHES_MIN = 40
+"""though one of so many batches, where it has as many: less would leave no room to look ahead."""
 
 _WORTH_WHILE = 0.05
 _LITTLE_WAITING = 0.05
@@ -160,7 +164,10 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
     played = min(passes, 2)
     whole = measured.samples / (measured.batch_size * measured.ranks)
     scale = min(1.0, _BATCHES_MAX / max(whole, 1.0))
-    each_bytes = measured.batch_size * measured.record_bytes
+    each_bytes = measured.batch_size * measured.ranks * measured.record_bytes
+    cache_bytes = max(
+        scale * measured.cache_bytes, min(measured.cache_bytes, _CACHED_BATCHES_MIN * each_bytes)
+    )
     model = build_world_model(
         SimulationSpec(
             datasets=(
@@ -178,13 +185,13 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
                     handover_s=measured.handover_s,
                     epochs=played,
                     workers=max(1, measured.workers),
-                    read_gb_per_s=each_bytes / measured.read_s / _GB,
+                    read_gb_per_s=each_bytes / measured.ranks / measured.read_s / _GB,
                 ),
             ),
             functions=FunctionsSpec(
                 kind="pool", concurrency=measured.functions, decode_s=measured.function_s, overhead_s=0.001
             ),
-            cache=CacheSpec(budget_gb=scale * measured.cache_bytes / _GB),
+            cache=CacheSpec(budget_gb=cache_bytes / _GB),
             store=StoreSpec(kind="directory", restore_s=0.0001) if measured.stored else StoreSpec(),
         )
     )
@@ -237,10 +244,9 @@ def is_random(spec: Spec) -> bool:
     return spec.recipe.steps is not None and Recipe(spec.recipe.steps).random
 
 
-def functions_beside(functions: int, busy: int) -> int:
-    """Of functions on this host, those that have a core while so many threads compute."""
-    cores = len(os.sched_getaffinity(0))
-    return functions if functions > cores else max(1, min(functions, cores - busy))
+def functions_beside(functions: int, busy: int, cores: int) -> int:
+    """Of functions on the trainer's host, those that have a core while so many threads compute."""
+    return max(1, min(functions, cores - busy))
 
 
 def _measured_by(run: RunFiles) -> Measured:
@@ -261,18 +267,22 @@ def _measured_by(run: RunFiles) -> Measured:
     steps = spec.training.steps_per_epoch
     samples = int(run.report["train_samples"])
     whole = math.ceil(samples / (spec.loader.batch_size * run.ranks))
-    busy = spec.training.threads or 1
+    functions, about = int(room["functions"]), run.report["environment"]
+    if run.report["executor"] == LOCAL:
+        cores = int(about["usable_cpus"])
+        busy = 1 if about["device"] == "cuda" else spec.training.threads or int(about["torch_threads"])
+        functions = functions_beside(functions, busy, cores)
     return Measured(
         samples=samples,
         batch_size=spec.loader.batch_size,
         epochs=spec.epochs if steps is None else spec.epochs * steps / whole,
         workers=spec.loader.num_workers,
-        step_s=total["compute_s"] / total["batches"],
+        step_s=max(total["compute_s"] / total["batches"], 1e-6),
         handover_s=_handover_s(run),
         function_s=sum(job["fetch_s"] + job["decode_s"] + job["push_s"] for job in jobs) / produced,
         read_s=max(total["read_s"] / total["batches"], 1e-6),
-        record_bytes=int(total["size_bytes"] / total["samples"]),
-        functions=functions_beside(int(room["functions"]), busy),
+        record_bytes=max(1, int(total["size_bytes"] / total["samples"])),
+        functions=functions,
         cache_bytes=int(room["cache_bytes"]),
         stored=bool(room["store"]),
         random=is_random(spec),
@@ -286,10 +296,13 @@ def _handover_s(run: RunFiles) -> float:
     return min(((one["wait_s"] - one["first_batch_s"]) / one["batches"] for one in warm), default=0.0)
 
 
+LOCAL = "local"
+"""The executor whose functions share the trainer's cores."""
+
 _FIGURES = ("samples", "batches", "compute_s", "read_s", "size_bytes")
 
 
-# -------------------------------------------------------------------------------------- what is told
+# ------------------------------------------------------------------------------------- what people see
 
 
 def print_advice(advice: Advice, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from superdl.experiments.advising.advice import (
+    LOCAL,
     Measured,
     advice_of,
     check_loader,
@@ -20,6 +22,7 @@ from superdl.experiments.advising.advice import (
 )
 from superdl.experiments.models import build_model
 from superdl.experiments.run.training_run import (
+    executor_of,
     images_of,
     opened_loader,
     shipped_steps_allowed,
@@ -89,6 +92,10 @@ def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
     function_s = read.records_s / read.samples
     if stats.samples_produced:
         function_s = (stats.fetch_s + stats.decode_s + stats.push_s) / stats.samples_produced
+    functions = stats.capacity
+    if executor_of(spec) == LOCAL:
+        busy, cores = 1 if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
+        functions = functions_beside(functions, busy, cores)
     steps = spec.training.steps_per_epoch
     return Measured(
         samples=loader.sample_count,
@@ -99,8 +106,8 @@ def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
         handover_s=handover_s,
         function_s=function_s,
         read_s=max(median(read.read_s), 1e-6),
-        record_bytes=read.size_bytes // read.samples,
-        functions=functions_beside(stats.capacity, 1 if on_gpu else torch.get_num_threads()),
+        record_bytes=max(1, read.size_bytes // read.samples),
+        functions=functions,
         cache_bytes=stats.budget_bytes,
         stored=bool(stats.store),
         random=is_random(spec),

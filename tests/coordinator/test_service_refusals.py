@@ -147,7 +147,7 @@ def test_a_job_is_of_the_team_whose_token_opened_it_and_no_other_team_joins_it(r
         await open_by(one)
         assert coordinator.engine.core.job("job").team == "vision"
         for other in (two, "of nobody"):
-            with pytest.raises(grpc.aio.AioRpcError, match="is open with another plan, dataset, use or team"):
+            with pytest.raises(grpc.aio.AioRpcError, match="is another team's: use a token of that team"):
                 await open_by(other)
 
     run(work, tokens=Tokens(f"{one} team=vision share=3, {two} team=speech"))
@@ -259,7 +259,7 @@ def test_a_job_of_the_same_id_and_another_plan_or_dataset_is_refused(run, source
             coordinator.open(dataset, seed=1), coordinator.open(dataset, seed=2), return_exceptions=True
         )
         assert sorted(type(answer).__name__ for answer in opened) == ["ConfigError", "Job"]
-        with pytest.raises(ConfigError, match="is open with another plan, dataset, use or team"):
+        with pytest.raises(ConfigError, match="is open with another plan, dataset or use"):
             await coordinator.open(other)
 
     run(work)

@@ -13,6 +13,8 @@ import pytest
 from superdl.coordinator.server.metrics import METRICS
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.super_wire.keys import report_stream
+from superdl.super_wire.read_report import ReadReport
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import train
@@ -106,17 +108,34 @@ def read_all(stack: Stack, images: Path) -> SamplerStats:
     """An epoch, all of whose reports have come when its job ends."""
     dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
     with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
-        batches = sum(1 for _ in SuperLoader(dataset, sampler))
-        deadline_s = time.monotonic() + WAIT_S
-        while (stats := sampler.job_stats()).batches_read < batches:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+        return until_read(sampler, sum(1 for _ in SuperLoader(dataset, sampler)))
+
+
+def until_read(sampler: SuperSampler, batches: int) -> SamplerStats:
+    """Once so many reports have come."""
+    deadline_s = time.monotonic() + WAIT_S
+    while (stats := sampler.job_stats()).batches_read < batches:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
     return stats
 
 
 def value_of(span: Any, name: str) -> Any:
     (value,) = (one.value for one in span.attributes if one.key == name)
     return getattr(value, value.WhichOneof("value"))
+
+
+def test_a_forged_report_harms_no_tracing(collector: Collector, images: Path) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    with Stack(arguments=("--trace", "1"), environment=variables) as stack:
+        dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
+        with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+            with stack.valkey.client() as cache:
+                for epoch, position, rank in ((0, 0, 7), (2**60, 0, 0), (0, 2**40, 0)):
+                    forged = ReadReport(rank, epoch, position, 4, 4, *(0,) * 5, done=1)
+                    cache.xadd(report_stream(sampler.job), forged.to_fields())
+            batches = sum(1 for _ in SuperLoader(dataset, sampler))
+            until_read(sampler, batches)
 
 
 def test_metrics_are_pushed_as_they_would_be_scraped(collector: Collector, images: Path) -> None:

@@ -115,10 +115,19 @@ def test_a_team_that_may_spend_no_more_is_told_so_and_others_go_on():
     assert tombstones.indices.size == 8
     assert "the requests of team a have cost 3.0000 USD, and its max_usd is 3" in tombstones.messages[0]
     assert not driver.requests
+    assert driver.warnings[-1].message == tombstones.messages[0]
+    driver.step(TeamsChanged(()))
+    assert not driver.requests, "a team that is not named any more keeps its cap"
     open_as(driver, "b", "two", seed=1)
     assert driver.requests, "another team's job goes on"
+    before = driver.state.teams["a"].requests
+    while driver.requests:
+        driver.answer(driver.requests[0])
     driver.read(6, job="one", missed=tuple(range(8)))
+    assert driver.requests or driver.state.teams["b"].requests
     assert len(driver.tombstones) == 1, "what another team reads too is no reader's failure"
+    assert driver.state.teams["a"].requests == before, "and goes on that team's account"
+    assert driver.state.teams["a"].usd == 3.0
 
 
 def test_what_was_spent_before_a_restart_counts():

@@ -217,7 +217,7 @@ def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_far_it
         await coordinator.open(dataset, "read")
         with pytest.raises(ConfigError, match="the job 'read' is read: open another one with fills"):
             await fill("read")
-        with pytest.raises(ConfigError, match="is open with another plan, dataset, use or team"):
+        with pytest.raises(ConfigError, match="is open with another plan, dataset or use"):
             await coordinator.open(dataset, "read", fills=True)
         with pytest.raises(ConfigError, match="one rank, all samples, and a recipe that is not random"):
             await coordinator.open(dataset, "ranks", replicas=2, fills=True)

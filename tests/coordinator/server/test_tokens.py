@@ -87,18 +87,30 @@ def test_tokens_name_teams_and_what_they_may_have(tmp_path, caplog):
     assert tokens.teams_now() == (Team("speech", priority=-1),)
     file.write_text(f"{ONE} team=speech share=many\n")
     assert tokens.teams_now() == (Team("speech", priority=-1),)
-    assert "the tokens stay as they were: team speech: share and max_usd are numbers" in caplog.text
+    assert (
+        "the tokens stay as they were: token_file: team speech: share and max_usd are numbers" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (f"{ONE} share=3", "token 1 of 1 has a share or the like: add team=NAME"),
-        (f"{ONE} team=a share=3\n{TWO} team=a share=4", "team a: one token says share=3, another 4"),
-        (f"{ONE} team=a priority=0.5", "priority is a whole one; not 1, inf and 0.5"),
+        (
+            f"{ONE} team=a share=3\n{TWO} team=a share=4",
+            "token 2 of 2 gives team a another share than a token before it",
+        ),
+        (f"{ONE} team=a priority=0.5", "token_file: team a: .* priority is a whole one"),
         (f"{ONE} team=a share=0", "team a: share is from 0.001"),
         (f"{ONE} team=a/b", "a team's name has 1 to 64 letters"),
         (f"{ONE} {TWO}", "write a second token on a line of its own"),
+        (f"{ONE} team=a team=b", "each once"),
+        (f"{ONE} team=a\n{ONE} team=b", "token 2 of 2 was listed before, and not as one of the same team"),
+        (
+            f"{ONE} team=vision, max_usd=1000000000",
+            "token 2 of 2 begins with team=, share=, priority= or max",
+        ),
+        (f"{ONE}\nteam=computer-vision", "write such words behind their token"),
     ],
 )
 def test_what_tokens_say_of_a_team_and_is_wrong_is_refused(tmp_path, content, reason):

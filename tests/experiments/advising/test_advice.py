@@ -76,6 +76,8 @@ def test_a_large_set_is_played_as_a_small_one():
     forecast, small = foretold(large), foretold(PHOTOS)
     assert forecast.first_images_per_s == pytest.approx(small.first_images_per_s, rel=0.05)
     assert forecast.wall_s == pytest.approx(100 * small.wall_s, rel=0.05)
+    hardly_cached = foretold(replace(large, cache_bytes=2**30, functions=8))
+    assert hardly_cached.first_waiting < 0.03, "a small cache has room to look ahead"
 
 
 @pytest.mark.timeout(120)
@@ -117,5 +119,5 @@ def test_a_run_that_is_over_is_advised_by_what_it_measured(tmp_path, monkeypatch
     plain = json.loads(capsys.readouterr().out)
     assert main(["advise", plain["directory"]]) == 2
     assert "what is foretold is SUPER, and loader.kind is torch" in capsys.readouterr().err
-    assert main(["advise", str(tmp_path)]) == 2
-    assert "is no directory of a run" in capsys.readouterr().err
+    assert main(["advise", plain["directory"], "--quick"]) == 2
+    assert "this is a run: leave them out" in capsys.readouterr().err
