@@ -177,10 +177,14 @@ def ray_token(cluster: Cluster, trust: Trust, salt: str) -> str:
 
 
 def ray_environment(environment: Mapping[str, str], token: str) -> dict[str, str]:
-    """The environment of what speaks to the run's Ray; it keeps what the user has set."""
+    """The environment of what speaks to the run's Ray; it keeps what the user has set.
+
+    It always names a mode: without one, Ray asks for a token on a host that has ``~/.ray/auth_token``, a file
+    that Ray itself may have left there, and for none on another.
+    """
     own = dict(environment)
     if own.get(_RAY_MODE):
         return own
     if any(own.get(name) for name in _RAY_TOKENS):
         return own | {_RAY_MODE: "token"}
-    return own | {_RAY_MODE: "token", _RAY_TOKENS[0]: token} if token else own
+    return own | ({_RAY_MODE: "token", _RAY_TOKENS[0]: token} if token else {_RAY_MODE: "disabled"})

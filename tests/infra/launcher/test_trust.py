@@ -93,6 +93,14 @@ def test_the_users_own_way_is_kept(own, expected):
     assert ray_environment(own, "t") == expected
 
 
+def test_hosts_without_a_secret_agree_whatever_files_ray_left_on_them():
+    assert ray_environment({}, "") == {"RAY_AUTH_MODE": "disabled"}
+    assert ray_environment({"RAY_AUTH_TOKEN": "own"}, "") == {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "own",
+    }
+
+
 def test_every_host_has_the_same_token_and_another_run_another():
     known = Trust(token="a token of this run's hosts")
     assert ray_token(AWAY, known, "salt") == ray_token(FOLLOWER, known, "salt")
