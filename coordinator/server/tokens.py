@@ -19,7 +19,7 @@ from superdl.super_wire.errors import ConfigError, CoordinatorTrustError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from superdl.super_wire.coordinator_credentials import Token
 
@@ -61,7 +61,9 @@ class Tokens:
     def _take(self, from_file: tuple[Token, ...]) -> None:
         known = (*self._own, *from_file)
         self._teams = _teams_of(known, "token_file" if self._file else "token")
-        self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in known}
+        # One that is listed without a team too, as a client's own in SUPER_TOKEN, has the team all the same.
+        named = sorted(known, key=lambda one: "team" in one.rights)
+        self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in named}
 
     def teams_now(self) -> tuple[Team, ...]:
         """The teams that tokens name, by the file as it is now."""
@@ -111,16 +113,16 @@ def is_named(tokens: Tokens | None, team: str) -> bool:
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
     """What teams may have: each as one of its tokens, or several of them alike, says."""
     said: dict[str, dict[str, str]] = {}
-    known: dict[str, Mapping[str, str]] = {}
+    teams: dict[str, str] = {}
     for place, (token, rights) in enumerate(tokens, 1):
         which = f"{origin}: token {place} of {len(tokens)}"
-        if known.setdefault(token, rights).get("team") != rights.get("team"):
-            raise ConfigError(f"{which} was listed before, and not as one of the same team")
         if not rights:
             continue
         name = rights.get("team")
         if not name:
             raise ConfigError(f"{which} has a share or the like: add team=NAME")
+        if teams.setdefault(token, name) != name:
+            raise ConfigError(f"{which} was listed before, as one of another team")
         of_team = said.setdefault(name, {})
         for right, value in rights.items():
             if of_team.setdefault(right, value) != value:

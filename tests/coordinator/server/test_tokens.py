@@ -77,6 +77,14 @@ def test_a_file_of_no_tokens_is_refused(tmp_path, content, reason):
         Tokens("", str(file))
 
 
+def test_a_token_that_is_a_clients_own_too_has_its_team(tmp_path):
+    file = tmp_path / "tokens"
+    file.write_text(f"{ONE} team=vision\n")
+    assert Tokens(f"{ONE},{TWO}", str(file)).team(ONE) == "vision"
+    file.write_text(f"{ONE}\n")
+    assert Tokens(f"{ONE} team=vision", str(file)).team(ONE) == "vision"
+
+
 def test_tokens_name_teams_and_what_they_may_have(tmp_path, caplog):
     file = tmp_path / "tokens"
     file.write_text(f"{ONE} team=vision share=3 max_usd=20\n{TWO} team=vision\n{THREE}\n")
@@ -105,7 +113,7 @@ def test_tokens_name_teams_and_what_they_may_have(tmp_path, caplog):
         (f"{ONE} team=a/b", "a team's name has 1 to 64 letters"),
         (f"{ONE} {TWO}", "write a second token on a line of its own"),
         (f"{ONE} team=a team=b", "each once"),
-        (f"{ONE} team=a\n{ONE} team=b", "token 2 of 2 was listed before, and not as one of the same team"),
+        (f"{ONE} team=a\n{ONE} team=b", "token 2 of 2 was listed before, as one of another team"),
         (
             f"{ONE} team=vision, max_usd=1000000000",
             "token 2 of 2 begins with team=, share=, priority= or max",
