@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.server.metrics import METRICS
-from superdl.coordinator.server.tracing import otel_resource
+from superdl.coordinator.server.tracing import otel_resource, send_rest
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class OtlpMetrics:
         self._metrics = metrics
         self._values = metrics.values()
         reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-        self._provider = MeterProvider(metric_readers=[reader], resource=otel_resource())
+        self._provider = MeterProvider([reader], otel_resource(), shutdown_on_exit=False)
         meter = self._provider.get_meter("superdl")
         make = {"counter": meter.create_observable_counter, "gauge": meter.create_observable_gauge}
         for metric in METRICS:
@@ -58,8 +58,8 @@ class OtlpMetrics:
         self._values = self._metrics.values()
 
     def close(self) -> None:
-        """Send the last figures, within the exporter's time limit."""
-        self._provider.shutdown()
+        """Send the last figures, for two seconds at most."""
+        send_rest(self._provider)
 
     def _observed(self, metric: Metric, _: CallbackOptions) -> Iterator[Observation]:
         from opentelemetry.metrics import Observation

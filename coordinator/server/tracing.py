@@ -9,6 +9,7 @@ ends the trace. Where spans go, and how, OpenTelemetry's own variables say, such
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,21 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, SpanContext
 
     from superdl.coordinator.catalog.datasets import Dataset
     from superdl.coordinator.core import BatchRead, Core, Prefetch, RequestDone, RequestFailed, SetKey
 
-__all__ = ["Tracing", "otel_resource"]
+__all__ = ["Tracing", "otel_resource", "send_rest"]
 
 _UNREAD_MAX = 4096
 """So many requests wait for the read of their first sample, the newest."""
 
 _EPOCHS_MAX = 2**40
+_ENDING_S = 2.0
 
 
 def otel_resource() -> Resource:
@@ -36,6 +40,13 @@ def otel_resource() -> Resource:
     from opentelemetry.sdk.resources import Resource
 
     return Resource.create({"service.name": "super-coordinator", "service.version": installed_version()})
+
+
+def send_rest(provider: TracerProvider | MeterProvider) -> None:
+    """Have a provider end, and wait two seconds at most: a collector that is away holds up no coordinator."""
+    ending = threading.Thread(target=provider.shutdown, daemon=True)
+    ending.start()
+    ending.join(_ENDING_S)
 
 
 class Tracing:
@@ -56,7 +67,8 @@ class Tracing:
             from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
         except ImportError as error:
             raise ConfigError("trace needs an extra: pip install 'superdl[otel]'") from error
-        self._provider = TracerProvider(resource=otel_resource(), sampler=TraceIdRatioBased(share))
+        sampler = TraceIdRatioBased(share)
+        self._provider = TracerProvider(sampler, otel_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("superdl")
         self._requests: dict[int, tuple[Span, SetKey, int]] = {}
@@ -65,8 +77,8 @@ class Tracing:
         self._order: deque[tuple[SetKey, int]] = deque()
 
     def close(self) -> None:
-        """Send what is left, within the exporter's time limit."""
-        self._provider.shutdown()
+        """Send what is left, for two seconds at most."""
+        send_rest(self._provider)
 
     def planned(self, action: Prefetch, executor: str, dataset: Dataset) -> str:
         """A request is about to be made; its context for the function, empty if it is not traced."""

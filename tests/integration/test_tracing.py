@@ -17,6 +17,7 @@ from superdl.super_wire.keys import report_stream
 from superdl.super_wire.read_report import ReadReport
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
+from tests.fixtures.valkey import free_port
 from tests.integration.delivery import train
 
 if TYPE_CHECKING:
@@ -136,6 +137,13 @@ def test_a_forged_report_harms_no_tracing(collector: Collector, images: Path) ->
                     cache.xadd(report_stream(sampler.job), forged.to_fields())
             batches = sum(1 for _ in SuperLoader(dataset, sampler))
             until_read(sampler, batches)
+
+
+def test_a_collector_that_is_away_harms_nothing(images: Path) -> None:
+    """The coordinator would be ended by force, and by another exit code, if its end took long."""
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
+    with Stack(arguments=("--trace", "1", "--metrics-push"), environment=variables) as stack:
+        train(stack, images)
 
 
 def test_metrics_are_pushed_as_they_would_be_scraped(collector: Collector, images: Path) -> None:
