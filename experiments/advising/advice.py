@@ -30,6 +30,7 @@ from superdl.experiments.simulator.spec import (
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import build_world_model
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.executors import EXECUTORS, RunsOn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from superdl.experiments.spec import Spec
 
 __all__ = [
-    "LOCAL",
     "Advice",
     "Measured",
     "advice_of",
@@ -50,6 +50,7 @@ __all__ = [
     "functions_beside",
     "is_random",
     "print_advice",
+    "shares_cores",
 ]
 
 _BATCHES_MAX = 400
@@ -244,6 +245,11 @@ def is_random(spec: Spec) -> bool:
     return spec.recipe.steps is not None and Recipe(spec.recipe.steps).random
 
 
+def shares_cores(executor: str | None) -> bool:
+    """Whether functions run on the trainer's host, by what a run calls their executor."""
+    return executor in EXECUTORS and EXECUTORS[executor].runs_on is RunsOn.THIS_HOST
+
+
 def functions_beside(functions: int, busy: int, cores: int) -> int:
     """Of functions on the trainer's host, those that have a core while so many threads compute."""
     return max(1, min(functions, cores - busy))
@@ -268,7 +274,7 @@ def _measured_by(run: RunFiles) -> Measured:
     samples = int(run.report["train_samples"])
     whole = math.ceil(samples / (spec.loader.batch_size * run.ranks))
     functions, about = int(room["functions"]), run.report["environment"]
-    if run.report["executor"] == LOCAL:
+    if shares_cores(run.report["executor"]):
         cores = int(about["usable_cpus"])
         busy = 1 if about["device"] == "cuda" else spec.training.threads or int(about["torch_threads"])
         functions = functions_beside(functions, busy, cores)
@@ -295,9 +301,6 @@ def _handover_s(run: RunFiles) -> float:
     warm = [one.figures for one in run.trained if not one.figures["misses"]]
     return min(((one["wait_s"] - one["first_batch_s"]) / one["batches"] for one in warm), default=0.0)
 
-
-LOCAL = "local"
-"""The executor whose functions share the trainer's cores."""
 
 _FIGURES = ("samples", "batches", "compute_s", "read_s", "size_bytes")
 

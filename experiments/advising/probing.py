@@ -13,12 +13,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from superdl.experiments.advising.advice import (
-    LOCAL,
     Measured,
     advice_of,
     check_loader,
     functions_beside,
     is_random,
+    shares_cores,
 )
 from superdl.experiments.models import build_model
 from superdl.experiments.run.training_run import (
@@ -93,7 +93,7 @@ def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
     if stats.samples_produced:
         function_s = (stats.fetch_s + stats.decode_s + stats.push_s) / stats.samples_produced
     functions = stats.capacity
-    if executor_of(spec) == LOCAL:
+    if shares_cores(executor_of(spec)):
         busy, cores = 1 if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
         functions = functions_beside(functions, busy, cores)
     steps = spec.training.steps_per_epoch
