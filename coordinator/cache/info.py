@@ -33,18 +33,22 @@ class CacheInfo:
     keys: int
     evicted_keys: int = 0
     """Keys that it has dropped of its own accord since it started."""
+    fullest_share: float = 0.0
+    """Of its maxmemory, what the fullest node uses."""
 
     @classmethod
     def of_server(cls, info: Mapping[str, Any], keys: int) -> CacheInfo:
         """From the answers to INFO and DBSIZE."""
+        used_memory, maxmemory = int(info["used_memory"]), int(info["maxmemory"])
         return cls(
             nodes=frozenset({str(info["run_id"])}),
-            used_memory=int(info["used_memory"]),
-            maxmemory=int(info["maxmemory"]),
+            used_memory=used_memory,
+            maxmemory=maxmemory,
             policy=str(info["maxmemory_policy"]),
             system_memory=int(info.get("total_system_memory", 0)),
             keys=int(keys),
             evicted_keys=int(info.get("evicted_keys", 0)),
+            fullest_share=used_memory / maxmemory if maxmemory else 0.0,
         )
 
     def budget(self, cache_bytes: int) -> int:
@@ -86,4 +90,5 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
         system_memory=min(info.system_memory for info in infos) * hosts,
         keys=sum(info.keys for info in infos),
         evicted_keys=sum(info.evicted_keys for info in infos),
+        fullest_share=max(info.fullest_share for info in infos),
     )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from superdl.coordinator.core import Spending
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from superdl.coordinator.core import Core
 
 __all__ = ["EMF_PAUSE_S", "EmfLines"]
@@ -28,12 +30,16 @@ class EmfLines:
     Args:
         core: whose figures they are.
         owner: the coordinator's name, the metrics' one dimension.
+        fullest: what share of its memory the cache's fullest node uses.
         to: where to; standard output unless it is given.
     """
 
-    def __init__(self, core: Core, owner: str, to: TextIO | None = None) -> None:
+    def __init__(
+        self, core: Core, owner: str, fullest: Callable[[], float], to: TextIO | None = None
+    ) -> None:
         self._core = core
         self._owner = owner
+        self._fullest = fullest
         self._to = to or sys.stdout
         self._waited_us: dict[str, int] = {}
         self._said_s = core.now_s
@@ -49,6 +55,7 @@ class EmfLines:
         self._write(
             {
                 "WaitingPercent": 100 * more_us / 1e6 / (ranks * passed_s) if ranks and passed_s > 0 else 0.0,
+                "FullestNodePercent": 100 * self._fullest(),
                 "Thrashing": int(self._core.thrashing),
                 "Throttles": sum(each.concurrency.throttled_lately(now) for each in state.fleet.executors),
                 "SpendingLimited": list(Spending).index(state.ledger.spending),

@@ -214,6 +214,7 @@ class Upkeep:
                 *(size / 2**20 for size in sizes),
             )
         self._engine.post(CacheResized(budget_bytes))
+        self._engine.fullest_node_share = info.fullest_share
         if not info.maxmemory:
             return
         # What others hold for long may take a part of the headroom; the rest is for buffers that come and go.

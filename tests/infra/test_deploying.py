@@ -156,19 +156,28 @@ def test_endpoints_that_are_there_are_not_made_again():
     assert refusals(stack, **present) == []
 
 
-def test_a_clusters_other_nodes_have_an_alarm_and_it_is_resized_online():
-    alarms = [
-        {name for name in WorkedOut(CacheShards=shards).resources if name.endswith("NodesAlarm")}
-        for shards in ("1", "2", "10", "11", "90")
-    ]
-    few, many = {"CacheNodesAlarm"}, {"CacheNodesAlarm", "CacheFurtherNodesAlarm"}
-    assert alarms == [set(), few, few, many, many]
-    resources = WorkedOut(CacheShards="20").resources
-    metrics = [one for name in sorted(many, reverse=True) for one in resources[name]["Metrics"][1:]]
-    names = [one["MetricStat"]["Metric"]["Dimensions"][0]["Value"] for one in metrics]
-    assert names == [f"<Cache>-{number:04d}-001" for number in range(2, 21)]
-    assert len(resources["CacheFurtherNodesAlarm"]["Metrics"][1:]) == 10
+def test_every_node_of_a_cluster_has_the_alarm_and_it_is_resized_online():
+    """By the coordinator's figure of the fullest one: CloudWatch's own are one for each node."""
+    for shards in ("1", "90"):
+        alarm = WorkedOut(CacheShards=shards).resources["CacheMemoryAlarm"]
+        assert (alarm["Namespace"], alarm["MetricName"]) == ("SUPER", "FullestNodePercent")
     assert TEMPLATE["Resources"]["Cache"]["UpdatePolicy"] == {"UseOnlineResharding": True}
+
+
+def test_an_own_key_guards_what_the_stack_keeps_and_opens_by_secrets_manager_alone(stack):
+    kinds = ("AWS::SecretsManager::Secret", "AWS::Logs::LogGroup", "AWS::ElastiCache::ReplicationGroup")
+    own = WorkedOut(KmsKeyArn=KEY)
+    kept = [entry for kind in kinds for entry in own.of_type(kind).values()]
+    assert [entry["KmsKeyId"] for entry in kept] == [KEY] * 6
+    roles = [statements_of(own, f"{name}Role") for name in ("Prefetch", "CoordinatorExecution")]
+    (policy,) = own.of_type("AWS::IAM::ManagedPolicy").values()
+    roles.append({one["Sid"]: one for one in policy["PolicyDocument"]["Statement"]})
+    for statements in roles:
+        allowed = statements["DecryptSecrets"]
+        assert (allowed["Action"], allowed["Resource"]) == ("kms:Decrypt", KEY)
+        by = {"kms:ViaService": "secretsmanager.us-east-1.amazonaws.com"}
+        assert allowed["Condition"] == {"StringEquals": by}
+    assert "KmsKeyId" not in stack.resources["Cache"]
 
 
 def test_a_store_is_read_and_written_below_its_prefix_alone():

@@ -21,6 +21,7 @@ FAULTS = {
     "SuperReadersWait": {'super_wait_seconds_total{job_name="a",cause="throttle"}': COUNTED.format(12)},
     "SuperThrottled": {'super_requests_total{executor="lambda",outcome="throttled"}': COUNTED.format(6)},
     "SuperThrash": {"super_cache_thrashing": "1x30"},
+    "SuperCacheFull": {"super_cache_fullest_node_ratio": "0.97x30"},
     "SuperSpendingSlowed": {"super_spending_limited": "1x30"},
     "SuperSpendingStopped": {"super_spending_limited": "2x30"},
     "SuperExecutorGone": {'super_concurrency_wanted{executor="lambda"}': "0x30"},
@@ -48,6 +49,7 @@ CALM = {
     'super_call_seconds_bucket{method="NextBatches",le="0.5"}': COUNTED.format(100),
     'super_call_seconds_bucket{method="NextBatches",le="1.0"}': COUNTED.format(100),
     'super_call_seconds_bucket{method="NextBatches",le="+Inf"}': COUNTED.format(100),
+    "super_cache_fullest_node_ratio": "0.9x30",
     **dict.fromkeys(["super_cache_thrashing", "super_spending_limited", "super_store_trouble"], "0x30"),
 }
 

@@ -53,7 +53,7 @@ def test_coordinator_and_function_read_every_variable_that_they_get():
 
 
 def test_alarms_watch_figures_that_the_coordinator_tells(capsys):
-    asyncio.run(EmfLines(Core(CoreSettings(budget_bytes=1)), "a-stack").tell())
+    asyncio.run(EmfLines(Core(CoreSettings(budget_bytes=1)), "a-stack", lambda: 0.0).tell())
     told = json.loads(capsys.readouterr().out)
     assert {"Name": "SUPER_METRICS_EMF", "Value": "1"} in CONTAINER["Environment"]
     watched = [
@@ -62,7 +62,7 @@ def test_alarms_watch_figures_that_the_coordinator_tells(capsys):
         if alarm["Type"] == "AWS::CloudWatch::Alarm"
         and [one["Name"] for one in alarm["Properties"].get("Dimensions", ())] == ["Coordinator"]
     ]
-    assert len(watched) == 4
+    assert len(watched) == 5
     assert set(watched) <= set(told)
 
 

@@ -10,7 +10,8 @@ MB = 2**20
 
 
 def a_node(name, *, used=0, maxmemory=0, policy="noeviction", system=0, keys=0, evicted=0):
-    return CacheInfo(frozenset({name}), used, maxmemory, policy, system, keys, evicted)
+    said = {"run_id": name, "used_memory": used, "maxmemory": maxmemory, "maxmemory_policy": policy}
+    return CacheInfo.of_server({**said, "total_system_memory": system, "evicted_keys": evicted}, keys)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,8 @@ def test_the_fullest_node_is_the_measure_and_a_twentieth_is_left_to_chance(
 ):
     nodes = [a_node(str(n), used=used[n] * MB, maxmemory=maxmemory[n] * MB) for n in range(2)]
     info = combined(nodes, slots, 1)
+    shares = [node / limit for node, limit in zip(used, maxmemory, strict=True) if limit]
+    assert info.fullest_share == pytest.approx(max(shares))
     assert info.maxmemory == pytest.approx(whole * MB, abs=2)
     assert info.maxmemory - info.used_memory == pytest.approx(left * MB, abs=4)
 

@@ -107,6 +107,7 @@ def test_it_stays_while_no_job_is_open(small):
             upkeep._settled_at_s = 0.0
             for _ in range(3):
                 await upkeep.once()
+            assert 0.9 < upkeep._engine.fullest_node_share < 1.0
 
     asyncio.run(work())
     assert left(small) == records
