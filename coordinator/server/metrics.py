@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import Job
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["METRICS", "Metric", "Metrics"]
+__all__ = ["CALL_S", "METRICS", "Metric", "Metrics"]
 
 JOBS_NAMED = 50
 OTHER = "other"
-_CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class Metric(NamedTuple):
@@ -162,11 +162,16 @@ class Metrics:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         told = {metric.name: metric for metric in METRICS}["super_call_seconds"]
-        self._calls = Histogram(*told[::3], told.labels, buckets=_CALL_S, registry=self._registry)
+        self.also_called: Callable[[str, float], None] | None = None
+        """Is told of calls too: the method without its service, and the seconds that it took."""
+        self._calls = Histogram(*told[::3], told.labels, buckets=CALL_S, registry=self._registry)
 
     def called(self, method: str, took_s: float) -> None:
         """A call was answered; ``method`` is one of the service's."""
-        self._calls.labels(method.rpartition("/")[2]).observe(took_s)
+        name = method.rpartition("/")[2]
+        self._calls.labels(name).observe(took_s)
+        if self.also_called is not None:
+            self.also_called(name, took_s)
 
     def look(self) -> Callable[[], bytes]:
         """Take down all figures now; what is given makes their text, in any thread."""

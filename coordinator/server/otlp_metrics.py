@@ -1,8 +1,8 @@
 """The coordinator's metrics by OpenTelemetry's protocol, for who pushes them rather than have them scraped.
 
-They are those of :mod:`superdl.coordinator.server.metrics` but the histogram of calls. Figures are taken down
-on the event loop, and sent by a thread of OpenTelemetry's. Where they go, and how often, its own variables
-say: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_METRIC_EXPORT_INTERVAL``.
+They are those of :mod:`superdl.coordinator.server.metrics`. Figures are taken down on the event loop, and
+sent by a thread of OpenTelemetry's. Where they go, and how often, its own variables say:
+``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_METRIC_EXPORT_INTERVAL``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.server.metrics import METRICS
+from superdl.coordinator.server.metrics import CALL_S, METRICS
 from superdl.coordinator.server.tracing import otel_resource, send_rest
 from superdl.super_wire.errors import ConfigError
 
@@ -52,6 +52,11 @@ class OtlpMetrics:
         for metric in METRICS:
             if metric.kind in make:
                 make[metric.kind](metric.name, [partial(self._observed, metric)], description=metric.help)
+            else:
+                self._calls = meter.create_histogram(
+                    metric.name, description=metric.help, explicit_bucket_boundaries_advisory=CALL_S
+                )
+        metrics.also_called = self._called
 
     async def look(self) -> None:
         """Take down all figures, for the next time that they are sent."""
@@ -60,6 +65,9 @@ class OtlpMetrics:
     def close(self) -> None:
         """Send the last figures, for two seconds at most."""
         send_rest(self._provider)
+
+    def _called(self, method: str, took_s: float) -> None:
+        self._calls.record(took_s, {"method": method})
 
     def _observed(self, metric: Metric, _: CallbackOptions) -> Iterator[Observation]:
         from opentelemetry.metrics import Observation

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from superdl.coordinator.server.metrics import METRICS
+from superdl.coordinator.server.metrics import CALL_S, METRICS
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from superdl.super_wire.keys import report_stream
@@ -156,9 +156,12 @@ def test_metrics_are_pushed_as_they_would_be_scraped(collector: Collector, image
             time.sleep(0.05)
     assert value_in(collector, "super_cache_resident_bytes") > 0
     assert collector.metrics["super_executor_samples_total"].sum.is_monotonic
-    pushed = {metric.name for metric in METRICS if metric.kind != "histogram"}
     assert set(collector.metrics) >= {"super_jobs", "super_requests_total", "super_build_info"}
-    assert set(collector.metrics) <= pushed
+    assert set(collector.metrics) <= {metric.name for metric in METRICS}
+    calls = collector.metrics["super_call_seconds"].histogram.data_points
+    counted = {point.attributes[0].value.string_value: point.count for point in calls}
+    assert counted["NextBatches"] > 0
+    assert {tuple(point.explicit_bounds) for point in calls} == {CALL_S}
 
 
 def value_in(collector: Collector, name: str) -> float:
