@@ -312,7 +312,7 @@ class GetJobStatsRequest(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ..., with_stalls: bool = ..., history: bool = ...) -> None: ...
 
 class JobStatsList(_message.Message):
-    __slots__ = ("jobs", "cache", "coordinating", "prices", "executors", "history", "teams")
+    __slots__ = ("jobs", "cache", "coordinating", "prices", "executors", "history", "teams", "warned")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     COORDINATING_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,7 @@ class JobStatsList(_message.Message):
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     TEAMS_FIELD_NUMBER: _ClassVar[int]
+    WARNED_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStats]
     cache: CacheStats
     coordinating: Coordinating
@@ -327,7 +328,20 @@ class JobStatsList(_message.Message):
     executors: _containers.RepeatedCompositeFieldContainer[ExecutorStats]
     history: _containers.RepeatedCompositeFieldContainer[JobStats]
     teams: _containers.RepeatedCompositeFieldContainer[TeamStats]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., teams: _Optional[_Iterable[_Union[TeamStats, _Mapping]]] = ...) -> None: ...
+    warned: _containers.RepeatedCompositeFieldContainer[Warned]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., teams: _Optional[_Iterable[_Union[TeamStats, _Mapping]]] = ..., warned: _Optional[_Iterable[_Union[Warned, _Mapping]]] = ...) -> None: ...
+
+class Warned(_message.Message):
+    __slots__ = ("at_s", "level", "times", "text")
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    at_s: float
+    level: str
+    times: int
+    text: str
+    def __init__(self, at_s: _Optional[float] = ..., level: _Optional[str] = ..., times: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class TeamStats(_message.Message):
     __slots__ = ("name", "share", "priority", "max_usd", "jobs", "in_flight", "requests", "usd", "stopped")

@@ -81,6 +81,8 @@ Spending, troubles [none]
 Jobs and ranks [none]
     jobs {{state}}: super_jobs
     ranks {{state}}: super_ranks
+Warnings [ops]
+    {{part}}: sum by (part) (rate(super_warnings_total[@])) > 0
 Listings [none]
     sources: super_listings
     samples found: super_listing_samples

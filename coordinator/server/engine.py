@@ -58,6 +58,7 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.record import Tombstone, unpack
+from superdl.super_wire.request import Outcome
 from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
@@ -294,6 +295,11 @@ class Engine:
             error.ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # it is billed all the same
             raise error
         memory_gb = result.memory_mb / 1024 or self._memory_gb
+        bad = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
+        if bad:
+            (first,) = dataset.catalog.names_at(action.indices[bad[:1]])
+            words = f"can never be decoded: {result.messages.get(str(bad[0]), '')}"
+            _warn_of_samples(dataset, "bad sample", first.decode(), len(bad), words)
         pack, stored = self.keeper.heard(dataset, action.indices, result)
         is_remote = not dataset.catalog.bucket.startswith("file://")
         return RequestDone(
@@ -359,19 +365,24 @@ class Engine:
                 return
 
     async def _bury(self, action: WriteTombstones) -> None:
-        catalog = self.datasets[action.samples.dataset].catalog
+        dataset = self.datasets[action.samples.dataset]
         tombstones = [
             Tombstone(key.decode(), action.reason, message, permanent=False)
-            for key, message in zip(catalog.names_at(action.indices), action.messages, strict=True)
+            for key, message in zip(dataset.catalog.names_at(action.indices), action.messages, strict=True)
         ]
-        first, more = tombstones[0], len(tombstones) - 1
-        others = f" (and {counted(more, 'more sample')})" if more else ""
-        about = {"cause": "not produced", "dataset": self.datasets[action.samples.dataset].listing.source}
-        _log.warning("%s%s could not be produced: %s", first.key, others, first.message, extra=about)
+        first = tombstones[0]
+        words = f"could not be produced: {first.message}"
+        _warn_of_samples(dataset, "not produced", first.key, len(tombstones), words)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
+
+
+def _warn_of_samples(dataset: Dataset, cause: str, first: str, count: int, words: str) -> None:
+    others = f" (and {counted(count - 1, 'more sample')})" if count > 1 else ""
+    about = {"cause": cause, "dataset": dataset.listing.source}
+    _log.warning("%s%s %s", first, others, words, extra=about)
 
 
 def _fault_of(record: bytes, sample_id: bytes) -> str:

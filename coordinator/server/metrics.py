@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from superdl.coordinator.core import Cause, FailureKind, Spending
+from superdl.coordinator.server.repeated_lines import PARTS, warned_of
 from superdl.coordinator.server.statistics import cache_stats, executor_stats, team_stats
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
@@ -93,6 +94,7 @@ super_usd_per_hour gauge | Dollars spent in the last minute, as an hour's.
 super_spending_limited gauge | 1 near a cap on spending, 2 at the cap, else 0.
 super_listings gauge | Sources that are being listed.
 super_listing_samples gauge | Samples that those listings have found so far.
+super_warnings_total counter part | Warnings and errors, written or counted, by the part that had them.
 super_call_seconds histogram method | Seconds to answer a call; GetDataset waits.
 super_build_info gauge version | Always 1; the label names SUPER's version.
 """
@@ -291,6 +293,9 @@ class Metrics:
         listings = {id(one.listing): one.listing for one in engine.datasets if not one.listing.ended}
         yield "super_listings", (), len(listings)
         yield "super_listing_samples", (), math.fsum(one.listed for one in listings.values())
+        warnings, _ = warned_of()
+        for part in PARTS:
+            yield "super_warnings_total", (part,), warnings[part]
         yield "super_build_info", (installed_version(),), 1
 
 

@@ -1,4 +1,7 @@
-"""Log lines: a cause that repeats itself is told once a minute, with its count; as text or as JSON."""
+"""Log lines: a cause that repeats itself is told once a minute, with its count; as text or as JSON.
+
+What was warned of lately is kept, so that metrics and ``superdl top`` show what the log does.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,25 @@ import json
 import logging
 import re
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LINE_FORMATS", "RepeatedLines", "tell_counts"]
+__all__ = ["LINE_FORMATS", "PARTS", "RepeatedLines", "Warned", "tell_counts", "warned_of"]
 
 _EVERY_S = 60.0
 _CAUSES_MAX = 256
 _WARNINGS_MAX = 15
 """So many warnings a minute are written at most; errors always are."""
+_LATELY_S = 900.0
+_LATEST_MAX = 10
+_TEXT_MAX = 500
+PARTS = ("cache", "catalog", "core", "executors", "server", "store", "other")
+"""Of the coordinator, those that warn: its packages, and all else that runs in its process."""
 _NUMBER = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b|\d+")
 _FIELDS = ("job", "rank", "dataset", "executor", "request")
 
@@ -50,6 +59,15 @@ class _Json(logging.Formatter):
 LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json": _Json}
 
 
+class Warned(NamedTuple):
+    """A cause of warnings or errors: its newest line, when that was in seconds since 1970, and how many."""
+
+    at_s: float
+    level: str
+    times: int
+    text: str
+
+
 class RepeatedLines(logging.StreamHandler[TextIO]):
     """Writes all lines below warnings; of warnings and errors, those of one cause once a minute.
 
@@ -71,12 +89,15 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         self._minute_s = -_EVERY_S
         self._warnings = self._beyond = 0
         """Written in this minute, and counted beyond those."""
+        self._counts: Counter[str] = Counter()
+        self._latest: dict[tuple[str, int, str], Warned] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it; called with the handler's lock."""
         if record.levelno >= logging.WARNING:
             words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
             cause, now_s = (record.name, record.levelno, words), self._clock()
+            self._note(cause, record)
             told_s, more, _ = self._told.pop(cause, (now_s - _EVERY_S, 0, record))
             if now_s - told_s < _EVERY_S:
                 self._told[cause] = told_s, more + 1, record
@@ -93,6 +114,23 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             if more:
                 record = _with(record, f" ({more:,} times more since it was last told)")
         super().emit(record)
+
+    def _note(self, cause: tuple[str, int, str], record: logging.LogRecord) -> None:
+        *_, part = record.name.split(".", 3)[:3]  # superdl.coordinator.PART
+        self._counts[part if part in PARTS else PARTS[-1]] += 1
+        times = 1 + (self._latest.pop(cause).times if cause in self._latest else 0)
+        text = record.getMessage()[:_TEXT_MAX]
+        self._latest[cause] = Warned(record.created, record.levelname, times, text)
+        if len(self._latest) > _LATEST_MAX:
+            del self._latest[next(iter(self._latest))]
+
+    def warned_of(self) -> tuple[Counter[str], list[Warned]]:
+        """How many warnings and errors each part had, and the causes of the last fifteen minutes, the newest
+        last.
+        """
+        with self.lock or contextlib.nullcontext():
+            since_s = time.time() - _LATELY_S
+            return self._counts.copy(), [one for one in self._latest.values() if one.at_s >= since_s]
 
     def tell_counts(self) -> None:
         """Write what was counted for a minute; to be called every now and then."""
@@ -114,6 +152,14 @@ def _with(record: logging.LogRecord, words: str) -> logging.LogRecord:
 
 def tell_counts() -> None:
     """Have the process's own handler write what it has counted."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, RepeatedLines):
-            handler.tell_counts()
+    for handler in _of_this_process():
+        handler.tell_counts()
+
+
+def warned_of() -> tuple[Counter[str], list[Warned]]:
+    """What the process's own handler was warned of; see :meth:`RepeatedLines.warned_of`."""
+    return next((handler.warned_of() for handler in _of_this_process()), (Counter(), []))
+
+
+def _of_this_process() -> list[RepeatedLines]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, RepeatedLines)]

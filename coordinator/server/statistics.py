@@ -12,6 +12,7 @@ import numpy as np
 
 from superdl.coordinator.core import SampleState
 from superdl.coordinator.executors import executor_classes
+from superdl.coordinator.server.repeated_lines import warned_of
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import installed_version
@@ -54,7 +55,7 @@ def stats(
     with_stalls: bool,
     history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
-    """Accounts of jobs and of the cache, and how the coordinator is set."""
+    """Accounts of jobs and of the cache, what was warned of, and how the coordinator is set."""
     core, sources = engine.core, engine.datasets
     return pb.JobStatsList(
         jobs=[
@@ -66,6 +67,7 @@ def stats(
         executors=executor_stats(core, absences),
         history=history,
         teams=team_stats(core),
+        warned=[pb.Warned(**one._asdict()) for one in warned_of()[1]],
     )
 
 

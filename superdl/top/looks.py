@@ -152,6 +152,7 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         | {"dropped_per_s": grown(cache_before, cache, "dropped_samples")},
         "store": {name: cache[f"store_{name}"] for name in ("used_bytes", "room_bytes", "packs", "trouble")}
         | {"address": cache["store"]},
+        "warned": after["warned"][::-1],
         "money": {name: cache[name] for name in ("usd_per_hour", "total_usd", "spending")},
     }
 

@@ -42,6 +42,9 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     if not jobs:
         parts.append(Text("no open jobs: a job is shown from the making of its sampler to its end"))
     parts += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
+    if view["warned"]:
+        parts += [Text(), Text("warned of in the last fifteen minutes", style="bold dim")]
+        parts += [_warned(one) for one in view["warned"]]
     return Group(*parts)
 
 
@@ -100,6 +103,12 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
     if store["trouble"]:
         found.append(Text(f"  {store['trouble']}", style="red"))
     return found
+
+
+def _warned(one: Mapping[str, Any]) -> Text:
+    at = time.strftime("%H:%M:%S", time.localtime(one["at_s"]))
+    times = f" ({one['times']:,} times)" if one["times"] > 1 else ""
+    return Text(f"{at} {one['text']}{times}", style="" if one["level"] == "WARNING" else "red")
 
 
 def _table(*columns: str) -> Table:

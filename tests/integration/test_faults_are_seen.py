@@ -1,8 +1,9 @@
-"""A fault of functions shows where people look, soon after the log has its first line, and in few lines."""
+"""A fault shows where people look, soon after the log has its first line of it, and in few lines."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import urllib.request
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_wire.keys import REPORT_PREFIX
 from tests.fixtures.faulty_function import FUNCTION, Script
 from tests.fixtures.images import SIDE
 from tests.fixtures.stack import Stack
@@ -20,16 +22,42 @@ from tests.fixtures.valkey import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import Any
 
 ENOUGH_S, SOON_S = 60.0, 2.0
 LINES_MAX = 20
-# What a function does from its second call on, what the log says first, and the outcome that is counted.
-FAULTS = {
-    "raise": ("the function raised RuntimeError: as the script says", "raised"),
-    "die": ("killed by SIGKILL", "crashed"),
-    "hang": ("the function did not answer in time", "timed_out"),
-    "answer for another": ("answered for 'another'", "raised"),
-}
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+class Watched:
+    """A stack, and what it shows of itself: its log, its metrics and ``superdl top``."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: str, **variables: str) -> None:
+        self.metrics = f"127.0.0.1:{free_port()}"
+        arguments += ("--metrics-listen", self.metrics, "--log-format", "json")
+        self.stack = Stack(arguments=arguments, environment=variables)
+        self._capsys = capsys
+
+    def log(self) -> str:
+        return self.stack.log.read_text()
+
+    def metric(self, name: str, label: str) -> float:
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        (line,) = (line for line in lines if line.startswith(f"{name}{{") and label in line)
+        return float(line.rpartition(" ")[2])
+
+    def shown(self, command: str, *arguments: str) -> dict[str, Any]:
+        assert main([command, "--coordinator", self.stack.address, "--json", *arguments]) == 0
+        told: dict[str, Any] = json.loads(self._capsys.readouterr().out)
+        return told
+
+    def warns(self, words: str, part: str) -> bool:
+        """Whether metrics and ``superdl top`` have what the log has."""
+        view = self.shown("top", "--once", "--interval", "0.05")
+        return any(words in one["text"] for one in view["warned"]) and (
+            self.metric("super_warnings_total", f'part="{part}"') > 0
+        )
 
 
 def until(condition: Callable[[], bool], within_s: float) -> None:
@@ -39,39 +67,133 @@ def until(condition: Callable[[], bool], within_s: float) -> None:
         time.sleep(0.02)
 
 
+# What a function does from its second call on, what the log says first, and the outcome that is counted.
+FAULTS_OF_FUNCTIONS = {
+    "raise": ("the function raised RuntimeError: as the script says", "raised"),
+    "die": ("killed by SIGKILL", "crashed"),
+    "hang": ("the function did not answer in time", "timed_out"),
+    "answer for another": ("answered for 'another'", "raised"),
+}
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "does", ["raise", *(pytest.param(does, marks=pytest.mark.slow) for does in list(FAULTS)[1:])]
+    "does",
+    ["raise", *(pytest.param(does, marks=pytest.mark.slow) for does in list(FAULTS_OF_FUNCTIONS)[1:])],
 )
-def test_a_fault_of_functions_shows_in_metrics_and_stats_and_in_few_lines(
+def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
     tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str], does: str
 ) -> None:
-    words, outcome = FAULTS[does]
-    script, metrics = Script(tmp_path), f"127.0.0.1:{free_port()}"
+    words, outcome = FAULTS_OF_FUNCTIONS[does]
+    script = Script(tmp_path)
     for number in range(2, 200):
         script.at_call(number, does)
-    arguments = ("--workers", "2", "--request-timeout-s", "0.25", "--request-samples", "4")
-    arguments += ("--function", FUNCTION, "--metrics-listen", metrics, "--log-format", "json")
+    few = ("--workers", "2", "--request-timeout-s", "0.25", "--request-samples", "4")
+    watched = Watched(capsys, *few, "--function", FUNCTION, **script.environment)
 
-    def counted(stack: Stack) -> bool:
-        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        (line,) = (
-            line
-            for line in text.splitlines()
-            if line.startswith("super_requests_total{") and f'outcome="{outcome}"' in line
-        )
-        assert main(["stats", "--coordinator", stack.address, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        ended = {one["outcome"]: one["requests"] for one in told["executors"][0]["ended"]}
-        return float(line.rpartition(" ")[2]) > 0 and ended.get(outcome, 0) > 0
+    def counted() -> bool:
+        ended = {one["outcome"]: one["requests"] for one in watched.shown("stats")["executors"][0]["ended"]}
+        metric = watched.metric("super_requests_total", f'outcome="{outcome}"')
+        return metric > 0 and ended.get(outcome, 0) > 0 and watched.warns(words, "server")
 
-    with Stack(arguments=arguments, environment=script.environment) as stack:
-        dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
+    with watched.stack as stack:
+        dataset = SuperDataset(images.as_uri(), RECIPE)
         with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
-            until(lambda: words in stack.log.read_text(), ENOUGH_S)
-            until(lambda: counted(stack), SOON_S)
+            until(lambda: words in watched.log(), ENOUGH_S)
+            until(counted, SOON_S)
             until(lambda: script.calls() >= 20, ENOUGH_S)
             assert sampler.job_stats().retries > 0
-        lines = stack.log.read_text().splitlines()
+        lines = watched.log().splitlines()
+    assert len(lines) < LINES_MAX, "\n".join(lines)
+
+
+def empty_the_cache(stack: Stack, _: Path, __: str) -> None:
+    with stack.valkey.client() as client:
+        client.flushall()
+
+
+def restart_the_cache(stack: Stack, _: Path, __: str) -> None:
+    stack.valkey.kill()
+    stack.valkey.start()
+
+
+def stop_the_cache(stack: Stack, _: Path, __: str) -> None:
+    stack.valkey.kill()
+
+
+def shrink_the_cache(stack: Stack, _: Path, __: str) -> None:
+    with stack.valkey.client() as client:
+        client.config_set("maxmemory", 64 * 2**20)
+
+
+def have_the_cache_evict(stack: Stack, _: Path, __: str) -> None:
+    with stack.valkey.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-random")
+        for number in range(200):
+            client.set(f"another's {number}", bytes(2**20))
+        client.config_set("maxmemory", 64 * 2**20)
+
+
+def forge_a_report(stack: Stack, _: Path, job: str) -> None:
+    with stack.valkey.client() as client:
+        client.xadd(REPORT_PREFIX + job.encode(), {"f": b"rubbish"})
+
+
+def forge_a_reports_id(stack: Stack, _: Path, job: str) -> None:
+    with stack.valkey.client() as client:
+        client.xadd(REPORT_PREFIX + job.encode(), {"f": b"rubbish"}, id="99999999999999-0")
+
+
+def spoil_a_file(_: Stack, images: Path, __: str) -> None:
+    """Nothing more to do: one of the images is none."""
+
+
+def remove_the_store(stack: Stack, _: Path, __: str) -> None:
+    shutil.rmtree(stack.valkey.directory / "store")
+
+
+# What befalls the rest, what the log says first, and the part of the coordinator that says so.
+FAULTS: dict[Callable[[Stack, Path, str], None], tuple[str, str]] = {
+    empty_the_cache: ("the cache was restarted or emptied", "server"),
+    restart_the_cache: ("the cache was restarted or emptied", "server"),
+    stop_the_cache: ("waiting for the cache", "server"),
+    shrink_the_cache: ("the cache's memory has changed", "server"),
+    have_the_cache_evict: ("keys of its own accord", "server"),
+    forge_a_report: ("is skipped", "cache"),
+    forge_a_reports_id: ("which no reader of ours gave", "cache"),
+    spoil_a_file: ("can never be decoded", "server"),
+    remove_the_store: ("the store", "store"),
+}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "befall", [empty_the_cache, *(pytest.param(one, marks=pytest.mark.slow) for one in list(FAULTS)[1:])]
+)
+def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
+    tmp_path: Path,
+    images: Path,
+    capsys: pytest.CaptureFixture[str],
+    befall: Callable[[Stack, Path, str], None],
+) -> None:
+    words, part = FAULTS[befall]
+    source = tmp_path / "images"
+    shutil.copytree(images, source)
+    if befall is spoil_a_file:
+        next(source.rglob("*.jpg")).write_bytes(b"no JPEG")
+    watched = Watched(capsys, "--workers", "2")
+    if befall is remove_the_store:
+        watched.stack.arguments += ("--store", str(watched.stack.valkey.directory / "store"))
+    with watched.stack as stack:
+        dataset = SuperDataset(source.as_uri(), RECIPE)
+        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+            if befall is not spoil_a_file:
+                until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
+                assert words not in watched.log()
+            befall(stack, source, sampler.job_stats().job)
+            until(lambda: words in watched.log(), ENOUGH_S)
+            until(lambda: watched.warns(words, part), SOON_S)
+            if befall is stop_the_cache:
+                stack.valkey.start()
+        lines = watched.log().splitlines()
     assert len(lines) < LINES_MAX, "\n".join(lines)

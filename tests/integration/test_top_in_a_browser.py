@@ -142,7 +142,9 @@ def test_the_page_draws_what_happens_and_survives_names_restarts_and_narrow_scre
     tab: Tab, valkey: Valkey, images: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(images, tmp_path / HOSTILE)
-    dataset = SuperDataset(f"file://{tmp_path / HOSTILE}", Recipe.image(resize=SIDE, crop=SIDE))
+    next((tmp_path / HOSTILE).rglob("*.jpg")).with_name(f"{HOSTILE}.jpg").write_bytes(b"no JPEG")
+    recipe = Recipe.image(resize=SIDE, crop=SIDE)
+    dataset = SuperDataset(f"file://{tmp_path / HOSTILE}", recipe, on_bad_sample="skip")
     with Stack(cache=valkey.url) as stack, Top(stack, tab):
         tab.ask(
             "Emulation.setDeviceMetricsOverride",
@@ -154,9 +156,9 @@ def test_the_page_draws_what_happens_and_survives_names_restarts_and_narrow_scre
         with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
             for ref in sampler:
                 dataset[ref]
-            shown = tab.until("onerror", "images/s", "answered")
+            shown = tab.until("onerror", "images/s", "answered", ".jpg can never be decoded")
         assert "no answer" not in shown
-        assert tab.value("document.querySelectorAll('#jobs img, #jobs script').length") == 0
+        assert tab.value("document.querySelectorAll('body img, #jobs script, #warned script').length") == 0
         assert tab.value("document.title") == "superdl top"
         assert tab.value("document.querySelectorAll('#charts svg path').length") >= 3
         assert tab.value("document.documentElement.scrollWidth") <= NARROW_PX

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 
 import pytest
 
@@ -38,6 +39,27 @@ def test_hundreds_of_refusals_are_one_line_a_minute_with_their_count(log):
     hands[0] += 60.0
     refuse(logger, 872)
     assert "times more" not in lines()[3]
+
+
+def test_what_was_warned_of_is_known_by_part_and_the_newest_by_cause(log):
+    logger, _, _ = log
+    handler = logger.handlers[0]
+    for number in range(871):
+        refuse(logger, number)
+    for name in ("superdl.coordinator.cache.nodes", "superdl.coordinator.store.keeper", "grpc._server"):
+        handler.handle(logging.makeLogRecord({"name": name, "levelno": logging.ERROR, "msg": f"of {name}"}))
+    old = {"name": "superdl.coordinator.core", "levelno": logging.WARNING, "msg": "long ago", "created": 1.0}
+    handler.handle(logging.makeLogRecord(old))
+    logger.info("serving")
+    counts, latest = handler.warned_of()
+    assert counts == {"other": 872, "cache": 1, "store": 1, "core": 1}
+    assert [one.times for one in latest] == [871, 1, 1, 1]
+    assert latest[0].text.startswith("request 870-0a1b2c3d to lambda failed")
+    assert latest[-1].text == "of grpc._server"
+    assert all(abs(one.at_s - time.time()) < 60 for one in latest)
+    for number in range(20):
+        logger.warning("cause %s", "x" * number)
+    assert len(handler.warned_of()[1]) == 10
 
 
 def test_causes_that_differ_in_words_are_told_apart_and_information_is_not_held_back(log):

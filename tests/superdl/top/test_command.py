@@ -56,7 +56,8 @@ def test_a_hostile_name_is_shown_escaped_and_restarts_are_survived(
     stack: Stack, images: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(images, tmp_path / HOSTILE)
-    dataset = SuperDataset(f"file://{tmp_path / HOSTILE}", RECIPE)
+    next((tmp_path / HOSTILE).rglob("*.jpg")).with_name(f"{HOSTILE}.jpg").write_bytes(b"no JPEG")
+    dataset = SuperDataset(f"file://{tmp_path / HOSTILE}", RECIPE, on_bad_sample="skip")
     client = Client(stack.address)
     with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
         looks = Looks(client, shown)
@@ -70,6 +71,7 @@ def test_a_hostile_name_is_shown_escaped_and_restarts_are_survived(
         assert view["functions"][0]["ended"]["answered"] > 0
         told = text_of(view)
         assert "a\\x1b[2J[red]b\\u202e<img>" in told
+        assert "a\\x1b[2J[red]b\\u202e<img>.jpg can never be decoded" in told
         assert "\x1b[2J" not in told
         stack.kill_coordinator()
         lost = looks.again()["unreachable"]
@@ -130,7 +132,7 @@ def test_rates_are_differences_also_over_a_restart_and_for_who_is_new() -> None:
     cache |= dict.fromkeys(("in_flight_samples", "reproduced_samples", "thrashing"), 0)
     executor = dict.fromkeys(("capacity", "concurrency", "in_flight", "samples", "usd"), 0)
     executor |= {"name": "lambda", "trouble": "", "ended": [{"outcome": "throttled", "requests": 4}]}
-    rest = {"coordinating": {"version": "1"}, "cache": cache}
+    rest = {"coordinating": {"version": "1"}, "cache": cache, "warned": []}
     before = {"jobs": [job | waited], "executors": [executor | {"ended": []}], **rest}
     fell = job | {"cache_hits": 100, "stall_causes": [{"cause": "throttle", "wait_s": 5.0}]}
     new = job | {"job": "new", "cache_hits": 50, **waited}
