@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a spec, as superdl run takes it: it is probed for ten seconds; or the directory of a run",
     )
     add_overrides(parser, "loader.num_workers=8")
+    parser.add_argument(
+        "--ranks", type=int, help="of the run: GPUs of this host, or hosts without one; default 1"
+    )
     parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -40,11 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=arguments.json)
     directory = Path(arguments.spec)
     if (directory / "report.json").is_file() or (directory / "manifest.json").is_file():
-        if arguments.overrides or arguments.quick:
-            raise ConfigError("--set and --quick are of a spec, and this is a run: leave them out")
+        if arguments.overrides or arguments.quick or arguments.ranks is not None:
+            raise ConfigError("--set, --quick and --ranks are of a spec, and this is a run: leave them out")
         advice = advise_run(read_run(directory))
     else:
-        advice = advise(spec_of(arguments), lambda line: say(console, line))
+        ranks = 1 if arguments.ranks is None else arguments.ranks
+        if ranks < 1:
+            raise ConfigError(f"--ranks is 1 or more, not {ranks}")
+        advice = advise(spec_of(arguments), lambda line: say(console, line), ranks)
     print_advice(advice, console)
     tell_json(advice.to_mapping(), shown=arguments.json)
     return 0

@@ -31,6 +31,7 @@ from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import build_world_model
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -313,7 +314,8 @@ def print_advice(advice: Advice, console: Console) -> None:
     measured = advice.measured
     console.print(
         f"measured: a step {seconds(measured.step_s)}, a sample {seconds(measured.function_s)} of a "
-        f"function, {measured.functions} requests at once, {measured.samples:,} samples of "
+        f"function, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
+        f"{measured.samples:,} samples of "
         f"{measured.record_bytes:,} bytes, {measured.cache_bytes / _MB:,.0f} MiB of cache for them"
         f"{' and a store' if measured.stored else ''}",
         highlight=False,

@@ -52,18 +52,23 @@ _READING_S, _STEPS_S = 5.0, 5.0
 _WARM_UP_STEPS = 2
 
 
-def advise(spec: Spec, tell: Callable[[str], None]) -> Advice:
+def advise(spec: Spec, tell: Callable[[str], None], ranks: int = 1) -> Advice:
     """Probe this machine with a spec for some ten seconds, and say what a run of it will be like.
+
+    Args:
+        spec: the run's.
+        tell: gets a line for people before each part.
+        ranks: of the run; this process is probed, and each is taken to do as it does.
 
     Raises:
         ConfigError: its loader is no SUPER, or this is one of several ranks.
         SuperError: the data, the loader or the device cannot be had.
     """
-    return advice_of(probe(spec, tell), spec)
+    return advice_of(probe(spec, tell, ranks), spec)
 
 
-def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
-    """Read batches without a model for some seconds, then take steps with it.
+def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
+    """Read batches without a model for some seconds, then take steps with it, for a run of ``count`` ranks.
 
     Raises:
         ConfigError: the loader is no SUPER, or this is one of several ranks.
@@ -71,7 +76,9 @@ def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
     """
     process = process_rank()
     if process.replicas > 1:
-        raise ConfigError("one process is probed, and this is one of several: start it without torchrun")
+        raise ConfigError(
+            "one process is probed, and this is one of several: start it without torchrun, with --ranks"
+        )
     check_loader(spec.loader.kind, runs_functions=spec.loader.runs_functions)
     device = pick_device(spec.device, process)
     seed_everything(spec.seed)
@@ -94,13 +101,14 @@ def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
         function_s = (stats.fetch_s + stats.decode_s + stats.push_s) / stats.samples_produced
     functions = stats.capacity
     if shares_cores(executor_of(spec)):
-        busy, cores = 1 if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
+        # GPUs are on one host; a rank without one has a host of its own.
+        busy, cores = count if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
         functions = functions_beside(functions, busy, cores)
     steps = spec.training.steps_per_epoch
     return Measured(
         samples=loader.sample_count,
         batch_size=spec.loader.batch_size,
-        epochs=spec.epochs if steps is None else spec.epochs * steps / len(loader),
+        epochs=spec.epochs if steps is None else spec.epochs * steps * count / len(loader),
         workers=spec.loader.num_workers,
         step_s=step_s,
         handover_s=handover_s,
@@ -111,6 +119,7 @@ def probe(spec: Spec, tell: Callable[[str], None]) -> Measured:
         cache_bytes=stats.budget_bytes,
         stored=bool(stats.store),
         random=is_random(spec),
+        ranks=count,
     )
 
 

@@ -64,6 +64,14 @@ def test_where_data_does_not_limit_nothing_is_promised():
     assert "only a faster step would" in advised(replace(PHOTOS, functions=16)).best
 
 
+def test_ranks_share_functions_and_each_takes_its_own_steps():
+    four = foretold(replace(PHOTOS, ranks=4))
+    assert four.first_images_per_s == pytest.approx(750, rel=0.1)
+    assert four.first_waiting == pytest.approx(1 - 750 / 4000, abs=0.07)
+    assert four.later_images_per_s == pytest.approx(4000, rel=0.05)
+    assert "functions for 6 requests at once" in advised(replace(PHOTOS, ranks=4)).best
+
+
 def test_a_random_recipe_is_decoded_in_each_epoch_whatever_the_cache():
     random = replace(PHOTOS, random=True)
     forecast = foretold(random)
@@ -94,8 +102,9 @@ def test_a_run_is_foretold_from_a_probe_and_says_how_far_off_that_was(tmp_path, 
     assert "% off)" in told
     assert report["foretold"]["wall_s"] > 0
     assert report["room"]["functions"] >= 1
-    assert main(["advise", *words, "--json"]) == 0
+    assert main(["advise", *words, "--json", "--ranks=2"]) == 0
     probed = json.loads(capsys.readouterr().out)
+    assert probed["measured"]["ranks"] == 2
     assert (probed["measured"]["samples"], probed["measured"]["epochs"]) == (report["train_samples"], 2)
     assert probed["measured"]["record_bytes"] == 64 * 64 * 3 + 64
     assert probed["best"]
