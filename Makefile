@@ -19,6 +19,7 @@ PROTO_STAMP := $(PROTO_VENV)/.installed
 RAY_STAMP := $(VENV)/.ray
 SAM_VENV := .venv-sam
 SAM_STAMP := $(SAM_VENV)/.installed
+SBOM_VENV := .venv-sbom
 
 # A process for each core, and the tests of a file in one of them, since they share servers.
 TESTS := $(BIN)/python -m pytest -p tests.fixtures.frozen_heap
@@ -32,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help .venv .venv-bench run test test-full test-loaders soak fuzz lint types rules unit studies format proto check-proto check-infra wheel \
-	check-containers lambda-zip lock clean
+	check-containers lambda-zip sbom lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z.-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -144,6 +145,17 @@ wheel: $(STAMP) ## build the wheel into dist/
 lambda-zip: $(STAMP) ## build the function's package for Lambda into dist/, for arm64 and x86_64
 	$(BIN)/python -m tools.lambda_zip
 
+# Of Python's packages: those of the image's system only its builder knows (docker buildx build --sbom=true).
+sbom: ## write what the function and the coordinator's image install into dist/, as CycloneDX
+	test -x $(SBOM_VENV)/bin/cyclonedx-py || { $(PYTHON) -m venv $(SBOM_VENV) && \
+		$(SBOM_VENV)/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8'; }
+	mkdir -p dist
+	for each in infra/function infra/docker/coordinator infra/docker/parquet infra/docker/otel; do \
+		file=$$(ls $$each-requirements.txt $$each/requirements.txt 2>/dev/null); \
+		$(SBOM_VENV)/bin/cyclonedx-py requirements $$file --output-reproducible --output-file \
+			dist/super-$$(basename $$each).cdx.json || exit; \
+	done
+
 check-containers: $(STAMP) ## build the images and run them (needs root, buildah, podman, runc and debootstrap)
 	$(BIN)/python -m pytest -m containers
 
@@ -151,5 +163,5 @@ lock: $(STAMP) ## pin what the function and the containers install, anew
 	$(BIN)/python -m tools.lock_requirements
 
 clean: ## remove what was built, the environments too
-	rm -rf $(VENV) $(PROTO_VENV) $(SAM_VENV) $(BENCH_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(SAM_VENV) $(SBOM_VENV) $(BENCH_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
