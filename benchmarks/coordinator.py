@@ -10,7 +10,10 @@ import contextlib
 import itertools
 import math
 import operator
+import threading
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -22,7 +25,7 @@ from benchmarks.coordinator_clients import PAGE_BATCHES, Clients
 from benchmarks.coordinator_process import IMAGENET_SAMPLES, CoordinatorSpec, coordinator_process
 from benchmarks.processes import process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
-from benchmarks.services import cache_server, private_directory
+from benchmarks.services import cache_server, free_port, private_directory
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ CACHED = "cached"
 FLAT_OUT = "cached, flat out"
 RANDOM = "random recipe"
 MANY = "many catalogs"
+SCRAPED = "cached, scraped"
+_SCRAPE_S = 5.0
 
 _METHOD = (
     (
@@ -54,7 +59,8 @@ _METHOD = (
         f"'{FIRST}': no sample has been produced. '{CACHED}': all have. '{RANDOM}': an epoch's samples have "
         "ids of their own, and are asked of functions. Each job has a seed of its own and reads up to 100 "
         f"batches a second, all together up to 1,500 (--rate); '{FLAT_OUT}' as fast as it goes, where asking "
-        "and answering share this machine."
+        "and answering share this machine. With --metrics, '{SCRAPED}' is '{CACHED}' at a second coordinator "
+        f"whose metrics are scraped each {_SCRAPE_S:.0f} s, before '{CACHED}' at the first one."
     ),
     (
         "'batches/s of a core' is batches over the coordinator's CPU seconds. Of several rounds the one with "
@@ -112,6 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, default=2, help="rounds; the best counts (2)")
     parser.add_argument("--catalogs", type=positive, default=10, help="in the measurement of memory (10)")
     parser.add_argument("--memory-jobs", type=positive, default=1000, help="likewise (1000)")
+    parser.add_argument("--metrics", action="store_true", help="also what being scraped for metrics costs")
     parser.add_argument("--quick", action="store_true", help="very small, to see that it works")
 
 
@@ -223,10 +230,48 @@ def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> I
         ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
         cells = _cells(arguments)
         yield coordinator.run(FIRST, [first], next(cells))
+        if arguments.metrics:
+            yield from _scraped(arguments, coordinator, cached, say)
         for number, (way, dataset) in itertools.product(range(arguments.rounds), ways.items()):
             for cell in _cells(arguments, number, math.inf if way == FLAT_OUT else arguments.rate):
                 say(f"round {number + 1} of {arguments.rounds}: {way}, {cell.jobs} jobs")
                 yield coordinator.run(way, [dataset], cell)
+
+
+def _scraped(
+    arguments: argparse.Namespace, plain: _Coordinator, dataset: bytes, say: Callable[[str], None]
+) -> Iterator[Run[_Figures]]:
+    """Measure a coordinator that is scraped and ``plain``, which is not, one after the other."""
+    metrics = f"127.0.0.1:{free_port()}"
+    with _running(arguments, catalogs=1, metrics=metrics) as scraped, _scraping(metrics):
+        say("listing, and a first epoch, where metrics are scraped")
+        other = scraped.clients.register("s3://bench-0/train", Recipe.image(resize=256, crop=224))
+        scraped.fill(other, arguments.samples)
+        for number in range(arguments.rounds):
+            for cell in _cells(arguments, number, arguments.rate):
+                say(f"round {number + 1} of {arguments.rounds}: {SCRAPED}, and not, {cell.jobs} jobs")
+                yield scraped.run(SCRAPED, [other], cell)
+                yield plain.run(CACHED, [dataset], cell)
+
+
+@contextlib.contextmanager
+def _scraping(metrics: str) -> Iterator[None]:
+    """Read metrics again and again, as Prometheus does."""
+    ended = threading.Event()
+
+    def scrape() -> None:
+        while not ended.is_set():
+            with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=_SCRAPE_S) as answer:
+                answer.read()
+            ended.wait(_SCRAPE_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        scraped = pool.submit(scrape)
+        try:
+            yield
+        finally:
+            ended.set()
+        scraped.result()
 
 
 def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[_Figures]]:
@@ -264,10 +309,10 @@ def _cells(arguments: argparse.Namespace, number: int = 0, rate: float = 0.0) ->
 
 
 @contextlib.contextmanager
-def _running(arguments: argparse.Namespace, *, catalogs: int) -> Iterator[_Coordinator]:
+def _running(arguments: argparse.Namespace, *, catalogs: int, metrics: str = "") -> Iterator[_Coordinator]:
     """Run a cache, a coordinator and its clients."""
     with private_directory() as directory, cache_server() as cache:
-        spec = CoordinatorSpec(f"unix:{directory}/c.sock", cache.address, arguments.samples)
+        spec = CoordinatorSpec(f"unix:{directory}/c.sock", cache.address, arguments.samples, metrics)
         with (
             coordinator_process(spec) as pid,
             contextlib.closing(Clients(spec.address, cache.address)) as clients,

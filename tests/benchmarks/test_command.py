@@ -119,12 +119,12 @@ def test_augment_tells_what_every_operation_costs(capsys):
 
 @pytest.mark.slow
 def test_coordinator_tells_what_batches_and_jobs_cost(capsys):
-    report = run_json(capsys, "coordinator", "--quick")
+    report = run_json(capsys, "coordinator", "--quick", "--metrics")
 
     check_envelope(report, "coordinator")
     rows = {(row["way"], row["jobs"]): row for row in report["rows"]}
     assert {way for way, _ in rows} == {
-        "first epoch", "cached", "cached, flat out", "random recipe", "many catalogs",
+        "first epoch", "cached", "cached, flat out", "random recipe", "many catalogs", "cached, scraped",
     }  # fmt: skip
     for (way, _), row in rows.items():
         assert row["batches"] > 0
