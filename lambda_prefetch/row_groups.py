@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from superdl.lambda_prefetch.sources import SampleFailedError, Span, spoiled
 from superdl.super_wire.errors import ConfigError
@@ -190,14 +191,22 @@ class _Piece(io.RawIOBase):
 # Footers, by bucket, key and version, those used last behind; with their lengths.
 _kept: OrderedDict[tuple[str, str, str], tuple[int, Any]] = OrderedDict()
 _kept_lock = threading.Lock()
+_reading: WeakValueDictionary[tuple[str, str, str], threading.Lock] = WeakValueDictionary()
 
 
 def _footer(place: tuple[str, str, str], source: ObjectSource, found: Rows) -> Any:
-    """What pyarrow makes of the footer of an object; what is read for it is counted."""
+    """What pyarrow makes of the footer of an object; what is read for it is counted. One thread reads it."""
     with _kept_lock:
-        if place in _kept:
-            _kept.move_to_end(place)
-            return _kept[place][1]
+        reading = _reading.setdefault(place, threading.Lock())
+    with reading:
+        with _kept_lock:
+            if place in _kept:
+                _kept.move_to_end(place)
+                return _kept[place][1]
+        return _read_footer(place, source, found)
+
+
+def _read_footer(place: tuple[str, str, str], source: ObjectSource, found: Rows) -> Any:
     end = _read_end(place, _FOOTER_READ_BYTES, source, found)
     size_bytes = int.from_bytes(end[-_END_BYTES : -len(_MAGIC)], "little") + _END_BYTES
     if len(end) < _END_BYTES or not end.endswith(_MAGIC):

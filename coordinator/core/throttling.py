@@ -140,7 +140,8 @@ class Concurrency:
         if self._per_s == math.inf or self._warm >= min(self.capacity, self._limit):
             return None
         self._fill(now)
-        return now + max(0.0, 1.0 - self._tokens % 1.0) / self._per_s
+        # Later than now, also where what is missing is less than the clock can tell.
+        return max(now + (1.0 - self._tokens % 1.0) / self._per_s, math.nextafter(now, math.inf))
 
     def _fill(self, now: float) -> None:
         self._tokens = min(self._burst, self._tokens + (now - self._filled_s) * self._per_s)

@@ -230,17 +230,17 @@ def _meaning(error: Exception) -> type[StoreError] | None:
 def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
     """Places of spans that one request reads, grouped: what is read in vain is bounded."""
     group: list[int] = []
-    begin = end = wanted = 0
+    begin = end = vain = 0
     for place in sorted(range(len(spans)), key=spans.__getitem__):
         offset, length = spans[place]
-        gap, bytes_of_all = offset - end, max(end, offset + length) - begin
-        near = gap <= max(_NEAR_BYTES, min(wanted, _FAR_BYTES))
+        gap, bytes_of_all = max(0, offset - end), max(end, offset + length) - begin
+        near = gap <= _NEAR_BYTES or (gap <= _FAR_BYTES and vain + gap <= end - begin - vain)
         if group and not (near and bytes_of_all <= _MAX_GET_BYTES):
             yield group
             group = []
         if not group:
-            begin, end, wanted = offset, offset, 0
+            begin, end, vain, gap = offset, offset, 0, 0
         group.append(place)
-        end, wanted = max(end, offset + length), wanted + length
+        end, vain = max(end, offset + length), vain + gap
     if group:
         yield group

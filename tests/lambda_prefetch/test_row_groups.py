@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +96,26 @@ def rows_of(path, column, version=None):
             for row in range(footer.row_group(group).num_rows)
         ]
     return rows
+
+
+def test_a_footer_that_two_threads_want_is_read_once(tmp_path, monkeypatch):
+    parquet.write_table(pa.table({"image": [b"a"] * 4}), tmp_path / "x.parquet", row_group_size=1)
+    other_comes, read, read_end = threading.Event(), [], row_groups._read_end
+
+    def read_once_the_other_comes(*arguments):
+        assert other_comes.wait(20)
+        read.append(arguments[0])
+        return read_end(*arguments)
+
+    monkeypatch.setattr(row_groups, "_read_end", read_once_the_other_comes)
+    place = ("file:///x", "x.parquet", file_version(tmp_path / "x.parquet"))
+    with ThreadPoolExecutor(1) as first:
+        found = row_groups.Rows(), row_groups.Rows()
+        footer = first.submit(row_groups._footer, place, FileSource(str(tmp_path)), found[0])
+        other_comes.set()
+        assert row_groups._footer(place, FileSource(str(tmp_path)), found[1]) is footer.result()
+    assert read == [place]
+    assert sum(one.requests for one in found) == 1
 
 
 @given(tables(), st.data())

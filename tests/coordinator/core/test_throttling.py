@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
@@ -51,6 +51,7 @@ def test_throttling_halves_at_most_once_a_second_and_answers_raise_again():
         max_size=60,
     )
 )
+@example([("use", 8, 12.214929095477702), ("use", 0, 4.0)])  # too little is missing for a clock
 def test_the_limit_lies_between_one_and_what_is_stated(steps):
     concurrency, now = made(150, burst=20, per_s=2.0), 0.0
     for kind, in_flight, passed_s in steps:

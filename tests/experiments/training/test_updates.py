@@ -82,7 +82,8 @@ def test_what_was_spent_is_in_the_columns_once_and_what_records_cost_each_time(d
     once = [total("records_decode_s", epoch) for epoch in (0, 1)]
     if kind == "super":
         assert once[0] == pytest.approx(once[1])
-        assert sum(spent) == pytest.approx(once[0], rel=0.05), "not epochs times as much"
+        # A request that raced a straggler is spent, and in no record.
+        assert 0.95 * once[0] < sum(spent) < 1.6 * once[0], "not epochs times as much"
     else:
         assert spent == pytest.approx(once)
     assert all((row["lr"] == "") == (row["split"] == "val") for row in rows)
