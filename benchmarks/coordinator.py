@@ -94,10 +94,10 @@ _KB, _MB = 1e3, 1e6
 _FEWEST_FOR_MEMORY = 100
 _RATE_OF_A_JOB = 100.0
 _QUICK = {
-    "samples": 20_000,
+    "samples": 60_000,
     "jobs": [1, 10],
     "rounds": 1,
-    "seconds": 0.5,
+    "seconds": 1,
     "catalogs": 2,
     "memory_jobs": 8,
     "rate": 300,

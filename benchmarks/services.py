@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -51,7 +49,11 @@ _START_TIMEOUT_S = 30.0
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0
 _CHUNK_BYTES = 2**18
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+# Not a preexec_fn, which would fork this process: where it has used grpc, that ended the child.
+_TIED = (  # 1 is PR_SET_PDEATHSIG of <linux/prctl.h>; the parent may have ended before
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 _KEY, _SECRET = "super-bench", "super-bench-secret"  # made up; the S3 server checks them
 
 
@@ -92,11 +94,10 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
     """
     with tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-c", _TIED, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            preexec_fn=_tie_to_parent,  # noqa: PLW1509  # no other thread has been started yet
             **options,
         )
         stack.callback(_end, process)
@@ -108,10 +109,6 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
                 raise BenchmarkError(f"{' '.join(command)} does not listen on {listens}; it said:\n{why}")
             time.sleep(_POLL_S)
         yield process.pid
-
-
-def _tie_to_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
