@@ -298,7 +298,7 @@ class Engine:
         bad = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
         if bad:
             (first,) = dataset.catalog.names_at(action.indices[bad[:1]])
-            words = f"can never be decoded: {result.messages.get(str(bad[0]), '')}"
+            words = f"can never be decoded: {one_line(result.messages.get(str(bad[0]), ''))}"
             _warn_of_samples(dataset, "bad sample", first.decode(), len(bad), words)
         pack, stored = self.keeper.heard(dataset, action.indices, result)
         is_remote = not dataset.catalog.bucket.startswith("file://")
