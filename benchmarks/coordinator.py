@@ -40,6 +40,7 @@ FLAT_OUT = "cached, flat out"
 RANDOM = "random recipe"
 MANY = "many catalogs"
 SCRAPED = "cached, scraped"
+UNSCRAPED = "cached, not scraped"
 _SCRAPE_S = 5.0
 
 _METHOD = (
@@ -59,8 +60,8 @@ _METHOD = (
         f"'{FIRST}': no sample has been produced. '{CACHED}': all have. '{RANDOM}': an epoch's samples have "
         "ids of their own, and are asked of functions. Each job has a seed of its own and reads up to 100 "
         f"batches a second, all together up to 1,500 (--rate); '{FLAT_OUT}' as fast as it goes, where asking "
-        "and answering share this machine. With --metrics, '{SCRAPED}' is '{CACHED}' at a second coordinator "
-        f"whose metrics are scraped each {_SCRAPE_S:.0f} s, before '{CACHED}' at the first one."
+        f"and answering share this machine. With --metrics '{SCRAPED}' is '{CACHED}' at a second coordinator, "
+        f"which is scraped each {_SCRAPE_S:.0f} s, in turn with '{UNSCRAPED}' at the first one."
     ),
     (
         "'batches/s of a core' is batches over the coordinator's CPU seconds. Of several rounds the one with "
@@ -251,7 +252,7 @@ def _scraped(
             for cell in _cells(arguments, number, arguments.rate):
                 say(f"round {number + 1} of {arguments.rounds}: {SCRAPED}, and not, {cell.jobs} jobs")
                 yield scraped.run(SCRAPED, [other], cell)
-                yield plain.run(CACHED, [dataset], cell)
+                yield plain.run(UNSCRAPED, [dataset], cell)
 
 
 @contextlib.contextmanager

@@ -125,6 +125,7 @@ def test_coordinator_tells_what_batches_and_jobs_cost(capsys):
     rows = {(row["way"], row["jobs"]): row for row in report["rows"]}
     assert {way for way, _ in rows} == {
         "first epoch", "cached", "cached, flat out", "random recipe", "many catalogs", "cached, scraped",
+        "cached, not scraped",
     }  # fmt: skip
     for (way, _), row in rows.items():
         assert row["batches"] > 0
