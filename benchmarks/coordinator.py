@@ -60,7 +60,7 @@ _METHOD = (
         f"'{FIRST}': no sample has been produced. '{CACHED}': all have. '{RANDOM}': an epoch's samples have "
         "ids of their own, and are asked of functions. Each job has a seed of its own and reads up to 100 "
         f"batches a second, all together up to 1,500 (--rate); '{FLAT_OUT}' as fast as it goes, where asking "
-        f"and answering share this machine. With --metrics '{SCRAPED}' is '{CACHED}' at a second coordinator, "
+        f"and answering share this machine. With --metrics '{SCRAPED}' is '{CACHED}' at another coordinator, "
         f"which is scraped each {_SCRAPE_S:.0f} s, in turn with '{UNSCRAPED}' at the first one."
     ),
     (
