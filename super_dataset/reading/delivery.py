@@ -26,6 +26,7 @@ from superdl.super_wire.label_dtype import label_fields_of
 from superdl.super_wire.labels import RaggedLabels
 from superdl.super_wire.record import RecordKind, parse_header
 from superdl.super_wire.record_kinds import array_places
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -115,8 +116,8 @@ class BadSampleLog:
             return
         first = min(bad)
         _LOG.warning(
-            "%d bad samples since the last warning (on_bad_sample=%r); in %s: %s (%s)",
-            self._count,
+            "%s since the last warning (on_bad_sample=%r); in %s: %s (%s)",
+            counted(self._count, "bad sample"),
             policy,
             batch_name(ref),
             ref.name_of(first),
