@@ -63,6 +63,9 @@ Cache [bytes]
     budget: super_cache_budget_bytes
     records: super_cache_resident_bytes
     needed: super_cache_needed_bytes
+Cache nodes [percentunit]
+    memory of the fullest: super_cache_fullest_node_ratio
+    engine of the busiest: super_cache_busiest_node_ratio
 Dropped, and produced again [ops]
     dropped: rate(super_cache_dropped_samples_total[@])
     again: rate(super_cache_reproduced_samples_total[@])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import headroom_bytes
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-__all__ = ["CacheInfo", "combined"]
+__all__ = ["CacheInfo", "CacheLoad", "combined"]
 
 _UNLIMITED_SHARE = 0.25
 _SPREAD_SHARE = 0.95
@@ -35,13 +35,19 @@ class CacheInfo:
     """Keys that it has dropped of its own accord since it started."""
     fullest_share: float = 0.0
     """Of its maxmemory, what the fullest node uses."""
+    busy_s: Mapping[str, float] = field(default_factory=dict)
+    """CPU seconds of each node's main thread, which runs all commands, since it started."""
 
     @classmethod
     def of_server(cls, info: Mapping[str, Any], keys: int) -> CacheInfo:
         """From the answers to INFO and DBSIZE."""
-        used_memory, maxmemory = int(info["used_memory"]), int(info["maxmemory"])
+        used_memory, maxmemory, node = int(info["used_memory"]), int(info["maxmemory"]), str(info["run_id"])
+        busy_s = [
+            float(info.get(f"used_cpu_{kind}_main_thread", info.get(f"used_cpu_{kind}", 0.0)))
+            for kind in ("user", "sys")
+        ]
         return cls(
-            nodes=frozenset({str(info["run_id"])}),
+            nodes=frozenset({node}),
             used_memory=used_memory,
             maxmemory=maxmemory,
             policy=str(info["maxmemory_policy"]),
@@ -49,6 +55,7 @@ class CacheInfo:
             keys=int(keys),
             evicted_keys=int(info.get("evicted_keys", 0)),
             fullest_share=used_memory / maxmemory if maxmemory else 0.0,
+            busy_s={node: sum(busy_s)},
         )
 
     def budget(self, cache_bytes: int) -> int:
@@ -59,6 +66,23 @@ class CacheInfo:
         limit = self.maxmemory or cache_bytes or int(self.system_memory * _UNLIMITED_SHARE)
         limit = min(limit, cache_bytes or limit)
         return limit - headroom_bytes(limit)
+
+    def busiest_share(self, before: CacheInfo, passed_s: float) -> float:
+        """Of a core, what the main thread of the busiest node used since ``before``."""
+        both = self.busy_s.keys() & before.busy_s.keys()
+        return max(((self.busy_s[node] - before.busy_s[node]) / passed_s for node in both), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLoad:
+    """What alarms watch of a cache: of all its nodes, since one that is full or busy holds up the rest."""
+
+    fullest_share: float = 0.0
+    """Of its memory, what the fullest node uses."""
+    busiest_share: float = 0.0
+    """Of a core, what the main thread of the busiest node used in the last quarter of a minute."""
+    evicted_keys: int = 0
+    """Keys that nodes have dropped of their own accord since the coordinator took the cache over."""
 
 
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:
@@ -91,4 +115,5 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
         keys=sum(info.keys for info in infos),
         evicted_keys=sum(info.evicted_keys for info in infos),
         fullest_share=max(info.fullest_share for info in infos),
+        busy_s={node: busy_s for info in infos for node, busy_s in info.busy_s.items()},
     )

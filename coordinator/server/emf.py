@@ -16,6 +16,7 @@ from superdl.coordinator.core import Spending
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from superdl.coordinator.cache.info import CacheLoad
     from superdl.coordinator.core import Core
 
 __all__ = ["EMF_PAUSE_S", "EmfLines"]
@@ -30,18 +31,19 @@ class EmfLines:
     Args:
         core: whose figures they are.
         owner: the coordinator's name, the metrics' one dimension.
-        fullest: what share of its memory the cache's fullest node uses.
+        load: of the cache's nodes.
         to: where to; standard output unless it is given.
     """
 
     def __init__(
-        self, core: Core, owner: str, fullest: Callable[[], float], to: TextIO | None = None
+        self, core: Core, owner: str, load: Callable[[], CacheLoad], to: TextIO | None = None
     ) -> None:
         self._core = core
         self._owner = owner
-        self._fullest = fullest
+        self._load = load
         self._to = to or sys.stdout
         self._waited_us: dict[str, int] = {}
+        self._evicted_keys = 0
         self._said_s = core.now_s
 
     async def tell(self) -> None:
@@ -51,11 +53,15 @@ class EmfLines:
         waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in self._core.jobs}
         more_us = sum(max(0, us - self._waited_us.get(name, 0)) for name, us in waited_us.items())
         self._waited_us = waited_us
+        load = self._load()
+        evicted_keys, self._evicted_keys = load.evicted_keys - self._evicted_keys, load.evicted_keys
         ranks = sum(not cursor.lapsed for cursor in state.cursors)
         self._write(
             {
                 "WaitingPercent": 100 * more_us / 1e6 / (ranks * passed_s) if ranks and passed_s > 0 else 0.0,
-                "FullestNodePercent": 100 * self._fullest(),
+                "FullestNodePercent": 100 * load.fullest_share,
+                "BusiestNodePercent": 100 * load.busiest_share,
+                "EvictedKeys": evicted_keys,
                 "Thrashing": int(self._core.thrashing),
                 "Throttles": sum(each.concurrency.throttled_lately(now) for each in state.fleet.executors),
                 "SpendingLimited": list(Spending).index(state.ledger.spending),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.cache.cache import A_POINTER
+from superdl.coordinator.cache.info import CacheLoad
 from superdl.coordinator.core import (
     EVERY_EPOCH,
     OUTCOME_ORDER,
@@ -133,8 +134,8 @@ class Engine:
         self._saving: set[asyncio.Task[None]] = set()
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
-        self.fullest_node_share = 0.0
-        """Of its memory, what the cache's fullest node uses; the upkeep sees to it."""
+        self.cache_load = CacheLoad()
+        """The upkeep sees to it."""
         self._run = uuid.uuid4().hex[:8]
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at_s = 0.0

@@ -81,6 +81,8 @@ super_cache_resident_bytes gauge | Memory that records take.
 super_cache_free_bytes gauge | Memory that is free; below 0 under pressure.
 super_cache_needed_bytes gauge | The budget with which nothing would be dropped.
 super_cache_fullest_node_ratio gauge | Share of its memory that the fullest node uses.
+super_cache_busiest_node_ratio gauge | Share of a core that the busiest node's main thread uses.
+super_cache_evicted_keys_total counter | Keys that nodes dropped of their own accord.
 super_cache_samples gauge state | Samples that are resident, or in flight.
 super_cache_dropped_samples_total counter | Samples dropped to make room.
 super_cache_reproduced_samples_total counter | Of those, samples produced again.
@@ -275,7 +277,9 @@ class Metrics:
         told = cache_stats(engine.core, engine.keeper, engine.now_s())
         for name in ("budget_bytes", "resident_bytes", "free_bytes", "needed_bytes", "thrashing"):
             yield f"super_cache_{name}", (), getattr(told, name)
-        yield "super_cache_fullest_node_ratio", (), engine.fullest_node_share
+        yield "super_cache_fullest_node_ratio", (), engine.cache_load.fullest_share
+        yield "super_cache_busiest_node_ratio", (), engine.cache_load.busiest_share
+        yield "super_cache_evicted_keys_total", (), engine.cache_load.evicted_keys
         yield "super_cache_samples", ("resident",), told.resident_samples
         yield "super_cache_samples", ("in_flight",), told.in_flight_samples
         yield "super_cache_dropped_samples_total", (), told.dropped_samples

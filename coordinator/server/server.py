@@ -229,7 +229,7 @@ def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) 
 
 def _emf(engine: Engine, owner: str) -> _Steps:
     """Write CloudWatch's metrics."""
-    return {"emf": (EmfLines(engine.core, owner, lambda: engine.fullest_node_share).tell, EMF_PAUSE_S)}
+    return {"emf": (EmfLines(engine.core, owner, lambda: engine.cache_load).tell, EMF_PAUSE_S)}
 
 
 def _teams(tokens: Tokens, engine: Engine) -> _Steps:

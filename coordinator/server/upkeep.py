@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.cache.cache import LOCK_TTL_S, LockHeldError
@@ -38,6 +39,7 @@ _CROWDED_SHARE = 0.9
 _FOREIGN_SHARE = 0.125
 _SHORT_SHARE = 1 / 32  # of the budget: what the core frees at once, so that with less it is about to drop
 _FREED_SHARE = 1 / 16
+_EVEN_S = 15.0  # over which the CPU of the cache's nodes is averaged
 _RENEWED_S = 0.5  # an expiry that moves by more than this was renewed: clocks and calls are not that uneven
 
 
@@ -125,6 +127,7 @@ class Upkeep:
         self._settled_at_s = self._clock() + _SETTLED_S
         self._nodes = info.nodes
         self._evicted_keys = info.evicted_keys
+        self._measured, self._measured_at_s = info, self._clock()
         self._is_new = False
         self._fingerprint = fingerprint
         self._cache_bytes = cache_bytes
@@ -155,6 +158,7 @@ class Upkeep:
             self._answers = False
             return
         self._answers = True
+        self._note_load(info)
         if info.nodes == self._nodes and info.evicted_keys > self._evicted_keys:  # perhaps the digest too
             _log.warning(
                 "the cache has dropped %d keys of its own accord: others fill it, or its maxmemory is too "
@@ -204,6 +208,16 @@ class Upkeep:
             self._engine.post(CacheReset())
         self._nodes = nodes
 
+    def _note_load(self, info: CacheInfo) -> None:
+        load = replace(self._engine.cache_load, fullest_share=info.fullest_share)
+        if info.nodes == self._nodes:
+            evicted_keys = load.evicted_keys + max(0, info.evicted_keys - self._evicted_keys)
+            load = replace(load, evicted_keys=evicted_keys)
+        if (passed_s := self._clock() - self._measured_at_s) >= _EVEN_S:
+            load = replace(load, busiest_share=info.busiest_share(self._measured, passed_s))
+            self._measured, self._measured_at_s = info, self._clock()
+        self._engine.cache_load = load
+
     async def _watch_memory(self, info: CacheInfo) -> None:
         core, budget_bytes = self._core, info.budget(self._cache_bytes)
         if budget_bytes != core.state.budget_bytes:
@@ -214,7 +228,6 @@ class Upkeep:
                 *(size / 2**20 for size in sizes),
             )
         self._engine.post(CacheResized(budget_bytes))
-        self._engine.fullest_node_share = info.fullest_share
         if not info.maxmemory:
             return
         # What others hold for long may take a part of the headroom; the rest is for buffers that come and go.

@@ -95,6 +95,18 @@ def test_function_and_coordinator_may_what_they_must(stack):
     assert set(statements) == {"ListSamples", "ReadKeyLists", "InvokeFunctions"}
 
 
+def test_of_further_buckets_what_is_named_is_read(stack):
+    more = {"MoreBuckets": "arn:aws:s3:::mine,arn:aws:s3:::yours"}
+    parts = ["arn:aws:s3:::mine/val/*", "arn:aws:s3:::yours/*"]
+    named = more | {"MoreObjects": ",".join(parts)}
+    for role, sid in (("PrefetchRole", "ReadSamples"), ("CoordinatorRole", "ReadKeyLists")):
+        read = statements_of(WorkedOut(**named), role)[sid]["Resource"]
+        assert read == ["arn:aws:s3:::images/train/*", *parts]
+    assert refusals(stack, **named) == []
+    (refused,) = refusals(stack, MoreObjects=",".join(parts))
+    assert "name their buckets" in refused
+
+
 def test_further_buckets_are_read_whole_and_a_second_range_comes_in():
     more = [f"arn:aws:s3:::{name}" for name in ("mine", "yours")]
     stack = WorkedOut(MoreBuckets=",".join(more), MoreCidr="100.64.0.0/16")
@@ -156,11 +168,14 @@ def test_endpoints_that_are_there_are_not_made_again():
     assert refusals(stack, **present) == []
 
 
-def test_every_node_of_a_cluster_has_the_alarm_and_it_is_resized_online():
-    """By the coordinator's figure of the fullest one: CloudWatch's own are one for each node."""
+def test_every_node_of_a_cluster_has_the_alarms_and_it_is_resized_online():
+    """By the coordinator's figures of the fullest and busiest: CloudWatch's own are one for each node."""
+    watched = {"Memory": "FullestNodePercent", "Cpu": "BusiestNodePercent", "Evictions": "EvictedKeys"}
     for shards in ("1", "90"):
-        alarm = WorkedOut(CacheShards=shards).resources["CacheMemoryAlarm"]
-        assert (alarm["Namespace"], alarm["MetricName"]) == ("SUPER", "FullestNodePercent")
+        stack = WorkedOut(CacheShards=shards)
+        for what, name in watched.items():
+            alarm = stack.resources[f"Cache{what}Alarm"]
+            assert (alarm["Namespace"], alarm["MetricName"]) == ("SUPER", name)
     assert TEMPLATE["Resources"]["Cache"]["UpdatePolicy"] == {"UseOnlineResharding": True}
 
 

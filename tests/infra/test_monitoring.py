@@ -22,6 +22,8 @@ FAULTS = {
     "SuperThrottled": {'super_requests_total{executor="lambda",outcome="throttled"}': COUNTED.format(6)},
     "SuperThrash": {"super_cache_thrashing": "1x30"},
     "SuperCacheFull": {"super_cache_fullest_node_ratio": "0.97x30"},
+    "SuperCacheBusy": {"super_cache_busiest_node_ratio": "0.95x30"},
+    "SuperCacheEvicts": {"super_cache_evicted_keys_total": COUNTED.format(3)},
     "SuperSpendingSlowed": {"super_spending_limited": "1x30"},
     "SuperSpendingStopped": {"super_spending_limited": "2x30"},
     "SuperExecutorGone": {'super_concurrency_wanted{executor="lambda"}': "0x30"},
@@ -49,7 +51,8 @@ CALM = {
     'super_call_seconds_bucket{method="NextBatches",le="0.5"}': COUNTED.format(100),
     'super_call_seconds_bucket{method="NextBatches",le="1.0"}': COUNTED.format(100),
     'super_call_seconds_bucket{method="NextBatches",le="+Inf"}': COUNTED.format(100),
-    "super_cache_fullest_node_ratio": "0.9x30",
+    **dict.fromkeys(["super_cache_fullest_node_ratio", "super_cache_busiest_node_ratio"], "0.9x30"),
+    "super_cache_evicted_keys_total": "7x30",
     **dict.fromkeys(["super_cache_thrashing", "super_spending_limited", "super_store_trouble"], "0x30"),
 }
 

@@ -14,6 +14,7 @@ from contextlib import redirect_stdout
 import pytest
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
+from superdl.coordinator.cache.info import CacheLoad
 from superdl.coordinator.core import Core, CoreSettings
 from superdl.coordinator.server import engine, server
 from superdl.coordinator.server.emf import EmfLines
@@ -53,7 +54,7 @@ def test_coordinator_and_function_read_every_variable_that_they_get():
 
 
 def test_alarms_watch_figures_that_the_coordinator_tells(capsys):
-    asyncio.run(EmfLines(Core(CoreSettings(budget_bytes=1)), "a-stack", lambda: 0.0).tell())
+    asyncio.run(EmfLines(Core(CoreSettings(budget_bytes=1)), "a-stack", CacheLoad).tell())
     told = json.loads(capsys.readouterr().out)
     assert {"Name": "SUPER_METRICS_EMF", "Value": "1"} in CONTAINER["Environment"]
     watched = [
@@ -62,7 +63,7 @@ def test_alarms_watch_figures_that_the_coordinator_tells(capsys):
         if alarm["Type"] == "AWS::CloudWatch::Alarm"
         and [one["Name"] for one in alarm["Properties"].get("Dimensions", ())] == ["Coordinator"]
     ]
-    assert len(watched) == 5
+    assert len(watched) == 7
     assert set(watched) <= set(told)
 
 
@@ -158,7 +159,7 @@ def test_metrics_are_those_that_the_function_writes():
     written_names = {metric["Name"] for metric in told["Metrics"]}
     body = RESOURCES["Dashboard"]["Properties"]["DashboardBody"]["Fn::Sub"][0]
     assert len(json.loads(re.sub(r"\$\{[\w:.]+\}", "x", body))["widgets"]) == 9
-    assert set(re.findall(r'\["SUPER", "(\w+)"', body)) == written_names
+    assert set(re.findall(r'\["SUPER", "(\w+)", "function_name"', body)) == written_names
     queries = RESOURCES["SamplesFailedAlarm"]["Properties"]["Metrics"]
     for metric in (query["MetricStat"]["Metric"] for query in queries if "MetricStat" in query):
         assert metric["MetricName"] in written_names

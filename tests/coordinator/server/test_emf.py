@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from superdl.coordinator.cache.info import CacheLoad
 from superdl.coordinator.server.emf import EmfLines
 from tests.coordinator.core.driver import Driver
 
@@ -19,7 +20,8 @@ def test_a_line_says_how_long_readers_waited_since_the_last_one():
     driver.open()
     driver.ask(0, 8)
     out = io.StringIO()
-    lines = EmfLines(driver.core, "a-stack", lambda: 0.25, out)
+    loads = iter([CacheLoad(0.25, 0.5, 3), CacheLoad(0.25, 0.5, 7)])
+    lines = EmfLines(driver.core, "a-stack", lambda: next(loads), out)
     driver.read(0, missed=(0, 1))
     driver.answer_all()
     driver.read(0, hits=6, wait_us=30_000_000, missed=())
@@ -31,7 +33,8 @@ def test_a_line_says_how_long_readers_waited_since_the_last_one():
     assert (first["Throttles"], first["Thrashing"], first["SpendingLimited"]) == (0, 0, 0)
     (described,) = first["_aws"]["CloudWatchMetrics"]
     assert (described["Namespace"], described["Dimensions"]) == ("SUPER", [["Coordinator"]])
-    assert first["FullestNodePercent"] == 25.0
+    assert (first["FullestNodePercent"], first["BusiestNodePercent"]) == (25.0, 50.0)
+    assert (first["EvictedKeys"], second["EvictedKeys"]) == (3, 4)
     assert first["Coordinator"] == "a-stack"
     names = [metric["Name"] for metric in described["Metrics"]]
     assert set(names) == set(first) - {"_aws", "Coordinator"}

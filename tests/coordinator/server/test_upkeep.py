@@ -107,7 +107,7 @@ def test_it_stays_while_no_job_is_open(small):
             upkeep._settled_at_s = 0.0
             for _ in range(3):
                 await upkeep.once()
-            assert 0.9 < upkeep._engine.fullest_node_share < 1.0
+            assert 0.9 < upkeep._engine.cache_load.fullest_share < 1.0
 
     asyncio.run(work())
     assert left(small) == records
@@ -150,6 +150,35 @@ def test_records_may_be_gone_of_a_server_that_evicts_by_itself(small):
                 client.set(cache_key(os.urandom(16)), bytes(RECORD_BYTES))
 
     assert told_after(small.unix_url, crowd) == {CacheEvicted}
+
+
+def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valkey_cluster, monkeypatch):
+    monkeypatch.setattr(upkeep_module, "_EVEN_S", 0.0)
+    busy = valkey_cluster.nodes[1]
+
+    def evict_and_count():
+        with busy.client() as client:
+            key = next(n for n in range(10_000) if valkey_cluster.node_of(b"%d" % n) is busy)
+            client.config_set("maxmemory-policy", "allkeys-random")
+            for number in range(64):
+                client.set(f"{{{key}}}{number}", bytes(2**20))
+            client.config_set("maxmemory", 32 * 2**20)
+            client.eval("local n = 0; for i = 1, 30000000 do n = n + i end", 0)
+            return client.info("stats")["evicted_keys"]
+
+    async def work():
+        async with kept_at(valkey_cluster.url) as upkeep:
+            await agree_on_fingerprint(upkeep._cache, "aa")
+            await upkeep.once()
+            evicted_keys = await asyncio.to_thread(evict_and_count)
+            await upkeep.once()
+            load = upkeep._engine.cache_load
+            assert load.evicted_keys == evicted_keys > 0
+            assert load.busiest_share > 0.2
+            await upkeep.once()
+            assert upkeep._engine.cache_load.evicted_keys == evicted_keys
+
+    asyncio.run(work())
 
 
 def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
