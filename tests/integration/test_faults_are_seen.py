@@ -16,6 +16,7 @@ from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.keys import REPORT_PREFIX
 from tests.fixtures.faulty_function import FUNCTION, Script
 from tests.fixtures.images import SIDE
+from tests.fixtures.lambda_answers import Answer
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import free_port
 
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from tests.fixtures.lambda_service import LambdaService
+
 ENOUGH_S, SOON_S = 60.0, 2.0
 LINES_MAX = 20
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+BROKEN = Answer.error(500, "ServiceException", "an internal error")
 
 
 class Watched:
@@ -67,12 +71,21 @@ def until(condition: Callable[[], bool], within_s: float) -> None:
         time.sleep(0.02)
 
 
-# What a function does from its second call on, what the log says first, and the outcome that is counted.
+# What a function does in each call, what the log says first, which part of the coordinator says so, and the
+# outcome that is counted.
 FAULTS_OF_FUNCTIONS = {
-    "raise": ("the function raised RuntimeError: as the script says", "raised"),
-    "die": ("killed by SIGKILL", "crashed"),
-    "hang": ("the function did not answer in time", "timed_out"),
-    "answer for another": ("answered for 'another'", "raised"),
+    "raise": ("the function raised RuntimeError: as the script says", "server", "raised"),
+    "die": ("killed by SIGKILL", "server", "crashed"),
+    "hang": ("the function did not answer in time", "server", "timed_out"),
+    "answer for another": ("answered for 'another'", "server", "raised"),
+    "answer twice": ("more than once", "executors", "answered"),
+    "spoil": ("does not read back", "server", "answered"),
+}
+FAULTS_ON_LAMBDA: dict[str, tuple[Callable[[LambdaService], None], str, str]] = {
+    "throttles": (lambda service: service.throttle_next(1000), "is throttled", "throttled"),
+    "fails": (lambda service: service.answer_next(*[BROKEN] * 1000), "ServiceException", "unavailable"),
+    "breaks off": (lambda service: service.hang_up_next(1000), "Connection was closed", "unavailable"),
+    "crashes": (lambda service: service.crash_next(1000), "crashed (Runtime.ExitError", "crashed"),
 }
 
 
@@ -84,9 +97,9 @@ FAULTS_OF_FUNCTIONS = {
 def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
     tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str], does: str
 ) -> None:
-    words, outcome = FAULTS_OF_FUNCTIONS[does]
+    words, part, outcome = FAULTS_OF_FUNCTIONS[does]
     script = Script(tmp_path)
-    for number in range(2, 200):
+    for number in range(1, 200):
         script.at_call(number, does)
     few = ("--workers", "2", "--request-timeout-s", "0.25", "--request-samples", "4")
     watched = Watched(capsys, *few, "--function", FUNCTION, **script.environment)
@@ -94,7 +107,7 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
     def counted() -> bool:
         ended = {one["outcome"]: one["requests"] for one in watched.shown("stats")["executors"][0]["ended"]}
         metric = watched.metric("super_requests_total", f'outcome="{outcome}"')
-        return metric > 0 and ended.get(outcome, 0) > 0 and watched.warns(words, "server")
+        return metric > 0 and ended.get(outcome, 0) > 0 and watched.warns(words, part)
 
     with watched.stack as stack:
         dataset = SuperDataset(images.as_uri(), RECIPE)
@@ -102,7 +115,32 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
             until(lambda: words in watched.log(), ENOUGH_S)
             until(counted, SOON_S)
             until(lambda: script.calls() >= 20, ENOUGH_S)
-            assert sampler.job_stats().retries > 0
+            assert sampler.job_stats().retries > 0 or outcome == "answered"
+        lines = watched.log().splitlines()
+    assert len(lines) < LINES_MAX, "\n".join(lines)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.slow
+@pytest.mark.parametrize("it", list(FAULTS_ON_LAMBDA))
+def test_what_lambda_does_shows_in_metrics_and_top_and_in_few_lines(
+    lambda_service: LambdaService, photos: str, capsys: pytest.CaptureFixture[str], it: str
+) -> None:
+    befall, words, outcome = FAULTS_ON_LAMBDA[it]
+    few = ("--executor", "lambda", "--lambda-warm", "1", "--lambda-concurrency", "2")
+    watched = Watched(capsys, *few, "--request-samples", "4")
+
+    def counted() -> bool:
+        metric = watched.metric("super_requests_total", f'outcome="{outcome}"')
+        return metric > 0 and watched.warns(words, "server")
+
+    with watched.stack as stack:
+        befall(lambda_service)
+        dataset = SuperDataset(photos, RECIPE)
+        with SuperSampler(dataset, batch_size=16, coordinator=stack.address):
+            until(lambda: words in watched.log(), ENOUGH_S)
+            until(counted, SOON_S)
+            until(lambda: lambda_service.refused >= 10 or len(lambda_service.invocations) >= 10, ENOUGH_S)
         lines = watched.log().splitlines()
     assert len(lines) < LINES_MAX, "\n".join(lines)
 
@@ -152,6 +190,11 @@ def remove_the_store(stack: Stack, _: Path, __: str) -> None:
     shutil.rmtree(stack.valkey.directory / "store")
 
 
+def replace_the_store(stack: Stack, images: Path, job: str) -> None:
+    remove_the_store(stack, images, job)
+    (stack.valkey.directory / "store").touch()
+
+
 # What befalls the rest, what the log says first, and the part of the coordinator that says so.
 FAULTS: dict[Callable[[Stack, Path, str], None], tuple[str, str]] = {
     empty_the_cache: ("the cache was restarted or emptied", "server"),
@@ -163,6 +206,7 @@ FAULTS: dict[Callable[[Stack, Path, str], None], tuple[str, str]] = {
     forge_a_reports_id: ("which no reader of ours gave", "cache"),
     spoil_a_file: ("can never be decoded", "server"),
     remove_the_store: ("the store", "store"),
+    replace_the_store: ("the store", "store"),
 }
 
 
@@ -182,7 +226,7 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
     if befall is spoil_a_file:
         next(source.rglob("*.jpg")).write_bytes(b"no JPEG")
     watched = Watched(capsys, "--workers", "2")
-    if befall is remove_the_store:
+    if befall in {remove_the_store, replace_the_store}:
         watched.stack.arguments += ("--store", str(watched.stack.valkey.directory / "store"))
     with watched.stack as stack:
         dataset = SuperDataset(source.as_uri(), RECIPE)
