@@ -147,7 +147,7 @@ class Room:
             )
             for name, size in self.sizes.items()
         ]
-        return to_prune(packs, self.excess_bytes, wanted_too=self.used_bytes > self.bytes)
+        return to_prune(packs, self.excess_bytes, self.used_bytes - self.bytes)
 
 
 def room_bytes(wanted_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
@@ -159,10 +159,10 @@ def room_bytes(wanted_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes
     return max(0, min(share, stored_bytes + free_bytes - disk_bytes // _KEPT_SHARE))
 
 
-def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, *, wanted_too: bool = False) -> list[str]:
+def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, bytes_too_many: int = 0) -> list[str]:
     """Which packs go, so that so many bytes do: useless ones, then those whose samples are in no catalog any
-    more, then collections that nobody has opened for longest. What open jobs read stays, or goes last if
-    ``wanted_too``.
+    more, then collections that nobody has opened for longest. What open jobs read goes last, and stays as far
+    as the rest frees ``bytes_too_many``: room for more of what they read is not worth any of it.
     """
 
     def order(pack: StoredPack) -> tuple[int, float, str]:
@@ -174,8 +174,9 @@ def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, *, wanted_too: boo
 
     chosen: list[str] = []
     for pack in sorted(packs, key=order):
-        if bytes_to_free <= 0 or (order(pack)[0] == 3 and not wanted_too):  # noqa: PLR2004  # the last group
+        if (bytes_too_many if order(pack)[0] == 3 else bytes_to_free) <= 0:  # noqa: PLR2004  # the last group
             break
         chosen.append(pack.name)
         bytes_to_free -= pack.bytes
+        bytes_too_many -= pack.bytes
     return chosen

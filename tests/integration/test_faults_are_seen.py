@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tests.fixtures.lambda_service import LambdaService
+    from tests.fixtures.valkey import Valkey
+    from tests.fixtures.valkey_cluster import ValkeyCluster
 
 ENOUGH_S, SOON_S = 60.0, 2.0
 LINES_MAX = 20
@@ -36,10 +38,12 @@ BROKEN = Answer.error(500, "ServiceException", "an internal error")
 class Watched:
     """A stack, and what it shows of itself: its log, its metrics and ``superdl top``."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: str, **variables: str) -> None:
+    def __init__(
+        self, capsys: pytest.CaptureFixture[str], *arguments: str, cache: str = "", **variables: str
+    ) -> None:
         self.metrics = f"127.0.0.1:{free_port()}"
         arguments += ("--metrics-listen", self.metrics, "--log-format", "json")
-        self.stack = Stack(arguments=arguments, environment=variables)
+        self.stack = Stack(arguments=arguments, environment=variables, cache=cache)
         self._capsys = capsys
 
     def log(self) -> str:
@@ -190,6 +194,10 @@ def remove_the_store(stack: Stack, _: Path, __: str) -> None:
     shutil.rmtree(stack.valkey.directory / "store")
 
 
+def fill_the_store(_: Stack, __: Path, ___: str) -> None:
+    """Nothing more to do: it may not take what is decoded."""
+
+
 def replace_the_store(stack: Stack, images: Path, job: str) -> None:
     remove_the_store(stack, images, job)
     (stack.valkey.directory / "store").touch()
@@ -207,6 +215,7 @@ FAULTS: dict[Callable[[Stack, Path, str], None], tuple[str, str]] = {
     spoil_a_file: ("can never be decoded", "server"),
     remove_the_store: ("the store", "store"),
     replace_the_store: ("the store", "store"),
+    fill_the_store: ("is full", "store"),
 }
 
 
@@ -226,12 +235,16 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
     if befall is spoil_a_file:
         next(source.rglob("*.jpg")).write_bytes(b"no JPEG")
     watched = Watched(capsys, "--workers", "2")
-    if befall in {remove_the_store, replace_the_store}:
+    if befall in {remove_the_store, replace_the_store, fill_the_store}:
         watched.stack.arguments += ("--store", str(watched.stack.valkey.directory / "store"))
+    recipe = RECIPE
+    if befall is fill_the_store:
+        watched.stack.arguments += ("--store-bytes", "4mb", "--request-samples", "2")
+        recipe = Recipe.image(resize=128, crop=128)
     with watched.stack as stack:
-        dataset = SuperDataset(source.as_uri(), RECIPE)
+        dataset = SuperDataset(source.as_uri(), recipe)
         with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
-            if befall is not spoil_a_file:
+            if befall not in {spoil_a_file, fill_the_store}:
                 until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
                 assert words not in watched.log()
             befall(stack, source, sampler.job_stats().job)
@@ -239,5 +252,43 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
             until(lambda: watched.warns(words, part), SOON_S)
             if befall is stop_the_cache:
                 stack.valkey.start()
+        lines = watched.log().splitlines()
+    assert len(lines) < LINES_MAX, "\n".join(lines)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.slow
+def test_a_node_of_a_cluster_that_comes_back_empty_shows(
+    images: Path, capsys: pytest.CaptureFixture[str], valkey_cluster: ValkeyCluster
+) -> None:
+    words = "1 of the cache's 3 nodes are new"
+    watched = Watched(capsys, "--workers", "2", cache=valkey_cluster.url)
+    with watched.stack as stack:
+        dataset = SuperDataset(images.as_uri(), RECIPE)
+        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+            until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
+            valkey_cluster.nodes[2].restart_empty()
+            valkey_cluster.wait_until_ready()
+            until(lambda: words in watched.log(), ENOUGH_S)
+            until(lambda: watched.warns(words, "server"), SOON_S)
+        lines = watched.log().splitlines()
+    assert len(lines) < LINES_MAX, "\n".join(lines)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.slow
+def test_one_of_two_executors_that_does_not_start_shows(
+    lambda_service: LambdaService, valkey: Valkey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del lambda_service  # which knows no such function
+    words = "the executor lambda is left out for now"
+    both = ("--executor", "local,lambda", "--workers", "1", "--lambda-function", "nobody")
+    watched = Watched(capsys, *both, cache=valkey.url)
+    with watched.stack:
+        until(lambda: words in watched.log(), ENOUGH_S)
+        until(lambda: watched.warns(words, "executors"), SOON_S)
+        (_, of_lambda) = watched.shown("stats")["executors"]
+        assert "nobody" in of_lambda["trouble"]
+        assert watched.metric("super_executor_trouble", 'executor="lambda"') == 1.0
         lines = watched.log().splitlines()
     assert len(lines) < LINES_MAX, "\n".join(lines)
