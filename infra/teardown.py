@@ -79,7 +79,9 @@ def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
     tagged = _all(
         client("resourcegroupstaggingapi"), "get_resources", "ResourceTagMappingList", TagFilters=tags
     )
-    left = [item["ResourceARN"] for item in tagged if not item["ResourceARN"].endswith(tuple(gone))]
+    ends = tuple(f"{boundary}{one}" for one in gone for boundary in ":/")
+    arns = [item["ResourceARN"] for item in tagged]
+    left = [arn for arn in arns if arn not in gone and not arn.endswith(ends)]
     if not left:
         print(f"nothing of {stack} is left that costs money")
         return 0

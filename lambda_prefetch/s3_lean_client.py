@@ -250,7 +250,7 @@ def lean_endpoint(session: Any, bucket: str, endpoint_url: str) -> Endpoint:
     from botocore.utils import get_environ_proxies
 
     _check_configuration(session, endpoint_url)
-    region = session.get_config_variable("region") or _DEFAULT_REGION
+    region = session.get_config_variable("region") or os.environ.get("AWS_REGION") or _DEFAULT_REGION
     url, prefix = _named_server(endpoint_url, bucket) if endpoint_url else _aws(region, bucket)
     if get_environ_proxies(url):
         raise NotLeanError("a proxy is set")

@@ -64,7 +64,8 @@ def make_s3_client() -> Any:
     )
     # A session of its own: boto3's default session may not be used by two threads at once.
     session = boto3.session.Session()
-    region = session.region_name or "us-east-1"  # listing works across regions, signing wants one named
+    # Listing works across regions, signing wants one named. Containers have AWS_REGION, which boto3 ignores.
+    region = session.region_name or os.environ.get("AWS_REGION") or "us-east-1"
     endpoint = os.environ.get("SUPER_S3_ENDPOINT_URL") or None
     try:
         return session.client("s3", config=config, endpoint_url=endpoint, region_name=region)

@@ -51,7 +51,12 @@ CHOICES = {
         "coordinator": {"pod": {"nodeSelector": {"pool": "cpu"}, "tolerations": [{"operator": "Exists"}]}},
     },
     "ray": RAY,
-    "bare": {**ISSUER, "networkPolicy": {"enabled": False}, "metrics": {"enabled": False}},
+    "bare": {
+        **ISSUER,
+        "networkPolicy": {"enabled": False},
+        "metrics": {"enabled": False},
+        "serviceAccount": {"create": False},
+    },
 }
 # In a process of its own, since Helm brings Go's threads and signal handlers along.
 RENDER = """
@@ -121,6 +126,8 @@ def test_kubernetes_takes_what_is_rendered_and_its_parts_find_each_other(rendere
         ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
         named = re.findall(r'"(?:targetPort|port)": "(\w+)"', json.dumps(one["spec"]))
         assert set(named) <= ports
+    accounts = {pod["spec"].get("serviceAccountName", "default") for pod in pods}
+    assert accounts <= {"default", "own"} | {name for kind, name in made if kind == "ServiceAccount"}
     guarded = {name for kind, name in made if kind == "NetworkPolicy"}
     assert guarded == (set() if choice == "bare" else {f"super-{part}" for part in labels})
 

@@ -179,6 +179,32 @@ def test_every_node_of_a_cluster_has_the_alarms_and_it_is_resized_online():
     assert TEMPLATE["Resources"]["Cache"]["UpdatePolicy"] == {"UseOnlineResharding": True}
 
 
+def test_rules_have_the_functions_that_cloudformation_takes_there():
+    """It refuses a template whose rules have others, such as Fn::Join; cfn-lint does not see them all."""
+    named = set(re.findall(r'"(Fn::\w+|Condition)":', json.dumps(TEMPLATE["Rules"])))
+    allowed = (
+        "And",
+        "Contains",
+        "EachMemberEquals",
+        "EachMemberIn",
+        "Equals",
+        "Not",
+        "Or",
+        "RefAll",
+        "ValueOf",
+    )
+    assert named <= {f"Fn::{name}" for name in allowed}
+
+
+def test_a_collector_is_reached_in_both_ranges():
+    both = {"OtlpEndpoint": "http://collector:4318", "MoreCidr": "100.64.0.0/16", "VpcId": VPC}
+    for more, ranges in ((both, ["10.61.0.0/16", "100.64.0.0/16"]), ({**both, "OtlpEndpoint": ""}, [])):
+        out = WorkedOut(PrivateSubnetIds=SUBNET, **more).resources["CoordinatorSecurityGroup"][
+            "SecurityGroupEgress"
+        ]
+        assert [rule["CidrIp"] for rule in out if rule["FromPort"] == 4318] == ranges
+
+
 def test_an_own_key_guards_what_the_stack_keeps_and_opens_by_secrets_manager_alone(stack):
     kinds = ("AWS::SecretsManager::Secret", "AWS::Logs::LogGroup", "AWS::ElastiCache::ReplicationGroup")
     own = WorkedOut(KmsKeyArn=KEY)
@@ -350,7 +376,8 @@ def test_what_fits_together(stack, parameters):
         ({"LogLevel": "ERROR"}, "LogLevel"),
         ({"MoreBuckets": "mine"}, "MoreBuckets"),
         ({"PresentEndpoints": "s3"}, "PresentEndpoints"),
-        ({"PresentEndpoints": "logs"}, "MoreCidr and PresentEndpoints belong"),
+        ({"PresentEndpoints": "logs"}, "PresentEndpoints belong"),
+        ({"MoreCidr": "100.64.0.0/16"}, "MoreCidr belongs"),
         ({"MaintenanceWindow": "sunday"}, "MaintenanceWindow"),
         ({"Prefix": "a,b/"}, "Prefix"),
         ({"BucketKmsKeyArn": f"{KEY},mine"}, "BucketKmsKeyArn"),

@@ -14,6 +14,10 @@ from superdl.coordinator.server.metrics import METRICS
 from tools.monitoring import ALERTS, DASHBOARD, alerts, panels
 
 LABELS = {metric.name: {*metric.labels, "instance", "le"} for metric in METRICS}
+SERVICES = (
+    "super-coordinator",
+    "a-super-coordinator",
+)  # as the chart names them, which Prometheus's operator takes
 COUNTED = "0+{}x30"
 # Of each alert, series that show its fault, minute by minute. All else is calm at 0.
 FAULTS = {
@@ -86,8 +90,15 @@ def test_each_rule_fires_at_its_fault_and_at_no_other(tmp_path):
         pytest.skip("there is no promtool: apt-get install prometheus")
     assert set(FAULTS) == {rule["alert"] for rule in alerts()}
     cases = []
-    for fault, series in {"": {}, **FAULTS}.items():
-        staged = [{"series": name, "values": values} for name, values in {**CALM, **series}.items()]
+    gone = {name: values for name, values in CALM.items() if not name.startswith("up{")}
+    staging = [
+        ("", CALM),
+        ("SuperDown", gone),
+        *((fault, {**CALM, **more}) for fault, more in FAULTS.items()),
+    ]
+    staging += [("SuperDown", {**gone, f'up{{job="{name}"}}': "0x30"}) for name in SERVICES]
+    for fault, series in staging:
+        staged = [{"series": name, "values": values} for name, values in series.items()]
         expected = [
             {"expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})', "eval_time": "20m"}
             | {"exp_samples": [{"value": 1}] if name == fault else []}

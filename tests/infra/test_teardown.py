@@ -60,8 +60,12 @@ def test_what_is_left_is_listed_but_for_what_went_with_the_stack(aws, capsys, mo
     said = capsys.readouterr().out
     assert "1 things with the tag of super-1 are left" in said
     assert f":volume/{volume}\n" in said
-    monkeypatch.setattr("infra.teardown._deleted_with_stacks", lambda *_: iter([volume]))
+    monkeypatch.setattr("infra.teardown._deleted_with_stacks", lambda *_: iter([volume, STACK]))
     assert tear_down() == 0
+    client("s3").create_bucket(Bucket="packs-of-super-1")
+    client("s3").put_bucket_tagging(Bucket="packs-of-super-1", Tagging={"TagSet": TAGS})
+    assert tear_down() == 1
+    assert "arn:aws:s3:::packs-of-super-1\n" in capsys.readouterr().out
 
 
 def test_things_of_others_stay(aws):

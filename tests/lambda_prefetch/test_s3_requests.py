@@ -31,8 +31,9 @@ def session(monkeypatch, tmp_path):
     return Session()
 
 
-def test_aws_is_asked_at_the_buckets_own_host(session, monkeypatch):
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+@pytest.mark.parametrize("variable", ["AWS_DEFAULT_REGION", "AWS_REGION"])
+def test_aws_is_asked_at_the_buckets_own_host(session, monkeypatch, variable):
+    monkeypatch.setenv(variable, "eu-central-1")
     found = lean_endpoint(session, "my-images", "")
     assert (found.host, found.port, found.path_prefix) == ("my-images.s3.eu-central-1.amazonaws.com", 443, "")
     assert (found.host_header, found.region) == (found.host, "eu-central-1")

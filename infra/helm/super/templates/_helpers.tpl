@@ -7,7 +7,7 @@ app.kubernetes.io/name: super, app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "super.account" -}}
-{{ .Values.serviceAccount.name | default (include "super.name" .) }}
+{{ .Values.serviceAccount.name | default (ternary (include "super.name" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
 {{- define "super.ray" -}}
