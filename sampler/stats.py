@@ -48,7 +48,8 @@ class SamplerStats(WorkCounters):
     ``epoch`` and ``position`` are those of the furthest rank; of its ``ranks`` the ``lapsed_ranks`` have not
     called lately. ``team`` is the one that the sampler's token names. The fields from ``budget_bytes`` to
     ``free_bytes`` describe the whole cache; ``needed_bytes`` is the budget with which nothing would be
-    dropped. ``store`` is the address of the store below it, empty if there is none; its packs may take
+    dropped. ``cache_trouble`` says why the cache does not answer the coordinator, and is empty while it does.
+    ``store`` is the address of the store below it, empty if there is none; its packs may take
     ``store_room_bytes`` in all, 0 where that is unbounded; ``store_trouble`` is empty while all is well.
 
     ``stall_causes`` say why batches stalled (docs/runs.md lists them), ``recent_stalls`` are the newest (up
@@ -82,6 +83,7 @@ class SamplerStats(WorkCounters):
     usd_per_hour: float
     spending: str
     free_bytes: int
+    cache_trouble: str
     store: str
     store_used_bytes: int
     store_room_bytes: int

@@ -558,7 +558,7 @@ class Stall(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., cause: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class CacheStats(_message.Message):
-    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "needed_bytes", "total_requests_in_flight", "concurrency", "capacity", "total_usd", "usd_per_hour", "spending", "free_bytes", "store", "store_used_bytes", "store_room_bytes", "store_packs", "store_trouble")
+    __slots__ = ("budget_bytes", "resident_bytes", "resident_samples", "in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "needed_bytes", "total_requests_in_flight", "concurrency", "capacity", "total_usd", "usd_per_hour", "spending", "free_bytes", "cache_trouble", "store", "store_used_bytes", "store_room_bytes", "store_packs", "store_trouble")
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -574,6 +574,7 @@ class CacheStats(_message.Message):
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     SPENDING_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     STORE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -594,9 +595,10 @@ class CacheStats(_message.Message):
     usd_per_hour: float
     spending: str
     free_bytes: int
+    cache_trouble: str
     store: str
     store_used_bytes: int
     store_room_bytes: int
     store_packs: int
     store_trouble: str
-    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reproduced_samples: _Optional[int] = ..., thrashing: bool = ..., needed_bytes: _Optional[int] = ..., total_requests_in_flight: _Optional[int] = ..., concurrency: _Optional[int] = ..., capacity: _Optional[int] = ..., total_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., spending: _Optional[str] = ..., free_bytes: _Optional[int] = ..., store: _Optional[str] = ..., store_used_bytes: _Optional[int] = ..., store_room_bytes: _Optional[int] = ..., store_packs: _Optional[int] = ..., store_trouble: _Optional[str] = ...) -> None: ...
+    def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_samples: _Optional[int] = ..., in_flight_samples: _Optional[int] = ..., dropped_samples: _Optional[int] = ..., reproduced_samples: _Optional[int] = ..., thrashing: bool = ..., needed_bytes: _Optional[int] = ..., total_requests_in_flight: _Optional[int] = ..., concurrency: _Optional[int] = ..., capacity: _Optional[int] = ..., total_usd: _Optional[float] = ..., usd_per_hour: _Optional[float] = ..., spending: _Optional[str] = ..., free_bytes: _Optional[int] = ..., cache_trouble: _Optional[str] = ..., store: _Optional[str] = ..., store_used_bytes: _Optional[int] = ..., store_room_bytes: _Optional[int] = ..., store_packs: _Optional[int] = ..., store_trouble: _Optional[str] = ...) -> None: ...

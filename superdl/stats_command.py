@@ -115,10 +115,11 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
         stalls = ", ".join(
             f"{one['cause'].replace('_', ' ')} {one['batches']:,} ({one['wait_s']:.2f} s)" for one in causes
         )
+        ahead = "" if job["closed_s"] else f"; looks {job['lookahead_batches']} batches ahead"
         console.print(
             f"job {job['job']}  {job['source']}{'  of team ' if job['team'] else ''}{job['team']}\n"
             f"  at epoch {job['epoch']}, position {job['position']}; {job['batches_read']:,} batches read, "
-            f"one each {job['interval_s']:.3f} s; looks {job['lookahead_batches']} batches ahead"
+            f"one each {job['interval_s']:.3f} s{ahead}"
             f"{'; no sign of life lately' if job['lapsed'] else ''}\n"
             f"  cache: {share} of {read:,} + {missed:,} samples hit, {job['samples_reused']:,} resident when "
             f"planned; {job['stalls']:,} batches stalled{': ' if stalls else ''}{stalls}\n"
@@ -144,7 +145,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
         console.print(
             f"  {'team ' if team['name'] else 'no team'}{team['name']}: share {team['share']:g}, priority "
             f"{team['priority']}; {counted(team['jobs'], 'job')}, {team['in_flight']:,} requests in flight, "
-            f"{team['requests']:,} so far for {team['usd']:.4f} USD{cap}"
+            f"{team['requests']:,} since the coordinator's start; {team['usd']:.4f} USD in all{cap}"
             f"{'; stopped at its cap' if team['stopped'] else ''}"
         )
 
@@ -166,6 +167,8 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
         f"{_mib(cache['budget_bytes'])}; {cache['in_flight_samples']:,} in flight, "
         f"{cache['dropped_samples']:,} dropped, {cache['reproduced_samples']:,} of them produced again"
     )
+    if cache["cache_trouble"]:
+        console.print(f"  in trouble: {cache['cache_trouble']}")
     if cache["thrashing"]:
         from superdl.coordinator.core import maxmemory_for
 

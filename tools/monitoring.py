@@ -81,6 +81,8 @@ Spending, troubles [none]
     cap (1 near, 2 reached): super_spending_limited
     {{executor}}: super_executor_trouble
     store: super_store_trouble
+    cache: super_cache_trouble
+    team {{team}} stopped: super_team_stopped
 Jobs and ranks [none]
     jobs {{state}}: super_jobs
     ranks {{state}}: super_ranks

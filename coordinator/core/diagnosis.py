@@ -122,10 +122,10 @@ def _cause_at_once(
         return Cause.STORE if from_store else None
     if cursor.fresh:
         return Cause.COLD_START
+    if state.ledger.spending is not Spending.FREELY or state.turn(cursor.job.team) is None:
+        return Cause.SPENDING
     if samples.dropped[indices].any() or cursor.key in state.room_search.waiting:
         return Cause.CACHE_MEMORY
-    if state.ledger.spending is not Spending.FREELY:
-        return Cause.SPENDING
     idle = state.eligible_for(cursor.job.dataset).idle(now) > 0
     not_asked_for = Cause.LATE_PLANNING if idle else None
     return Cause.STORE if from_store else not_asked_for

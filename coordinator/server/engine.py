@@ -135,7 +135,8 @@ class Engine:
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
         self.cache_load = CacheLoad()
-        """The upkeep sees to it."""
+        self.cache_trouble = ""
+        """Why the cache does not answer, and since when; the upkeep sees to both."""
         self._run = uuid.uuid4().hex[:8]
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at_s = 0.0

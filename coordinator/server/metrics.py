@@ -63,7 +63,7 @@ super_job_usd gauge job_name | A job's share of the dollars spent; it moves as o
 super_jobs gauge state | Jobs that read, or have lapsed: no sign of life lately.
 super_ranks gauge state | Ranks of open jobs, likewise.
 super_requests_total counter executor outcome | Requests that ended: answered, or by the kind of failure.
-super_requests_in_flight gauge executor | Requests that functions work on now.
+super_requests_in_flight gauge executor | Requests that functions work on, or that wait for one.
 super_concurrency_wanted gauge executor | Requests at once that the settings allow.
 super_concurrency_had gauge executor | Requests at once that the executor takes now.
 super_executor_trouble gauge executor | 1 while `superdl stats` names a trouble of it.
@@ -74,12 +74,13 @@ super_cold_start_seconds_total counter executor | Seconds until those functions 
 super_team_share gauge team | A team's share of requests and cache; no team is "-".
 super_team_requests_in_flight gauge team | Requests that functions work on for a team's jobs.
 super_team_requests_total counter team | Requests made for a team's jobs.
-super_team_usd_total counter team | Dollars that those requests have cost.
+super_team_usd_total counter team | Dollars that a team's requests have cost, before a restart too.
 super_team_stopped gauge team | 1 while a team may spend no more, else 0.
 super_cache_budget_bytes gauge | Memory of the cache for records.
 super_cache_resident_bytes gauge | Memory that records take.
 super_cache_free_bytes gauge | Memory that is free; below 0 under pressure.
 super_cache_needed_bytes gauge | The budget with which nothing would be dropped.
+super_cache_trouble gauge | 1 while the cache does not answer.
 super_cache_fullest_node_ratio gauge | Share of its memory that the fullest node uses.
 super_cache_busiest_node_ratio gauge | Share of a core that the busiest node's main thread uses.
 super_cache_evicted_keys_total counter | Keys that nodes dropped of their own accord.
@@ -91,7 +92,7 @@ super_store_used_bytes gauge | Bytes of all packs in the store.
 super_store_room_bytes gauge | Bytes that packs may take; 0: no bound.
 super_store_packs gauge | Packs in the store.
 super_store_trouble gauge | 1 while `superdl stats` names a trouble of the store.
-super_usd_total counter kind | Dollars spent, by what was paid for.
+super_usd_total counter kind | Dollars spent since the start, by what was paid for.
 super_usd_per_hour gauge | Dollars spent in the last minute, as an hour's.
 super_spending_limited gauge | 1 near a cap on spending, 2 at the cap, else 0.
 super_listings gauge | Sources that are being listed.
@@ -274,9 +275,10 @@ class Metrics:
 
     def _of_the_rest(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         engine = self._engine
-        told = cache_stats(engine.core, engine.keeper, engine.now_s())
+        told = cache_stats(engine)
         for name in ("budget_bytes", "resident_bytes", "free_bytes", "needed_bytes", "thrashing"):
             yield f"super_cache_{name}", (), getattr(told, name)
+        yield "super_cache_trouble", (), bool(told.cache_trouble)
         yield "super_cache_fullest_node_ratio", (), engine.cache_load.fullest_share
         yield "super_cache_busiest_node_ratio", (), engine.cache_load.busiest_share
         yield "super_cache_evicted_keys_total", (), engine.cache_load.evicted_keys
@@ -289,6 +291,8 @@ class Metrics:
         yield "super_store_trouble", (), bool(told.store_trouble)
         costs = engine.core.state.ledger.spent()
         for kind in costs.__slots__:
+            if kind == "earlier_usd":  # which series of before a restart have counted
+                continue
             # Sums in another order differ by their last digit, and a counter never falls.
             usd = self._usd[kind] = max(getattr(costs, kind), self._usd.get(kind, 0.0))
             yield "super_usd_total", (kind.removesuffix("_usd"),), usd

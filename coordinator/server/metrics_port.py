@@ -52,7 +52,8 @@ async def listen_for_metrics(
         server = await asyncio.start_server(handle, host, port, limit=_HEAD_BYTES_MAX, **of_tls)
     except OSError as error:
         raise ConfigError(
-            f"metrics_listen={address} cannot be listened on: {error}; is something else listening there?"
+            f"metrics_listen={address} cannot be listened on: {error}; is something else listening there? "
+            "Each run on a host needs a port of its own"
         ) from error
     _log.info("metrics at %s://%s/metrics", "https" if tls else "http", address)
     return server

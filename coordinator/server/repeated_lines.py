@@ -139,7 +139,9 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             for cause, (told_s, more, record) in list(self._told.items()):
                 if more and now_s - told_s >= _EVERY_S:
                     self._told[cause] = now_s, 0, record
-                    super().emit(_with(record, f" ({more:,} times in {now_s - told_s:.0f} s)"))
+                    late = _with(record, f" (the newest of {more:,} in {now_s - told_s:.0f} s)")
+                    late.created = time.time()
+                    super().emit(late)
             if self._beyond and now_s >= self._minute_s + _EVERY_S:
                 text, self._beyond = f"{self._beyond:,} more warnings, of other causes", 0
                 about = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}

@@ -322,7 +322,8 @@ def _core_settings(
     settings: Settings, info: CacheInfo, executors: tuple[ExecutorFacts, ...], spent_usd: float
 ) -> CoreSettings:
     if settings.max_usd or spent_usd:
-        _log.info("%.4f USD were spent on this cache before; max_usd %g", spent_usd, settings.max_usd)
+        cap = f"max_usd is {settings.max_usd:g}" if settings.max_usd else "max_usd sets no cap"
+        _log.info("%.4f USD were spent on this cache before; %s", spent_usd, cap)
     budget = info.budget(settings.cache_bytes)
     _log.info(
         "cache %s: budget %d MiB, policy %s, %d keys", settings.cache, budget >> 20, info.policy, info.keys

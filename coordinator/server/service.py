@@ -273,6 +273,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         _check_job_id(request.job)
         known = self._core.job(request.job) is not None
         self._watch.look()
+        self._watch.note(request.job)
         self._engine.post(JobClosed(request.job, request.rank))
         self._watch.look()
         if self._core.job(request.job) is None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.paging import Occurrence
     from superdl.coordinator.server.settings import Settings
-    from superdl.coordinator.store.keeper import StoreKeeper
 
 __all__ = [
     "batch_status",
@@ -61,7 +60,7 @@ def stats(
         jobs=[
             job_stats(core, job, sources[job.dataset].listing.source, with_stalls=with_stalls) for job in jobs
         ],
-        cache=cache_stats(core, engine.keeper, engine.now_s()),
+        cache=cache_stats(engine),
         coordinating=coordinating(settings),
         prices=executor_prices(core),
         executors=executor_stats(core, absences),
@@ -112,8 +111,9 @@ def coordinating(settings: Settings) -> pb.Coordinating:
     return told
 
 
-def cache_stats(core: Core, keeper: StoreKeeper, now: float) -> pb.CacheStats:
+def cache_stats(engine: Engine) -> pb.CacheStats:
     """The state of the cache and of the store, and what all jobs have in common."""
+    core, keeper = engine.core, engine.keeper
     return pb.CacheStats(
         budget_bytes=core.state.budget_bytes,
         resident_bytes=core.state.resident_bytes,
@@ -127,9 +127,10 @@ def cache_stats(core: Core, keeper: StoreKeeper, now: float) -> pb.CacheStats:
         concurrency=core.state.fleet.limit(core.now_s),
         capacity=core.state.fleet.capacity,
         total_usd=core.state.ledger.total_usd,
-        usd_per_hour=core.state.ledger.usd_per_hour(now),
+        usd_per_hour=core.state.ledger.usd_per_hour(engine.now_s()),
         spending=core.state.ledger.spending.value,
         free_bytes=core.state.free_bytes,
+        cache_trouble=engine.cache_trouble,
         store=keeper.address,
         store_used_bytes=keeper.room.used_bytes,
         store_room_bytes=keeper.room.bytes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -131,7 +132,7 @@ class Upkeep:
         self._is_new = False
         self._fingerprint = fingerprint
         self._cache_bytes = cache_bytes
-        self._answers = True
+        self._silent_since = ""
         self._asked = self._dropped = 0
         self._kept_usd = engine.core.state.ledger.total_usd
 
@@ -153,11 +154,17 @@ class Upkeep:
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
-            if self._answers:
-                _log.warning("waiting for the cache: %s", str(error) or "it does not answer in time")
-            self._answers = False
+            why = str(error) or "it does not answer in time"
+            if not self._engine.cache_trouble:
+                _log.warning("waiting for the cache: %s", why)
+                self._silent_since = time.strftime("%H:%M:%S UTC", time.gmtime())
+            self._engine.cache_trouble = (
+                f"no answer since {self._silent_since}, and no report of readers: {why}"
+            )
             return
-        self._answers = True
+        if self._engine.cache_trouble:
+            _log.info("the cache answers again")
+        self._engine.cache_trouble = ""
         self._note_load(info)
         if info.nodes == self._nodes and info.evicted_keys > self._evicted_keys:  # perhaps the digest too
             _log.warning(

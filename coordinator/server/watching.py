@@ -46,6 +46,7 @@ class Watch:
         self._limited: dict[int, float] = {}
         """Executors that take less than they could, and when that was told last."""
         self._thrashes = False
+        self._stopped: set[str] = set()
         self._capped_s: float | None = None
 
     def step(self) -> None:
@@ -58,6 +59,7 @@ class Watch:
         self._look_at_ranks()
         for member in self._core.state.fleet.executors:
             self._look_at_executor(member)
+        self._look_at_teams()
         if (
             self._thrashes and not self._core.thrashing
         ):  # its beginning the core tells, with what would end it
@@ -69,6 +71,15 @@ class Watch:
             self._capped_s = None
             _log.info("no cap on spending was near for %g s: all is produced ahead again", _EVERY_S)
         tell_counts()
+
+    def _look_at_teams(self) -> None:
+        state = self._core.state
+        stopped = {team.facts.name for team in state.teams if state.turn(team.facts.name) is None}
+        for name in sorted(stopped - self._stopped):
+            _log.warning("%s", state.teams.refusal(name), extra={"cause": f"team {name} may spend no more"})
+        for name in sorted(self._stopped - stopped):
+            _log.info("team %s may spend again", name)
+        self._stopped = stopped
 
     async def end(self) -> None:
         """The last figures of the jobs that are open."""
@@ -92,6 +103,11 @@ class Watch:
             size = f"{job.plan.size:,} samples, {counted(job.plan.replicas, 'rank')}"
             _log.info("job %s opened: %s, %s", job.name, source, size, extra=self._about(job))
             self._opened_s[job.name] = time.time()
+            self._note(job)
+
+    def note(self, name: str) -> None:
+        """Note where a job stands that may close now: afterwards nobody knows."""
+        if job := self._jobs.get(name):
             self._note(job)
 
     def ended(self) -> list[pb.JobStats]:

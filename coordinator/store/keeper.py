@@ -20,7 +20,7 @@ from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.coordinator.store.index import Known, collection_in, look, merge_segments, write_segment
-from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own
+from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own, open_store
 from superdl.coordinator.store.places import Joined, Places, join
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 
 _OPENING_S, _LOOK_S, _CLOSE_S = 10.0, 5.0, 2.0
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
+_THERE_S = 5.0
 _AGAIN_S = 30.0
 _OPENED_S = 60.0  # so long a dataset's places are kept for the job that is about to open it
 _THREADS, _MAX_WORDS = 4, 600
@@ -84,7 +85,7 @@ class StoreKeeper:
         self._pending: defaultdict[str, list[Segment]] = defaultdict(list)
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks = HeldTasks("store's keeper")
-        self._due_s = dict.fromkeys(("touch", "sweep", "flush", "room", "open"), 0.0)
+        self._due_s = dict.fromkeys(("touch", "sweep", "flush", "room", "open", "there"), 0.0)
 
     @property
     def saves(self) -> bool:
@@ -257,7 +258,13 @@ class StoreKeeper:
 
     async def _keep(self) -> None:
         """What is due of the upkeep, each by itself: on a full disk room is made all the same."""
-        for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
+        for work in (
+            self._keep_open,
+            self._see_it_is_there,
+            self._keep_room,
+            self._keep_marks,
+            self._keep_index,
+        ):
             try:
                 await work(self._store)
             except StoreGoneError as error:
@@ -270,11 +277,18 @@ class StoreKeeper:
             await self.open()
             if self._store is not None:
                 self.trouble = ""
-                _log.warning("the store is open again: %s", self.told)
+                _log.info("the store is open again: %s", self.told)
                 for dataset in list(self._datasets.opened.values()):  # they were opened without it
                     await self.opened(dataset)
                     for event in self.stored(dataset.content):
                         self._post(event)
+
+    async def _see_it_is_there(self, store: Store | None) -> None:
+        """Of a directory: what is cached hides for long that it is gone."""
+        if store is not None and not is_bucket(self.address) and self._is_due("there", _THERE_S):
+            there = await self._threads.run(partial(open_store, self.address, create=False, read_only=True))
+            if there.id != self.store_id:
+                raise StoreGoneError(f"another store is at {self.address}")
 
     async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
         """Forget a directory that is gone, or another store by now, so that it is opened or made again."""

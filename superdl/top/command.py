@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_INTERVAL_MAX_S = 3600.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
@@ -40,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.top.looks import WINDOW_S, Looks
 
     interval_s, web = above_zero("--interval", arguments.interval), arguments.web is not None
+    if interval_s > _INTERVAL_MAX_S:
+        raise ConfigError(f"--interval is {_INTERVAL_MAX_S:g} seconds at most; not {interval_s:g}")
     if web and (arguments.once or arguments.json):
         raise ConfigError("--web shows a page until Ctrl-C: leave out --once and --json")
     client = Client(checked_address(arguments.coordinator or _address(), "--coordinator"))

@@ -159,7 +159,7 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
 
 _OF_CACHE = (
     *("budget_bytes", "resident_bytes", "free_bytes", "needed_bytes", "resident_samples"),
-    *("in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing"),
+    *("in_flight_samples", "dropped_samples", "reproduced_samples", "thrashing", "cache_trouble"),
 )
 
 

@@ -92,6 +92,8 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
             f"{cache['reproduced_samples']:,} produced again"
         )
     ]
+    if cache["cache_trouble"]:
+        found.append(Text(f"  {cache['cache_trouble']}", style="red"))
     if cache["thrashing"]:
         needed = _gib(cache["needed_bytes"])
         found.append(Text(f"  thrash: {needed} for records would end it (superdl stats)", style="red"))
@@ -107,7 +109,7 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
 
 def _warned(one: Mapping[str, Any]) -> Text:
     at = time.strftime("%H:%M:%S", time.localtime(one["at_s"]))
-    times = f" ({one['times']:,} times)" if one["times"] > 1 else ""
+    times = f" (the newest of {one['times']:,})" if one["times"] > 1 else ""
     return Text(f"{at} {one['text']}{times}", style="" if one["level"] == "WARNING" else "red")
 
 

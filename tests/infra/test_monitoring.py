@@ -25,6 +25,8 @@ FAULTS = {
     "SuperReadersWait": {'super_wait_seconds_total{job_name="a",cause="throttle"}': COUNTED.format(12)},
     "SuperThrottled": {'super_requests_total{executor="lambda",outcome="throttled"}': COUNTED.format(6)},
     "SuperThrash": {"super_cache_thrashing": "1x30"},
+    "SuperCacheGone": {"super_cache_trouble": "1x30"},
+    "SuperTeamStopped": {'super_team_stopped{team="a"}': "1x30"},
     "SuperCacheFull": {"super_cache_fullest_node_ratio": "0.97x30"},
     "SuperCacheBusy": {"super_cache_busiest_node_ratio": "0.95x30"},
     "SuperCacheEvicts": {"super_cache_evicted_keys_total": COUNTED.format(3)},
@@ -57,7 +59,10 @@ CALM = {
     'super_call_seconds_bucket{method="NextBatches",le="+Inf"}': COUNTED.format(100),
     **dict.fromkeys(["super_cache_fullest_node_ratio", "super_cache_busiest_node_ratio"], "0.9x30"),
     "super_cache_evicted_keys_total": "7x30",
-    **dict.fromkeys(["super_cache_thrashing", "super_spending_limited", "super_store_trouble"], "0x30"),
+    **dict.fromkeys(
+        ["super_cache_thrashing", "super_spending_limited", "super_store_trouble", "super_cache_trouble"],
+        "0x30",
+    ),
 }
 
 

@@ -49,16 +49,21 @@ class Watched:
     def log(self) -> str:
         return self.stack.log.read_text()
 
-    def metric(self, name: str, label: str) -> float:
+    def metric(self, name: str, label: str = "") -> float:
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        (line,) = (line for line in lines if line.startswith(f"{name}{{") and label in line)
+        (line,) = (line for line in lines if line.startswith((f"{name}{{", f"{name} ")) and label in line)
         return float(line.rpartition(" ")[2])
 
     def shown(self, command: str, *arguments: str) -> dict[str, Any]:
         assert main([command, "--coordinator", self.stack.address, "--json", *arguments]) == 0
         told: dict[str, Any] = json.loads(self._capsys.readouterr().out)
         return told
+
+    def cache_trouble(self) -> str:
+        """As ``superdl top`` and metrics have it."""
+        told = str(self.shown("top", "--once", "--interval", "0.05")["cache"]["cache_trouble"])
+        return told if self.metric("super_cache_trouble") == float(bool(told)) else "they differ"
 
     def warns(self, words: str, part: str) -> bool:
         """Whether metrics and ``superdl top`` have what the log has."""
@@ -251,7 +256,9 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
             until(lambda: words in watched.log(), ENOUGH_S)
             until(lambda: watched.warns(words, part), SOON_S)
             if befall is stop_the_cache:
+                until(lambda: "no answer since" in watched.cache_trouble(), SOON_S)
                 stack.valkey.start()
+                until(lambda: watched.cache_trouble() == "", ENOUGH_S)
         lines = watched.log().splitlines()
     assert len(lines) < LINES_MAX, "\n".join(lines)
 

@@ -18,6 +18,7 @@ from superdl.coordinator.core import (
     Team,
     TeamsChanged,
 )
+from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.teams import Teams
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.core.driver import Driver
@@ -110,10 +111,13 @@ def test_a_team_that_may_spend_no_more_is_told_so_and_others_go_on():
         driver.answer(driver.requests[0])
     assert driver.state.teams["a"].usd == 3.0
     driver.ask(0, 10, job="one")
+    driver.read(0, job="one")
     driver.read(5, job="one", missed=tuple(range(8)))
     [tombstones] = driver.tombstones
     assert tombstones.indices.size == 8
     assert "the requests of team a have cost 3.0000 USD, and its max_usd is 3" in tombstones.messages[0]
+    driver.read(5, job="one", hits=0, wait_us=7)
+    assert driver.core.job("one").stalls.batches == {Cause.SPENDING: 1}
     assert not driver.requests
     assert driver.warnings[-1].message == tombstones.messages[0]
     driver.step(TeamsChanged(()))

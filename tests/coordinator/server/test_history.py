@@ -31,6 +31,7 @@ def test_a_closed_job_is_told_of_as_it_was_and_so_is_one_of_a_coordinator_that_w
         assert not (await coordinator.call("GetJobStats", pb.GetJobStatsRequest())).history
         (told,) = (await coordinator.call("GetJobStats", pb.GetJobStatsRequest(history=True))).history
         assert (told.job, told.source, told.batches_read) == ("job", f"file://{source}", 1)
+        assert (told.epoch, told.position) == (0, 1)
         assert told.opened_s <= told.closed_s
         # Of one that is open, what was written last is left.
         cache = coordinator.cache

@@ -73,6 +73,8 @@ def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(run, source):
         assert told["super_requests_total", name, "answered"] >= 1
         assert told["super_concurrency_wanted", name] == told["super_concurrency_had", name] == 2
         assert told["super_cache_samples", "resident"] == 9
+        assert told["super_cache_trouble",] == 0.0
+        assert ("super_usd_total", "earlier") not in told, "other series have it, of before a restart"
         assert told["super_jobs", "reading"] == told["super_ranks", "reading"] == 1
         assert told["super_call_seconds_bucket", "0.0025", "OpenJob"] == 1
         assert (told["super_team_share", "vision"], told["super_team_share", "-"]) == (3, 1)

@@ -91,7 +91,7 @@ def test_what_was_counted_is_told_after_a_minute_though_nothing_follows(log):
     logger.handlers[0].tell_counts()
     logger.handlers[0].tell_counts()
     assert lines()[1:] == [
-        lines()[0].replace("0-0a1b", "39-0a1b").replace("0.0 s", "0.39 s") + " (39 times in 60 s)"
+        lines()[0].replace("0-0a1b", "39-0a1b").replace("0.0 s", "0.39 s") + " (the newest of 39 in 60 s)"
     ]
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from superdl.coordinator.core import ExecutorFacts, FailureKind, JobClosed, Prices
+from superdl.coordinator.core import ExecutorFacts, FailureKind, JobClosed, JobOpened, Plan, Prices, Team
 from superdl.coordinator.server.watching import Watch
 from tests.coordinator.core.driver import DATASET, Driver
 
@@ -107,3 +107,20 @@ def test_a_cap_that_is_near_no_more_is_told_and_a_request_says_what_it_rests_on(
         driver.wait(30.0)
         watch.step()
     assert log()[-1] == "no cap on spending was near for 60 s: all is produced ahead again"
+
+
+def test_a_team_that_may_spend_no_more_is_told_of_and_so_is_one_that_may_again(log):
+    facts = (ExecutorFacts("lambda", Prices(invocation=1.0)),)
+    driver = Driver(executors=facts, teams=(Team("a", max_usd=1.5), Team("b")), request_samples=4)
+    watch = watched(driver)
+    driver.step(JobOpened("job", driver.dataset, Plan(64, batch_size=8), 0, team="a"))
+    driver.answer_all()
+    watch.step()
+    (_, line) = log()
+    assert line.startswith("the requests of team a have cost ")
+    assert "raise max_usd" in line
+    watch.step()
+    assert log() == []
+    driver.state.teams.change([Team("a", max_usd=100.0), Team("b")])
+    watch.step()
+    assert log() == ["team a may spend again"]

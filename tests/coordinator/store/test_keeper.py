@@ -255,11 +255,14 @@ def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
 
 
 def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, monkeypatch, caplog):
+    caplog.set_level("INFO")
+
     async def work(one, dataset):
         keeper, at = one.keeper, np.array([0, 1])
         first = write_pack(one.path, dataset, [0, 1])
         await keeper.opened(dataset)
         await asyncio.gather(*keeper._tasks._running)  # it writes the index
+        caplog.clear()
         shutil.rmtree(one.path)
         keeper.heard(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
         for _ in range(3):  # it looks, makes it, and finds nothing wrong

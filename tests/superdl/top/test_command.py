@@ -129,7 +129,7 @@ def test_rates_are_differences_also_over_a_restart_and_for_who_is_new() -> None:
     cache |= dict.fromkeys(f"store_{name}" for name in ("used_bytes", "room_bytes", "packs", "trouble"))
     cache |= dict.fromkeys(("total_requests_in_flight", "concurrency", "capacity", "budget_bytes"), 0)
     cache |= dict.fromkeys(("resident_bytes", "free_bytes", "needed_bytes", "resident_samples"), 0)
-    cache |= dict.fromkeys(("in_flight_samples", "reproduced_samples", "thrashing"), 0)
+    cache |= dict.fromkeys(("in_flight_samples", "reproduced_samples", "thrashing", "cache_trouble"), 0)
     executor = dict.fromkeys(("capacity", "concurrency", "in_flight", "samples", "usd"), 0)
     executor |= {"name": "lambda", "trouble": "", "ended": [{"outcome": "throttled", "requests": 4}]}
     rest = {"coordinating": {"version": "1"}, "cache": cache, "warned": []}
