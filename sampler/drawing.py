@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, WeightedRandomSampler
 
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import ConfigError
@@ -41,6 +41,11 @@ def drawn_from(
     while isinstance(dataset, Subset):
         indices = dataset.indices if indices is None else _chosen(dataset.indices, indices)
         dataset = dataset.dataset
+    if isinstance(dataset, ConcatDataset):
+        raise ConfigError(
+            "a part of a ConcatDataset is no single set of samples: split each dataset, and give "
+            "ConcatDataset([part, other_part])"
+        )
     if indices is None and weights is None and draws is None and repeats == 1:
         return dataset, None
     return dataset, Draws.of(indices, weights, count=draws, repeats=repeats, shuffle=shuffle)

@@ -156,6 +156,11 @@ class MixSampler(SuperSampler):
             sampler.close_soon()
 
 
+_APART = (
+    "the samplers of this mix went apart: use sampler.set_epoch and load_state_dict of the mix, not of its "
+    "samplers"
+)
+
 SuperSampler._of_several = MixSampler  # noqa: SLF001 # it says so
 
 
@@ -170,15 +175,23 @@ class MixIterator(Iterator[MixedRef]):
         return self
 
     def __next__(self) -> MixedRef:
+        if not self._taken:
+            self._take_first()
         while len(self._taken) < len(self._passes):  # what one raises is raised; the next call goes on there
             self._taken.append(next(self._passes[len(self._taken)]))
         taken, self._taken = self._taken, []
         if len({(ref.epoch, ref.position) for ref in taken}) > 1:
-            raise UsageError(
-                "the samplers of this mix went apart: use sampler.set_epoch and load_state_dict of the mix, "
-                "not of its samplers"
-            )
+            raise UsageError(_APART)
         return MixedRef(tuple((number, ref) for number, ref in enumerate(taken) if len(ref)))
+
+    def _take_first(self) -> None:
+        try:
+            self._taken.append(next(self._passes[0]))
+        except StopIteration:
+            # The others end here too: one that never began would still be in this epoch when the next begins.
+            if any(next(own, None) is not None for own in self._passes[1:]):
+                raise UsageError(_APART) from None
+            raise
 
     @property
     def epoch(self) -> int:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from superdl.sampler.stats import SamplerStats
     from superdl.super_wire.batch_ref import Bindable
+    from superdl.super_wire.draws import Draws
 
 __all__ = ["SuperSampler"]
 
@@ -163,8 +164,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
         run = run_id()
         where = whole.coordinator if coordinator is None else coordinator
         client = client_of(where, run, alone=spec.num_replicas == 1)
+        listed = getattr(whole, "listed_as", None)
         self._session = Session(client, whole, spec, run=run, job=job)
         try:
+            _check_places(drawn, listed, self._session.binding.fingerprint, whole.source)
             whole.ping_cache(self._session.binding.cache)
         except BaseException:
             self._session.close()  # nobody will read what this job would have decoded
@@ -183,6 +186,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self._draws = drawn
         # What frameworks read of a DistributedSampler. Its own __init__ is not called: it counts otherwise.
         self.dataset: Any = whole
+        self.made_of: Any = dataset
+        """What it was made of: the dataset, or a part of it."""
         self.rank, self.num_replicas = place
         self.shuffle, self.seed, self.drop_last = shuffle, spec.seed, drop_last
         self.num_samples = _samples_of_a_rank(spec.length(self._session.binding.size), spec)
@@ -346,6 +351,15 @@ def _check_dataset(dataset: object) -> None:
         raise UsageError(
             f"SuperSampler takes the SuperDataset itself, as in SuperSampler(dataset, batch_size=256); "
             f"this {type(dataset).__name__} has no {', '.join(missing)}"
+        )
+
+
+def _check_places(draws: Draws | None, before: bytes | None, now: bytes, source: str) -> None:
+    """Refuse places that were counted in another listing of the source."""
+    if draws is not None and (draws.indices or draws.weights) and before not in (None, now):
+        raise ConfigError(
+            f"{source} was changed since this dataset was listed, and indices, weights or a Subset count the "
+            "samples as they were then: make a new SuperDataset, and split or weigh that"
         )
 
 

@@ -76,6 +76,7 @@ class ListedSource:
             raise ConfigError(f"coordinator is an address such as host:50051; not {coordinator!r}")
         self.coordinator = coordinator
         self._binding: DatasetBinding | None = None
+        self._looked_at: bytes | None = None
         self._samples: SampleList | None = None
         self._targets: Labels | None = None
         self._made_in = os.getpid()
@@ -125,13 +126,22 @@ class ListedSource:
             self._samples = self._targets = None
         self._binding, self._made_in = binding, os.getpid()
 
+    @property
+    def listed_as(self) -> bytes | None:
+        """The fingerprint of the listing that was looked at last, by ``len()``, ``samples`` or the like: of
+        which places are. ``None`` before a look.
+        """
+        return self._looked_at
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_samples": None, "_targets": None}
 
     def _known(self, wanted: str) -> DatasetBinding:
         if self._binding is None:
             self.bind(self._ask(wanted).describe(cast("Bindable", self)))
-        return cast("DatasetBinding", self._binding)
+        known = cast("DatasetBinding", self._binding)
+        self._looked_at = known.fingerprint
+        return known
 
     def _ask(self, wanted: str) -> Coordination:
         is_named = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, Subset
 
 from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.listed_source import coordination
@@ -162,6 +162,11 @@ class SuperLoader(Generic[_Ref]):
         if sampler is not None:
             if isinstance(sampler, int):
                 raise ConfigError(f"the sampler's place holds {sampler}: write batch_size={sampler}")
+            if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:
+                raise ConfigError(
+                    "the sampler beside a part of a dataset is made of that part: "
+                    f"{type(sampler).__name__}(part, ...); this one is of another"
+                )
             _check_agreed(sampler, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
             self.sampler = sampler
         else:

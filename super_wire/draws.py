@@ -141,11 +141,12 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{name} are numbers in a row: {error}") from error
+    if array.ndim == 1 and not array.size:
+        raise ConfigError(f"{name} are empty, so an epoch would have no sample")
     if array.ndim != 1 or array.dtype.kind not in kinds or not 1 <= array.size <= NUMBERS_MAX:
-        raise ConfigError(
-            f"{name} are 1 to {NUMBERS_MAX:,} {'numbers' if 'f' in kinds else 'whole numbers'} in a row; not "
-            f"{array.dtype} of shape {array.shape}"
-        )
+        what = type(values).__name__ if array.dtype == object else f"{array.dtype} of shape {array.shape}"
+        numbers = "numbers" if "f" in kinds else "whole numbers"
+        raise ConfigError(f"{name} are a list or array of 1 to {NUMBERS_MAX:,} {numbers}; not {what}")
     return array.astype(dtype, copy=False)
 
 

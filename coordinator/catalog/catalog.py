@@ -102,8 +102,9 @@ class Catalog:
         prefix: str = "",
         members: Members | None = None,
         fields: Sequence[Field[PackedStrings]] = (),
+        sorted_like: PackedStrings | None = None,
     ) -> Catalog:
-        """Sort samples given in any order. ``prefix`` begins all keys.
+        """Sort samples given in any order, by keys or as ``sorted_like`` is. ``prefix`` begins all keys.
 
         With ``members``, a key and a version for each of their objects, and a label for each of them. Rows of
         ``fields`` are in the order of labels.
@@ -118,7 +119,7 @@ class Catalog:
                 f"{len(classes)} class names have {names_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
                 "if these are no classes, give labels as numbers in a key list"
             )
-        order = keys.sort_order()
+        order = (keys if sorted_like is None else sorted_like).sort_order()
         ordered = keys.reorder(order)
         if ordered.equals_next().any():
             raise ValueError(f"{bucket}: a catalog lists every key once")

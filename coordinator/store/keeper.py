@@ -20,7 +20,7 @@ from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.coordinator.store.index import Known, collection_in, look, merge_segments, write_segment
-from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own, open_store
+from superdl.coordinator.store.opening import check_there, filesystem_of, is_gone, open_own
 from superdl.coordinator.store.places import Joined, Places, join
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
@@ -258,13 +258,7 @@ class StoreKeeper:
 
     async def _keep(self) -> None:
         """What is due of the upkeep, each by itself: on a full disk room is made all the same."""
-        for work in (
-            self._keep_open,
-            self._see_it_is_there,
-            self._keep_room,
-            self._keep_marks,
-            self._keep_index,
-        ):
+        for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 await work(self._store)
             except StoreGoneError as error:
@@ -273,6 +267,8 @@ class StoreKeeper:
                 self._in_trouble(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
+        if store is not None and self._is_due("there", _THERE_S):  # what is cached hides that it is gone
+            await self._threads.run(partial(check_there, self.address, self.store_id))
         if store is None and self._is_due("open", _AGAIN_S):
             await self.open()
             if self._store is not None:
@@ -282,13 +278,6 @@ class StoreKeeper:
                     await self.opened(dataset)
                     for event in self.stored(dataset.content):
                         self._post(event)
-
-    async def _see_it_is_there(self, store: Store | None) -> None:
-        """Of a directory: what is cached hides for long that it is gone."""
-        if store is not None and not is_bucket(self.address) and self._is_due("there", _THERE_S):
-            there = await self._threads.run(partial(open_store, self.address, create=False, read_only=True))
-            if there.id != self.store_id:
-                raise StoreGoneError(f"another store is at {self.address}")
 
     async def _let_go(self, store: Store | None, why: StoreGoneError) -> None:
         """Forget a directory that is gone, or another store by now, so that it is opened or made again."""
@@ -359,8 +348,15 @@ class StoreKeeper:
         await self._threads.run(room.measure)
         if room.excess_bytes:
             used = await self._threads.run(store.used)
+            listed = [
+                self._known[content].packs
+                for content, one in self._datasets.opened.items()
+                if content in self._known and one.catalog.whole_bucket and not one.listing.key_list
+            ]
             # What was being written when the room was full comes while packs go, and takes their place.
-            while names := room.to_prune(used, self._open_collections(), self._live(), time.time()):
+            while names := room.to_prune(
+                used, self._open_collections(), room.live(self.places.live(), listed), time.time()
+            ):
                 await self._remove(store, names)
         if room.excess_bytes and not was_exhausted:
             _log.warning(
@@ -368,20 +364,6 @@ class StoreKeeper:
                 "store_bytes, or make room on its disk",
                 *(self.address, room.told),
             )
-
-    def _live(self) -> dict[str, float]:
-        """The share of packs' records that open catalogs have, where one lists all of a bucket.
-
-        Another folder of a bucket of S3 may be another's dataset; of a directory there is no other.
-        """
-        live, records = self.places.live(), self.room.records
-        complete = [
-            self._known[content].packs
-            for content, one in self._datasets.opened.items()
-            if content in self._known and one.catalog.whole_bucket and not one.listing.key_list
-        ]
-        names = {name for packs in complete for name in packs if records.get(name)}
-        return {name: live.get(name, 0) / records[name] for name in names}
 
     async def _remove(self, store: Store, names: list[str]) -> None:
         self._lose(names)  # before they go: nothing is asked of them any more

@@ -27,6 +27,7 @@ __all__ = [
     "AUTO",
     "NONE",
     "StoreChoice",
+    "check_there",
     "chosen_store",
     "default_store",
     "filesystem_of",
@@ -103,6 +104,16 @@ def filesystem_of(address: str) -> int:
         return 0
     path = Path(address)
     return next(one for one in (path, *path.parents) if os.path.lexists(one)).lstat().st_dev
+
+
+def check_there(address: str, store_id: str) -> None:
+    """See that a directory is still the store that it was.
+
+    Raises:
+        StoreError: it is not.
+    """
+    if not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id:
+        raise StoreGoneError(f"another store is at {address}")
 
 
 def is_gone(address: str, store_id: str) -> bool:

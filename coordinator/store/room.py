@@ -125,6 +125,14 @@ class Room:
             self.bytes = room_bytes(self._wanted_bytes, self.used_bytes, disk.free, disk.total)
         self.written_bytes = 0
 
+    def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
+        """The share of packs' records that open catalogs have, of packs whose catalogs list all of a bucket.
+
+        Another folder of a bucket of S3 may be another's dataset; of a directory there is no other.
+        """
+        names = {name for packs in listed for name in packs if self.records.get(name)}
+        return {name: live.get(name, 0) / self.records[name] for name in names}
+
     def to_prune(
         self, used: Mapping[str, float], reading: Container[str], live: Mapping[str, float], now: float
     ) -> list[str]:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["BatchProgress", "bad_sample_error", "batch_name"]
 
 _NAMED_AT_MOST = 3
+_CHANGED = "; the catalog lists "  # of each source that has another version now
+_OF_CHANGED = (
+    "They were written again since they were listed: make a new sampler, which lists them; of shards, run "
+    "superdl index again"
+)
 _REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
 
 
@@ -208,8 +213,9 @@ def batch_name(ref: BatchRef) -> str:
     return f"batch {ref.batch_id.hex()} ({place})"
 
 
-def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = _REMEDY) -> BadSampleError:
+def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") -> BadSampleError:
     """The error that names the batch, the bad samples' keys and the reasons."""
+    remedy = remedy or (_OF_CHANGED if all(_CHANGED in reason for reason in bad.values()) else _REMEDY)
     named = _listed(f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad))
     return BadSampleError(
         f"{batch_name(ref)}: {len(bad)} of {len(ref)} samples cannot be produced: {named}. {remedy}"

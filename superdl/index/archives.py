@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import tarfile
 import zipfile
+import zlib
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,17 +60,36 @@ def tar_members(
     Raises:
         ShardError: it is cut off, broken, compressed or sparse, or its index is another tar's.
     """
-    labels = (choices.label_field, "json", *_LABELS) if choices.reads_labels else ()
+    yield from _all_or_none(shard, _tar_samples(shard, choices, shards, index))
+
+
+def _all_or_none(shard: Shard, members: Iterator[Member]) -> Iterator[Member]:
+    """See that a label stands beside each image, or beside none: then the folder is it."""
+    first: dict[bool, str] = {}
+    for member in members:
+        first.setdefault(member.label is None, member.name)
+        if len(first) > 1:
+            raise shard.error(
+                f"no label stands beside it, and one beside {first[False]}: give it one, or --labels folder "
+                "takes the folder's name for all",
+                first[True],
+            )
+        yield member
+
+
+def _tar_samples(shard: Shard, choices: Choices, shards: Shards | None, index: str) -> Iterator[Member]:
+    labels = _label_extensions(choices)
+    alone = _Alone(shard)
     group: list[_File] = []
     stem = ""
     entries = _indexed_entries(shard, shards.open(index)) if shards and index else _tar_entries(shard)
     for info in entries:
         shard.check(info.offset_data, info.size, info.name)
-        folder, slash, base = info.name.rpartition("/")
-        first, _, extension = base.partition(".")
-        if stem != (stem := folder + slash + first):
+        now, extension = _stem(info.name)
+        if stem != now:
+            alone.look(stem, group)
             yield from _samples(shard, group, choices)
-            group = []
+            group, stem = [], now
         wanted = extension == choices.image_field if choices.image_field else choices.is_image(info.name)
         if wanted or extension in labels:
             if info.issparse():
@@ -86,7 +106,35 @@ def tar_members(
             group.append(
                 _File(info.name, extension if not wanted else "", info.offset_data, info.size, content)
             )
+    alone.look(stem, group)
     yield from _samples(shard, group, choices)
+
+
+def _label_extensions(choices: Choices) -> tuple[str | None, ...]:
+    return (choices.label_field, "json", *_LABELS) if choices.reads_labels else ()
+
+
+class _Alone:
+    """Sees that no label lies apart from its image, which would be taken for one without."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._images: set[str] = set()
+        self._labels: set[str] = set()
+
+    def look(self, stem: str, group: list[_File]) -> None:
+        """Look at the files of a name that lie one after the other."""
+        kinds = {bool(file.extension) for file in group}
+        if len(kinds) != 1:
+            return
+        own, others = (self._labels, self._images) if kinds == {True} else (self._images, self._labels)
+        own.add(stem)
+        if stem in others:
+            raise self._shard.error(
+                "its image and its label do not lie beside each other: pack the files of a sample one after "
+                "the other (tar --sort=name)",
+                group[0].name,
+            )
 
 
 def _indexed_entries(shard: Shard, index: Shard) -> Iterator[tarfile.TarInfo]:
@@ -173,6 +221,13 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
             )
     except _BROKEN_ZIP as error:
         raise shard.error(f"it is no zip, or cut off: {error}") from error
+    yield from _all_or_none(shard, _zip_samples(shard, choices, entries, directory))
+
+
+def _zip_samples(
+    shard: Shard, choices: Choices, entries: list[zipfile.ZipInfo], directory: int
+) -> Iterator[Member]:
+    labels = _zip_labels(entries, choices)
     for info in entries:
         name = info.filename
         if not choices.is_image(name) or name.endswith("/"):
@@ -185,7 +240,43 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         if offset + info.compress_size > directory:
             raise shard.error("it reaches into the zip's directory: one of both is broken", name)
         length = info.compress_size if info.file_size else 0  # deflate makes two bytes of nothing
-        yield Member(name, offset, length, None, _ENCODINGS[info.compress_type])
+        beside = {
+            extension: _File(one.filename, extension, 0, one.file_size, _content(shard, one))
+            for extension, one in labels.get(_stem(name)[0], {}).items()
+        }
+        label = _label(shard, beside, choices) if beside else None
+        yield Member(name, offset, length, label, _ENCODINGS[info.compress_type])
+
+
+def _zip_labels(entries: list[zipfile.ZipInfo], choices: Choices) -> dict[str, dict[str, zipfile.ZipInfo]]:
+    """The files that may hold labels: by their names up to the first dot, and by what is after it."""
+    extensions, found = _label_extensions(choices), dict[str, dict[str, zipfile.ZipInfo]]()
+    for info in entries:
+        stem, extension = _stem(info.filename)
+        if extension in extensions:
+            found.setdefault(stem, {})[extension] = info
+    return found
+
+
+def _stem(name: str) -> tuple[str, str]:
+    folder, slash, base = name.rpartition("/")
+    first, _, extension = base.partition(".")
+    return folder + slash + first, extension
+
+
+def _content(shard: Shard, info: zipfile.ZipInfo) -> bytes | None:
+    """A label's file; ``None`` for one that is too long for a label."""
+    if max(info.file_size, info.compress_size) > LABEL_FILE_BYTES:
+        return None
+    if info.flag_bits & _ENCRYPTED or info.compress_type not in _ENCODINGS:
+        raise shard.refusal("it is encrypted, or neither stored nor deflated: pack it again", info.filename)
+    packed = shard.read(_data_offset(shard, info), info.compress_size, info.filename)
+    if info.compress_type == zipfile.ZIP_STORED:
+        return packed
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, LABEL_FILE_BYTES)
+    except zlib.error as error:
+        raise shard.error(f"it cannot be inflated: {error}", info.filename) from error
 
 
 def _data_offset(shard: Shard, info: zipfile.ZipInfo) -> int:

@@ -71,8 +71,8 @@ _MEMBER_BYTES = Limits().object_bytes
 @dataclass(slots=True)
 class Built:
     """What was written. ``passed_over`` objects have the name of no shard; ``empty`` members, which have no
-    bytes, are left out, and so are ``incomplete`` samples, which lack a field. Of the ``index_files`` beside
-    shards, ``indexes`` say where members of tars lie.
+    bytes, are left out, and so are ``incomplete`` samples, which lack a field; ``unlabelled`` images have no
+    label file. Of the ``index_files`` beside shards, ``indexes`` say where members of tars lie.
     """
 
     out: str
@@ -83,6 +83,7 @@ class Built:
     indexes: int = 0
     empty: int = 0
     incomplete: int = 0
+    unlabelled: int = 0
     member_bytes: int = 0
     seconds: float = 0.0
     formats: dict[str, int] = field(default_factory=dict)
@@ -155,7 +156,7 @@ def build_index(
     shards: Shards | None = None
     try:
         if loose or choices.of_loose_images:
-            readers, built.passed_over = loose_readers(place, every, chosen, choices)
+            readers, built.passed_over, built.unlabelled = loose_readers(place, every, chosen, choices)
             jobs, read = [_Job("", "", reader) for reader in readers], _loose_rows
         else:
             shards = Shards(place, stop)

@@ -130,6 +130,8 @@ def _text(built: Built) -> str:
     others += (
         f"; {counted(built.incomplete, 'sample')} without all fields left out" if built.incomplete else ""
     )
+    if built.unlabelled:
+        others += f"; --missing-label stands for {built.unlabelled:,} of them, which have no label file"
     if built.index_files:
         others += (
             f"; {counted(built.index_files, 'index file')}, of which {built.indexes} say where members lie"

@@ -52,6 +52,8 @@ def boxes_in(content: bytes, fail: Fail) -> Label:
     """What YOLO's file says of an image: a line for each box, none too."""
     boxes, classes = list[list[float]](), list[int]()
     for number, line in enumerate(_text(content, fail).splitlines(), 1):
+        if not line.strip():
+            continue
         try:
             kind, *box = map(float, line.split())
         except ValueError:
@@ -65,6 +67,6 @@ def boxes_in(content: bytes, fail: Fail) -> Label:
 
 def _text(content: bytes, fail: Fail) -> str:
     try:
-        return content.decode().strip()
+        return content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise fail(f"it is a label and not UTF-8: {error}") from error

@@ -40,9 +40,9 @@ class LooseRow(NamedTuple):
 
 def loose_readers(
     place: Source, versions: Mapping[str, str], chosen: Sequence[str], choices: Choices
-) -> tuple[list[Callable[[], list[LooseRow]]], int]:
-    """What reads the rows of some images each, in the order of their keys' bytes; and how many objects are
-    neither image nor label.
+) -> tuple[list[Callable[[], list[LooseRow]]], int, int]:
+    """What reads the rows of some images each, in the order of their keys' bytes; how many objects are
+    neither image nor label; and how many images have no label file.
 
     ``versions`` are of all objects, by key relative to the source; ``chosen`` the keys that images may have.
 
@@ -63,6 +63,7 @@ def loose_readers(
         files = _LabelFiles(place, versions, images, choices)
         label_of: Callable[[str], Label] = files.label_of
         others = len(versions) - len(images) - files.count
+        unlabelled = files.missing
         others -= len({other for key in images for other in parts.get(key, {}).values()})
     else:
         labels = coco_labels(choices.coco)
@@ -72,7 +73,7 @@ def loose_readers(
                 f"{gone[0][:200]!r}: the source is the folder in which they lie"
             )
         images, label_of, parts = [key for key in chosen if key in labels], labels.__getitem__, {}
-        others = len(versions) - len(images)
+        others, unlabelled = len(versions) - len(images), 0
     if not images:
         told = " with its fields beside it" if choices.fields else ""
         raise SourceEmptyError(f"{place.url} holds no image{told}")
@@ -86,7 +87,7 @@ def loose_readers(
         return named | {f"{name}.version": versions[other] for name, other in theirs.items()}
 
     starts = range(0, len(images), _AT_A_TIME)
-    return [partial(rows, images[start : start + _AT_A_TIME]) for start in starts], others
+    return [partial(rows, images[start : start + _AT_A_TIME]) for start in starts], others, unlabelled
 
 
 def beside(key: str, extension: str, folder: str = "labels") -> Iterator[str]:
@@ -99,7 +100,7 @@ def beside(key: str, extension: str, folder: str = "labels") -> Iterator[str]:
 
 
 class _LabelFiles:
-    """Labels in files beside images; ``count`` is how many files there are.
+    """Labels in files beside images; ``count`` is how many files there are, ``missing`` how many are not.
 
     They are read as a local function of one's own reads images: in the version that was listed, and links may
     lead wherever this user may read.
@@ -123,6 +124,7 @@ class _LabelFiles:
         self._files = {key: next((n for n in some if n in versions), "") for key, some in names.items()}
         self.count = len(set(self._files.values()) - {""})
         bare = [key for key, name in self._files.items() if not name]
+        self.missing = len(bare)
         if bare and choices.missing_label is None:
             raise SourceNotFoundError(
                 f"{place.url}: {len(bare):,} of {len(images):,} images have no label file, such as {bare[0]} "

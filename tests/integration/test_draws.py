@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 from contextlib import ExitStack
 from itertools import islice
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler, random_split
+from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, WeightedRandomSampler, random_split
 
 from superdl import PerSample, SuperDataset, SuperLoader, SuperSampler
 from superdl.super_wire.errors import ConfigError, PlanError
 from superdl.super_wire.ids import ID_BYTES
-from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.integration.delivery import collect
 from tests.integration.resuming import RECIPE, run_of
 
@@ -116,10 +117,44 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack: Stack, images: Path)
         SuperSampler(parts[1], batch_size=4, indices=[3, -1])
     with pytest.raises(PlanError, match=r"indices must be in range\(150\)"):
         SuperSampler(dataset, batch_size=4, indices=[150])
+    both = ConcatDataset([dataset, dataset])
+    with pytest.raises(ConfigError, match="split each dataset"):
+        SuperSampler(Subset(both, [3]), batch_size=4)
+    with pytest.raises(ConfigError, match="indices are empty"):
+        SuperSampler(Subset(dataset, []), batch_size=4)
+    with SuperSampler(parts[0], batch_size=16) as sampler:
+        with pytest.raises(ConfigError, match="this one is of another"):
+            SuperLoader(parts[1], sampler)
+        with SuperLoader(parts[0], sampler) as loader:
+            assert sum(len(labels) for _, labels in loader) == len(parts[0])
     with pytest.raises(ConfigError, match="without replacement"):
         SuperSampler(dataset, batch_size=4, weights=WeightedRandomSampler(weights, 5, replacement=False))
     with pytest.raises(ConfigError, match="leave it out"):
         SuperSampler(dataset, batch_size=4, weights=by_weight, draws=7)
+
+
+def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack: Stack, tmp_path: Path) -> None:
+    source = write_images(tmp_path / "own", 20)
+
+    def new() -> SuperDataset:
+        return SuperDataset(source.as_uri(), RECIPE, coordinator=shared_stack.address)
+
+    dataset = new()
+    some, others = random_split(dataset, [15, 5], torch.Generator().manual_seed(0))
+    SuperSampler(some, batch_size=5).close()
+    (first,) = islice(source.rglob("*.jpg"), 1)
+    shutil.copy(first, first.with_name("0.jpg"))
+    listed_again = dataset
+    while len(listed_again) < 21:  # what was listed a moment ago is not listed again
+        listed_again = new()
+        SuperSampler(listed_again, batch_size=5).close()
+    for given in ({"dataset": others}, {"dataset": dataset, "indices": [0]}):
+        with pytest.raises(ConfigError, match="make a new SuperDataset, and split or weigh that"):
+            SuperSampler(**given, batch_size=5)
+    some, others = random_split(listed_again, [15, 6])
+    for part in (some, others):
+        SuperSampler(part, batch_size=3).close()
+    SuperSampler(dataset, batch_size=5).close()  # all of it
 
 
 def test_each_repetition_is_augmented_in_its_own_way(shared_stack: Stack, images: Path) -> None:

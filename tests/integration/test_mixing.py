@@ -140,6 +140,24 @@ def test_every_loader_resumes_in_a_mix(photos: Photos, kind: str) -> None:
     assert [batch for batch, _ in rest] == [batch for batch, _ in whole[5:]]
 
 
+def test_a_mix_goes_on_after_the_end_of_an_epoch(photos: Photos) -> None:
+    def loader_of() -> SuperLoader:
+        return SuperLoader(SuperMix({photos.a: 2, photos.b: 1}), batch_size=16, shuffle=True)
+
+    with loader_of() as loader:
+        first = [collect([batch]) for batch in loader]
+        second = [collect([batch]) for batch in loader]
+    with loader_of() as loader:
+        taken = islice(loader, len(loader))
+        assert [collect([batch]) for batch in taken] == first
+        state = json.loads(json.dumps(loader.state_dict()))
+    with loader_of() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+        assert [collect([batch]) for batch in loader] == second
+        assert len(list(loader)) == len(loader)
+
+
 def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos: Photos) -> None:
     few = Subset(photos.b, [7, 90])
     both = ConcatDataset([photos.a, few])

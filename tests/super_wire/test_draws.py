@@ -50,12 +50,13 @@ def test_what_holds_numbers_is_taken() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"indices": []}, "indices are 1 to 16,777,216 whole numbers in a row; not float64 of shape"),
+        ({"indices": []}, "indices are empty"),
+        ({"indices": {1, 2}}, "indices are a list or array of 1 to 16,777,216 whole numbers; not set"),
         ({"indices": [0.5]}, "indices are"),
         ({"indices": [True, False]}, "indices are"),
         ({"indices": [[1], [2]]}, "indices are"),
         ({"indices": "abc"}, "indices are"),
-        ({"weights": []}, "weights are 1 to 16,777,216 numbers in a row"),
+        ({"weights": []}, "weights are empty"),
         ({"weights": ["1"]}, "weights are"),
         ({"weights": [[1], [2, 3]]}, "weights are numbers in a row"),
         ({"indices": [1, 2], "weights": [1.0]}, "weights are one for each index: 2; not 1"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import list_source
@@ -26,19 +28,35 @@ def make(directory, *names):
         path.write_bytes(b"x")
 
 
-ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=6)
+ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0\1"), min_size=1, max_size=6)
 # "-" comes before "/", so the order of classes is not that of the keys.
 NAMES = (ANY | st.text("a-é", min_size=1, max_size=3)).filter(lambda name: name not in {".", ".."})
 
 
-@given(names=st.sets(st.tuples(NAMES, NAMES), min_size=1, max_size=12))
-def test_any_names_sorted_by_bytes(tmp_path_factory, names):
+def as_image_folder(directory):
+    """Paths in the order of torchvision's ``make_dataset``."""
+    found = []
+    for folder in sorted(one for one in directory.iterdir() if one.is_dir()):
+        for root, _, names in sorted(os.walk(folder)):
+            paths = [Path(root, name).relative_to(directory) for name in sorted(names)]
+            found += [str(path).encode() for path in paths if path.suffix == ".jpg"]
+    return found
+
+
+@given(
+    names=st.sets(st.tuples(NAMES, st.lists(NAMES, max_size=2).map(tuple), NAMES), min_size=1, max_size=12)
+)
+@example(names={("hot", (), "1"), ("hot dog", (), "1"), ("hot-pot", (), "1"), ("hot", ("a", "b"), "0")})
+@example(names={("c", ("sub",), "a"), ("c", ("sub-1",), "a"), ("c", (), "sub"), ("c", (), "z")})
+def test_any_names_in_the_order_of_an_image_folder(tmp_path_factory, names):
     directory = tmp_path_factory.mktemp("any")
-    make(directory, *(f"{folder}/{name}.jpg" for folder, name in names))
+    keys = ["/".join((folder, *between, f"{name}.jpg")) for folder, between, name in names]
+    assume(not any(other.startswith(f"{one}/") for one in keys for other in keys))
+    make(directory, *keys)
     make(directory, "top.jpg", "text/a.txt")  # in no class folder, and no image
     catalog = list_source(str(directory))
-    assert list(catalog.keys) == sorted(f"{folder}/{name}.jpg".encode() for folder, name in names)
-    assert catalog.classes == tuple(sorted({folder for folder, _ in names}))
+    assert list(catalog.keys) == as_image_folder(directory)
+    assert catalog.classes == tuple(sorted({folder for folder, *_ in names}))
     for key, label in zip(catalog.keys, catalog.labels, strict=True):
         assert catalog.classes[label] == key.decode().split("/")[0]
 

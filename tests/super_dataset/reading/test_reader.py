@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.cache_link import CacheLink
+from superdl.super_dataset.reading.progress import bad_sample_error
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.store import DirectoryStore
@@ -168,6 +169,13 @@ def test_a_cache_without_memory_is_named(valkey):
         client.config_set("maxmemory", 1)
     with pytest.raises(ReadTimeoutError, match=r"is out of memory: it refuses to write \(OOM\)"):
         reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
+
+
+def test_samples_that_were_written_again_have_another_remedy_than_bad_ones(valkey):
+    ref = stored(valkey, images(2))
+    changed = "retries_spent: changed: its version is 75-1; the catalog lists 69-1"
+    assert "make a new sampler" in str(bad_sample_error(ref, {0: changed, 1: changed}))
+    assert "Mend or remove" in str(bad_sample_error(ref, {0: changed, 1: "undecodable: no image"}))
 
 
 @pytest.mark.parametrize("permanent", [True, False])

@@ -49,6 +49,7 @@ def test_rows_come_in_order_of_keys_and_offsets_by_any_number_of_threads(source,
         "indexes": 0,
         "empty": 1,
         "incomplete": 0,
+        "unlabelled": 0,
         "member_bytes": 5 + 6 + sum(range(20)),
         "formats": {"tfrecord": 1, "tar": 21},
     }

@@ -40,6 +40,7 @@ def source(tmp_path):
 BESIDE = {
     "numbers": ({"a/1.jpg": "", "a/1.cls": "7\n", "b.2.png": "", "b.2.txt": " -8 "}, (), [7, -8]),
     "texts": ({"1.jpg": "", "1.txt": "a dog\n", "2.JPEG": "", "2.cls": "cat"}, (), ["a dog", "cat"]),
+    "a BOM": ({"1.jpg": "", "1.txt": "\ufeffcat", "2.jpg": "", "2.cls": "cat"}, (), ["cat"] * 2),
     "JSON": ({"1.jpg": "", "1.json": '{"label": 3, "mood": "glad"}'}, (), [3]),
     "a field": ({"1.jpg": "", "1.json": '{"mood": "glad"}'}, ("--label-field", "mood"), ["glad"]),
     "an extension": ({"1.jpg": "", "1.cap": "dog", "1.cls": "1"}, ("--label-field", "cap"), ["dog"]),
@@ -77,7 +78,7 @@ def test_labels_come_out_of_files_beside_images(files, words, labels, extension,
 
 YOLO = {
     "images/1.jpg": "",
-    "labels/1.txt": "0 0.5 0.5 0.25 1\n12 .1 .2 .3 4e-1\n\n",
+    "labels/1.txt": "\ufeff0 0.5 0.5 0.25 1\n \n12 .1 .2 .3 4e-1\n\n",
     "images/2.jpg": "",
     "labels/2.txt": "",
     "images/3.png": "",
@@ -96,6 +97,7 @@ def test_yolos_boxes_are_as_many_as_an_image_has(source, tmp_path, capsys):
     ]
     assert "3 samples, in" in (told := capsys.readouterr().err)
     assert "1 other object passed over" in told
+    assert "--missing-label stands for 1 of them" in told
     catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
     assert catalog.labels[0]["boxes"].tolist() == [[0.5, 0.5, 0.25, 1], [0.1, 0.2, 0.3, 0.4]]
     assert catalog.labels[2]["boxes"].shape == (0, 4)

@@ -219,6 +219,24 @@ def test_labels_come_from_where_the_user_says(words, labels, tmp_path):
     assert [row["label"] for row in index(tmp_path, tmp_path / "list.jsonl", *words)] == labels
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize(
+    ("files", "words", "labels"),
+    [
+        ({"0.png": "", "1.png": "", "1.cls": "\ufeffcat", "0.cls": "dog\n"}, (), ["dog", "cat"]),
+        ({"x/0.png": "", "x/0.json": '{"label": 5, "mood": "glad"}'}, (), [5]),
+        ({"x/0.png": "", "x/0.json": '{"label": 5, "mood": "glad"}'}, ("--label-field", "mood"), ["glad"]),
+        ({"x/0.a.png": "", "x/0.cap": "dog"}, ("--label-field", "cap"), ["dog"]),
+        ({"x/0.png": "", "x/0.cls": "1"}, ("--labels", "folder"), ["x"]),
+    ],
+)
+def test_labels_stand_beside_images_in_a_zip_in_any_order(files, words, labels, method, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content or b"i")
+    assert [row["label"] for row in index(tmp_path, tmp_path / "list.jsonl", *words)] == labels
+
+
 def test_fields_are_chosen_by_name(tmp_path):
     tar_of(tmp_path / "a.tar", {"1.left.jpg": b"l", "1.right.jpg": b"right", "1.cls": b"0"})
     (row,) = index(tmp_path, tmp_path / "list.jsonl", "--image-field", "right.jpg")
@@ -262,6 +280,9 @@ def test_numbers_of_class_labels_are_kept_where_asked(tmp_path):
         ({"1.jpg": b"i", "1.cls": b"1", "2.jpg": b"i", "2.cls": b"x"}, (), "all numbers or all texts"),
         ({"1.jpg": b"i", "1.cls": b"1"}, ("--label-field", "mood"), "'1.jpg': it has no label"),
         ({"1.txt": b"i"}, (), "none holds an image"),
+        ({"x/1.jpg": b"i", "x/2.jpg": b"j", "x/1.cls": b"a", "x/2.cls": b"b"}, (), "do not lie beside each"),
+        ({"x/1.cls": b"a", "x/2.jpg": b"j", "x/1.jpg": b"i"}, (), "do not lie beside each"),
+        ({"x/1.jpg": b"i", "x/1.cls": b"a", "x/2.jpg": b"j"}, (), "'x/2.jpg': no label stands beside it"),
         ({"a/\udcff.jpg": b"i"}, (), "its name is not UTF-8"),
     ],
 )
