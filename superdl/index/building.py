@@ -70,20 +70,19 @@ _MEMBER_BYTES = Limits().object_bytes
 
 @dataclass(slots=True)
 class Built:
-    """What was written. ``passed_over`` objects have the name of no shard; ``empty`` members, which have no
-    bytes, are left out, and so are ``incomplete`` samples, which lack a field; ``unlabelled`` images have no
-    label file. Of the ``index_files`` beside shards, ``indexes`` say where members of tars lie.
+    """What was written. ``empty`` members are left out, as are ``incomplete`` samples, which lack a field. Of
+    the ``index_files`` beside shards, ``indexes`` say where members of tars lie.
     """
 
     out: str
     samples: int = 0
     shards: int = 0
-    passed_over: int = 0
+    passed_over: int = 0  # objects that are neither shard nor image
     index_files: int = 0
     indexes: int = 0
     empty: int = 0
     incomplete: int = 0
-    unlabelled: int = 0
+    unlabelled: int = 0  # images without a label file
     member_bytes: int = 0
     seconds: float = 0.0
     formats: dict[str, int] = field(default_factory=dict)

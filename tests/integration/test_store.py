@@ -264,7 +264,9 @@ def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(
         stats = sampler.job_stats()
         assert_exactly_once(collect(loader), expected)
     assert delivered == first.epochs[0]
-    assert 0 < stats.samples_produced < len(expected)
+    assert stats.samples_produced < len(expected)
+    # Who has opened a pack reads on when its name is gone.
+    assert stats.samples_produced > 0 or fault is remove_packs
 
 
 def test_a_store_that_is_removed_in_mid_run_is_made_again(
