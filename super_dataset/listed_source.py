@@ -93,7 +93,9 @@ class ListedSource:
 
     @property
     def samples(self) -> SampleList:
-        """Path and label of each sample, in the order of keys: a sequence, fetched when first asked for."""
+        """Path and label of each sample, in the order of an ImageFolder or of a list's keys: a sequence,
+        fetched when first asked for.
+        """
         if self._samples is None:
             known = self._known("samples")
             self._samples = self._ask("samples").list_samples(cast("Bindable", self), known.fingerprint)

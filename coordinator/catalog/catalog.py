@@ -1,4 +1,4 @@
-"""``Catalog``: the immutable list of a source's samples, sorted by key bytes, and its classes.
+"""``Catalog``: a source's samples, sorted by keys or as by an ImageFolder, and its classes. It is immutable.
 
 A million samples cost some thirty megabytes (:mod:`superdl.coordinator.catalog.strings`) and no object each.
 How a source is listed is :mod:`superdl.coordinator.catalog.lister`'s; which samples form a batch is

@@ -201,25 +201,25 @@ def _by_folders(place: Source, found: list[Folder], naming: Naming, warnings: li
     versions = PackedStrings.concatenate([folder.versions for folder in folders])
     classes = [folder.name for folder in folders]
     columns = keys, versions, labels, classes, warnings
-    like = _as_image_folder(keys, len(place.prefix.encode()), classes)
+    like = _as_image_folder(keys, place.prefix.encode(), classes)
     return Catalog.build(place.bucket, *columns, alias=naming.alias, prefix=place.prefix, sorted_like=like)
 
 
-def _as_image_folder(keys: PackedStrings, prefix_bytes: int, classes: Sequence[str]) -> PackedStrings | None:
+def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
     """Strings that sort as an ImageFolder's files do: by class, then folder by folder, then by name; ``None``
     where keys do.
 
     The bytes of keys sort ``hot dog/`` before ``hot/``, and what lies in ``a/b/`` before ``a/c.jpg``.
     """
-    slashes = np.flatnonzero(np.frombuffer(keys.blob, dtype=np.uint8) == ord("/"))
-    starts, ends = keys.offsets[:-1].astype(np.int64), keys.offsets[1:].astype(np.int64)
-    first = slashes[np.searchsorted(slashes, starts + prefix_bytes)]
-    last = slashes[np.searchsorted(slashes, ends) - 1]
-    is_nested = first != last
-    apart = (one for one, other in pairwise(classes) if other.startswith(one) and other[len(one)] < "/")
-    if not is_nested.any() and next(apart, None) is None:
+    has_folders = keys.blob.count(b"/") > len(keys) * (prefix.count(b"/") + 1)
+    between = any(other.startswith(one) and other[len(one)] < "/" for one, other in pairwise(classes))
+    if not (has_folders or between):
         return None
     blob = np.frombuffer(keys.blob, dtype=np.uint8).copy()
+    slashes = np.flatnonzero(blob == ord("/"))
+    first = slashes[np.searchsorted(slashes, keys.offsets[:-1].astype(np.int64) + len(prefix))]
+    last = slashes[np.searchsorted(slashes, keys.offsets[1:].astype(np.int64)) - 1]
+    is_nested = first != last
     blob[first], blob[last] = is_nested, 0  # before all that names have in them; files of a class come first
     blob[first[is_nested]] = 1
     return PackedStrings(blob.tobytes(), keys.offsets)
