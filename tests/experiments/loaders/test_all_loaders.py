@@ -86,8 +86,8 @@ def test_orders_are_fresh_each_epoch_and_repeat_with_the_seed(kind, directory, p
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ALL)
-def test_validation_comes_in_key_order_each_time(kind, workers, directory, place, known):
-    ordered = sorted(known.values(), key=str.encode)
+def test_validation_comes_in_the_order_of_an_image_folder_each_time(kind, workers, directory, place, known):
+    ordered = sorted(known.values(), key=lambda key: [key.split("/")[0], *key.rpartition("/")[::2]])
     expected = [ordered[start : start + BATCH] for start in range(0, COUNT, BATCH)]
     loader = opened(kind, directory, place, training=False, workers=workers)
     assert [keys_of(loader, known) for _ in range(2)] == [expected, expected]
