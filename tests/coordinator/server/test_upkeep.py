@@ -174,7 +174,7 @@ def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valkey_clus
             await upkeep.once()
             load = upkeep._engine.cache_load
             assert load.evicted_keys == evicted_keys > 0
-            assert load.busiest_share > 0.2
+            assert load.busiest_share > 0.05  # an idle one has a hundredth
             await upkeep.once()
             assert upkeep._engine.cache_load.evicted_keys == evicted_keys
 
