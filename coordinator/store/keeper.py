@@ -267,7 +267,8 @@ class StoreKeeper:
                 self._in_trouble(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
-        if store is not None and self._is_due("there", _THERE_S):  # what is cached hides that it is gone
+        directory = store is not None and not is_bucket(self.address)
+        if directory and self._is_due("there", _THERE_S):  # what is cached hides that it is gone
             await self._threads.run(partial(check_there, self.address, self.store_id))
         if store is None and self._is_due("open", _AGAIN_S):
             await self.open()

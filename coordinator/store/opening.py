@@ -112,7 +112,7 @@ def check_there(address: str, store_id: str) -> None:
     Raises:
         StoreError: it is not.
     """
-    if not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id:
+    if open_store(address, create=False, read_only=True).id != store_id:
         raise StoreGoneError(f"another store is at {address}")
 
 

@@ -110,7 +110,7 @@ def test_s3_that_answers_badly_costs_decodes_alone(
     with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
         first = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
         settled_stats(sampler)
-    assert stack.close_coordinator() == 0
+    assert stack.close_coordinator() == 0, stack.log.read_text()
     assert list((object_store.directory / "bucket").rglob("*.pack"))
     with stack.valkey.client() as client:
         client.flushall()
