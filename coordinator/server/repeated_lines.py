@@ -141,6 +141,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
                     self._told[cause] = now_s, 0, record
                     late = _with(record, f" (the newest of {more:,} in {now_s - told_s:.0f} s)")
                     late.created = time.time()
+                    late.msecs = late.created % 1 * 1000
                     super().emit(late)
             if self._beyond and now_s >= self._minute_s + _EVERY_S:
                 text, self._beyond = f"{self._beyond:,} more warnings, of other causes", 0
