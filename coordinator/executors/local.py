@@ -8,6 +8,7 @@ however it ends (see :mod:`superdl.coordinator.executors.worker`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -268,7 +269,8 @@ class _Worker(ChildProcess):
     async def _exchange(self, event: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         self._calls += 1
         self.tell({"call": self._calls, "event": event, "timeout_s": timeout_s})
-        await self.drain()
+        with contextlib.suppress(ConnectionError):  # it has ended: what it said last is still to be read
+            await self.drain()
         while True:
             message = await self.read()
             call = message.get("call")

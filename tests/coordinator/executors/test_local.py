@@ -20,6 +20,7 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
     ThrottledError,
 )
+from superdl.coordinator.executors import local as local_module
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
 from tests.coordinator.executors.processes import alive, until
@@ -205,6 +206,20 @@ def test_a_function_that_cannot_start_is_told_at_once(functions, function, words
         with pytest.raises(ExecutorError, match=words):
             await executor.start()
         assert executor.worker_pids == []
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_ended_before_it_was_asked_still_tells_why():
+    """As one whose function cannot be imported does on a busy machine."""
+
+    async def main():
+        worker = await local_module._Worker.start(
+            local_module._MODULE, "no_such_module_anywhere:handler", "0", environment=dict(os.environ)
+        )
+        await worker.wait()
+        with pytest.raises(FunctionRaisedError, match="no_such_module_anywhere"):
+            await worker.warm()
 
     asyncio.run(main())
 
