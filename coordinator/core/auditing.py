@@ -138,9 +138,12 @@ def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
     """The server holds more than we account for: leave that much less to ourselves.
 
-    Requests in flight have pushed a part of what is kept free for them; half, for all we know.
+    Requests in flight have pushed some of what is kept free for them, nobody knows how much: so what was
+    last believed of others stays as long as it may be true. Where they must have grown, half was pushed.
     """
-    state.foreign_bytes = max(0, event.excess_bytes - state.reserved_bytes // 2)
+    least, most = event.excess_bytes - state.reserved_bytes, event.excess_bytes
+    believed = state.foreign_bytes if state.foreign_bytes >= least else (least + most) // 2
+    state.foreign_bytes = max(0, min(believed, most))
 
 
 def cache_resized(state: State, event: CacheResized, now: float) -> None:

@@ -147,10 +147,10 @@ class Upkeep:
             was_taken = await self._cache.hold_lock()
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
-                info = await self._cache.info()
                 await self._reports.keep(self._clock())
                 if self._outcomes is not None:
                     await self._outcomes.keep()
+                info = await self._cache.info()  # last: what comes in meanwhile would not be seen to be ours
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.valkey import Valkey
 
-SIDE = 128
+SIDE = 96
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def reading(stack: Stack, source: Path, side: int = SIDE) -> Iterator[tuple[Supe
 
 @pytest.fixture
 def pressed() -> Iterator[Stack]:
-    """A cache of 8 MB, of which 6 are for records."""
+    """A cache of 8 MB, of which 6 are for records, and room for a few batches of buffers."""
     with Stack(maxmemory="8mb", arguments=("--workers", "2")) as stack:
         yield stack
 
@@ -49,11 +49,11 @@ def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(
     pressed: Stack, tmp_path: Path
 ) -> None:
     """By a coordinator that came in mid-epoch too, and by one that finds records of another dataset."""
-    large = write_images(tmp_path / "large", 500, side=SIDE)  # records of 49 kB, 24 MB in all
+    large = write_images(tmp_path / "large", 880, side=SIDE)  # records of 28 kB, 24 MB in all
     expected = expected_pixels(large, resize=SIDE, crop=SIDE)
     with reading(pressed, large) as (loader, _):
         batches, delivered = iter(loader), []
-        for _ in range(25):
+        for _ in range(44):
             delivered += collect([next(batches)])
         pressed.kill_coordinator()
         pressed.start_coordinator()
@@ -62,7 +62,7 @@ def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(
         assert_exactly_once(collect(loader), expected)
     pressed.kill_coordinator()
     pressed.start_coordinator()
-    other = write_images(tmp_path / "other", 200, side=SIDE, seed=7)
+    other = write_images(tmp_path / "other", 300, side=SIDE, seed=7)
     with reading(pressed, other) as (loader, sampler):
         for _ in range(2):
             assert_exactly_once(collect(loader), expected_pixels(other, resize=SIDE, crop=SIDE))

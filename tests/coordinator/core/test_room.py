@@ -87,6 +87,25 @@ def test_readers_are_served_though_others_have_all_the_memory():
     assert read_epoch(driver) > 0
 
 
+@given(others=st.integers(0, 100), more=st.integers(40, 100), pushed=st.lists(st.floats(0, 1), min_size=1))
+def test_what_requests_in_flight_have_pushed_is_not_taken_for_more_or_less_of_others(others, more, pushed):
+    driver = Driver(budget_bytes=64 * TAKEN, capacity=2, request_samples=8)
+    driver.step(CacheGrew(others * TAKEN))
+    driver.open(shuffle=False)
+    driver.ask(0, 8)
+    reserved_bytes = driver.state.reserved_bytes
+    assert bool(reserved_bytes) == (others < 64)
+    for share in pushed:
+        driver.step(CacheGrew(others * TAKEN + int(share * reserved_bytes)))
+        assert driver.state.foreign_bytes == others * TAKEN
+    excess_bytes = (others + more) * TAKEN  # they grow, by more than requests can have pushed
+    driver.step(CacheGrew(excess_bytes))
+    assert excess_bytes - reserved_bytes <= driver.state.foreign_bytes <= excess_bytes
+    driver.answer_all()
+    driver.step(CacheGrew(-1))
+    assert driver.state.foreign_bytes == 0
+
+
 def test_a_sample_larger_than_the_budget_is_produced_for_its_reader_alone():
     driver = Driver(size=4, budget_bytes=100, capacity=4)
     driver.open(batch_size=2, shuffle=False)
