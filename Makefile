@@ -20,6 +20,7 @@ RAY_STAMP := $(VENV)/.ray
 SAM_VENV := .venv-sam
 SAM_STAMP := $(SAM_VENV)/.installed
 SBOM_VENV := .venv-sbom
+UV_VENV := .venv-uv
 
 # A process for each core, and the tests of a file in one of them, since they share servers. In their order: else files of
 # few tests come last, and one of those takes minutes.
@@ -161,8 +162,9 @@ check-containers: $(STAMP) ## build the images and run them (needs root, buildah
 	$(BIN)/python -m pytest -m containers
 
 lock: $(STAMP) ## pin what the function and the containers install, anew
-	$(BIN)/python -m tools.lock_requirements
+	test -x $(UV_VENV)/bin/uv || { $(PYTHON) -m venv $(UV_VENV) && $(UV_VENV)/bin/python -m pip install --quiet 'uv>=0.9,<1'; }
+	PATH="$(UV_VENV)/bin:$$PATH" $(BIN)/python -m tools.lock_requirements
 
 clean: ## remove what was built, the environments too
-	rm -rf $(VENV) $(PROTO_VENV) $(SAM_VENV) $(SBOM_VENV) $(BENCH_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(SAM_VENV) $(SBOM_VENV) $(BENCH_VENV) $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
