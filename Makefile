@@ -80,8 +80,9 @@ run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to
 test: lint types check-proto unit ## all checks and tests but the slow ones
 
 test-full: $(RAY_STAMP) lint types check-proto check-infra test-loaders ## all checks and tests, the slow ones too
-	$(PYTEST) -m "not soak" --ignore=tests/integration --hypothesis-profile=heavy
+	$(PYTEST) -m "not soak and not containers" --ignore=tests/integration --hypothesis-profile=heavy
 	$(PYTEST) -m "not soak" tests/integration
+	$(MAKE) check-containers
 
 # Without conftest.py, whose fixtures want what this environment has not.
 test-loaders: $(BENCH_STAMP) ## the tests of the loaders of other makers, where all of those are installed
@@ -158,8 +159,9 @@ sbom: ## write what the function and the coordinator's image install into dist/,
 			dist/super-$$(basename $$each).cdx.json || exit; \
 	done
 
+# One process, so that the images are built once. Where they cannot be, the tests say what is missing, and are skipped.
 check-containers: $(STAMP) ## build the images and run them (needs root, buildah, podman, runc and debootstrap)
-	$(BIN)/python -m pytest -m containers
+	$(TESTS) -m containers tests/containers
 
 lock: $(STAMP) ## pin what the function and the containers install, anew
 	test -x $(UV_VENV)/bin/uv || { $(PYTHON) -m venv $(UV_VENV) && $(UV_VENV)/bin/python -m pip install --quiet 'uv>=0.9,<1'; }

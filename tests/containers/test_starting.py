@@ -65,6 +65,11 @@ def absent_of(image: LaidOut, home: Path, folders: tuple[str, ...]) -> set[str]:
     return set(json.loads(image.run(["python", "-c", IMPORT_ALL], told)))
 
 
+def absent_of_coordinator(image: LaidOut) -> set[str]:
+    (home,) = image.root.glob("opt/super/lib/python3*/site-packages")
+    return absent_of(image, home, ("coordinator", "lambda_prefetch", "super_wire"))
+
+
 def test_the_coordinators_image_serves_and_lacks_nothing(
     valkey: Valkey, cache: pytest.Cache, tmp_path: Path
 ) -> None:
@@ -91,9 +96,15 @@ def test_the_coordinators_image_serves_and_lacks_nothing(
             process.terminate()
     assert process.returncode == 0
     assert_exactly_once(delivered, expected_pixels(source, resize=SIDE, crop=SIDE))
-    (home,) = image.root.glob("opt/super/lib/python3*/site-packages")
-    absent = absent_of(image, home, ("coordinator", "lambda_prefetch", "super_wire"))
-    assert absent == EXTRAS | EXTRAS_OF_COORDINATORS
+    assert absent_of_coordinator(image) == EXTRAS | EXTRAS_OF_COORDINATORS
+
+
+@pytest.mark.slow
+def test_the_coordinators_image_with_its_extras_has_them(cache: pytest.Cache, tmp_path: Path) -> None:
+    locks = [f"infra/docker/{name}-requirements.txt" for name in ("build", "coordinator", "parquet", "otel")]
+    wheels = [pinned_wheels(lock, cache.mkdir("wheels")) for lock in locks]
+    image = LaidOut("coordinator", tmp_path / "image", wheels, PARQUET="1", OTEL="1")
+    assert absent_of_coordinator(image) == (EXTRAS | EXTRAS_OF_COORDINATORS) - {"pyarrow", "opentelemetry"}
 
 
 def test_the_functions_image_answers_lambda_and_lacks_nothing(
