@@ -226,12 +226,8 @@ def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Se
 
 def raise_limit_of_open_files() -> None:
     """Take as many as the system allows without asking; the usual 1024 are a matter of old programs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):  # macOS has a lower limit that it does not tell: what there is will do
-            return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connections_that_fit(most: int) -> int:

@@ -42,7 +42,7 @@ _TIMEVAL = struct.Struct("ll")
 _MIN_TIMEOUT_S = 0.001  # a zero would mean no limit at all
 _MAX_ANSWER_BYTES = 16 * 2**20
 _PIECE_BYTES = 65536
-_BUFFERS_PER_SEND = 512  # below IOV_MAX, 1024 on Linux and macOS
+_BUFFERS_PER_SEND = 512  # below IOV_MAX, 1024
 _JOINED_BYTES = 65536  # four TLS records
 _OK = b"+OK\r\n"
 

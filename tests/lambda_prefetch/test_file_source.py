@@ -158,7 +158,6 @@ def descriptors_below(root):
     return sum(place.startswith(str(root)) for place in places)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
 def test_no_descriptor_outlives_the_source(root):
     source = FileSource(str(root))
     for number in range(300):

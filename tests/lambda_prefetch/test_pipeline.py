@@ -181,7 +181,6 @@ print(json.dumps([sorted(set(outcomes)), (kib("VmHWM") - before) * 1024]))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
 @pytest.mark.parametrize(("decoders", "restores"), [(1, False), (3, False), (1, True)])
 def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, directory_store, decoders, restores):
     """Twenty large images: without a bound on any one term they would take several times as much.

@@ -139,7 +139,6 @@ def test_cpu_time_is_counted_from_the_begin_and_stays_when_a_process_ends():
     assert set(ended) == {*before, "other"}, "what is not there is absent, not zero"
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells it")
 def test_pss_is_read_when_its_cost_allows():
     groups = ProcessGroups()
     pss = groups.read()["trainer"].pss_bytes
