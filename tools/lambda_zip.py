@@ -44,7 +44,7 @@ _TIME_LIMIT_S = 300.0
 
 # Installed below superdl, whose own __init__.py imports nothing until it is asked for a name.
 _OURS = ("superdl/__init__.py", "superdl/lambda_prefetch", "superdl/super_wire")
-_NOT_COPIED = shutil.ignore_patterns("__pycache__", "coordinator_pb2*", "coordinator.proto")  # gRPC's stubs
+_STUBS = ("coordinator.proto", "coordinator_pb2*")  # gRPC's, which the function does not know
 # What no import reaches, and how pip came by a wheel, which would change the zip's bytes.
 _NEEDLESS = [
     *("bin", "include", "share", "**/tests"),
@@ -100,6 +100,8 @@ def lay_out(
     Raises:
         BundleError: a wheel cannot be had, a file would be there twice, or something is no module.
     """
+    if any(folder.glob("*")):
+        raise BundleError(f"{folder} is not empty: name a new folder")
     _install([REQUIREMENTS, *requirements], target, folder)
     for pattern in _NEEDLESS:
         for path in list(folder.glob(pattern)):
@@ -110,7 +112,7 @@ def lay_out(
     version = project_version()
     info = folder / f"superdl-{version}.dist-info"  # by which the function tells its version
     for name in _OURS:
-        _copy(ROOT / name, folder / name)
+        _copy(ROOT / name, folder / name, *_STUBS)
     _copy(ROOT / "LICENSE", info / "licenses" / "LICENSE")
     metadata = f"Metadata-Version: 2.4\nName: superdl\nVersion: {version}\nLicense-Expression: Apache-2.0\n"
     (info / "METADATA").write_text(metadata, encoding="ascii")
@@ -139,12 +141,12 @@ def _install(requirements: Sequence[Path], target: Platform, folder: Path) -> No
         )
 
 
-def _copy(origin: Path, place: Path) -> None:
+def _copy(origin: Path, place: Path, *but: str) -> None:
     if place.exists():
         raise BundleError(f"{origin} cannot be deployed as {place.name}: that is there already, from a wheel")
     place.parent.mkdir(parents=True, exist_ok=True)
     if origin.is_dir():
-        shutil.copytree(origin, place, ignore=_NOT_COPIED)
+        shutil.copytree(origin, place, ignore=shutil.ignore_patterns("__pycache__", *but))
     else:
         shutil.copyfile(origin, place)
 

@@ -103,13 +103,18 @@ def test_steps_and_packages_of_ones_own_are_deployed_with_it(lock, tmp_path, cap
     package = tmp_path / "my_steps"
     package.mkdir()
     (package / "__init__.py").write_text("x = 1\n")
+    (package / "coordinator.proto").touch()
     (tmp_path / "single.py").write_text("y = 2\n")
     lock({"n.py": b""})
     words = ["--module", package, "--module", tmp_path / "single.py"]
     words += ["--requirements", pin(tmp_path, "mine", {"mine.py": b""})]
-    assert {"my_steps/__init__.py", "single.py", "mine.py", "n.py"} <= unpacked(tmp_path / "made", *words)
+    made = unpacked(tmp_path / "made", *words)
+    assert {f"my_steps/{name}" for name in ("__init__.py", "coordinator.proto")} <= made
+    assert {"single.py", "mine.py", "n.py"} <= made
     assert main(["--unpacked", str(tmp_path / "more"), "--module", str(tmp_path / "absent")]) == 1
     assert "neither a .py file nor a package" in capsys.readouterr().err
+    assert main(["--unpacked", str(tmp_path / "made")]) == 1
+    assert "made is not empty" in capsys.readouterr().err
 
 
 def test_a_file_that_would_be_there_twice_is_refused(lock, tmp_path, capsys):
