@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunDirectory"]
 
-_LONGEST_SOCKET_PATH = 100  # the system's bound is 107 bytes on Linux, 103 on macOS
+_LONGEST_SOCKET_PATH = 100  # Linux's bound is 107 bytes; a few are left
 _LOCK_PAUSE_S = 0.02
 _LOG_TAIL_LINES = 15
 _LOG_TAIL_BYTES = 8192
