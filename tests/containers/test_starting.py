@@ -61,8 +61,10 @@ def absent_of(image: LaidOut, home: Path, folders: tuple[str, ...]) -> set[str]:
         for folder, file in files
         for name in imports_of(file.read_text(encoding="utf-8"), f"superdl.{folder}")
     }
-    told = json.dumps([[f"superdl.{one}" for one in folders], sorted(imported - sys.stdlib_module_names)])
-    return set(json.loads(image.run(["python", "-c", IMPORT_ALL], told)))
+    text = json.dumps(
+        [[f"superdl.{folder}" for folder in folders], sorted(imported - sys.stdlib_module_names)]
+    )
+    return set(json.loads(image.run(["python", "-c", IMPORT_ALL], text)))
 
 
 def absent_of_coordinator(image: LaidOut) -> set[str]:

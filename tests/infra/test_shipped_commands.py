@@ -42,9 +42,9 @@ class Parsed(Exception):  # noqa: N818 # no failure
 
 
 def of_image(name: str, instruction: str) -> list[str]:
-    """The words of an instruction in an image's Dockerfile; ``CMD`` with a blank is the health check's."""
-    told = re.search(rf"(?m)^{instruction} (\[.*\])$", IMAGES[name])
-    return json.loads(told[1]) if told else []
+    """Read the words of an instruction in a Dockerfile; an indented ``CMD`` is the health check's."""
+    line = re.search(rf"(?m)^{instruction} (\[.*\])$", IMAGES[name])
+    return json.loads(line[1]) if line else []
 
 
 def shipped() -> dict[str, list[str]]:

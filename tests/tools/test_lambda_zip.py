@@ -87,8 +87,8 @@ def test_it_holds_what_is_imported_of_us_and_of_wheels(lock, tmp_path):
     }
     info = {f"{INFO}/METADATA", f"{INFO}/licenses/LICENSE"}
     assert made == of_wheels | ours | info | {"superdl/__init__.py"}
-    told = (tmp_path / "made" / INFO / "METADATA").read_text()
-    assert f"Version: {metadata.version('superdl')}\n" in told
+    text = (tmp_path / "made" / INFO / "METADATA").read_text()
+    assert f"Version: {metadata.version('superdl')}\n" in text
 
 
 def test_the_same_package_is_built_again(lock, tmp_path):

@@ -33,8 +33,8 @@ def test_what_is_installed_together_agrees():
     docker = [pinned(file) for file in locks() if "/docker/" in file]
     function = [pinned(file) for file in locks() if "/function/" in file]
     assert len(docker) >= len(function) == 2
-    for one, other in [*combinations(docker, 2), *combinations(function, 2)]:
-        assert all(one[name] == other[name] for name in one.keys() & other.keys())
+    for first, second in [*combinations(docker, 2), *combinations(function, 2)]:
+        assert all(first[name] == second[name] for name in first.keys() & second.keys())
 
 
 def test_the_coordinators_functions_and_lambdas_decode_alike():
