@@ -13,9 +13,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 import superdl
-from benchmarks.augment import torchvision_transforms
 from superdl.sampler.embedded.embedded import release_all
 from tests.fixtures.images import write_images
+from tests.fixtures.torchvision import torchvision_transforms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

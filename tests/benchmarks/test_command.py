@@ -87,37 +87,6 @@ def test_read_reaches_the_cache_by_tls_with_chosen_loaders_only(capsys, tmp_path
 
 
 @pytest.mark.slow
-def test_status_tells_of_every_batch_in_every_way(capsys, tmp_path):
-    words = ["--batch-size", "256", "--page", "4", "--rounds", "1", "--data", str(tmp_path)]
-
-    report = run_json(capsys, "status", *words)
-
-    check_envelope(report, "status")
-    rows = {row["way"]: row for row in report["rows"]}
-    assert rows["pages"]["batches_per_call"] == 3  # six batches, in pages of four
-    assert rows["status calls"]["batches_per_call"] == 1
-    assert rows["pages"]["times_cpu_of_page"] == 1
-    assert rows["SuperSampler"]["wall_ms_per_call"] is None
-    assert all(row["wall_ms_per_batch"] > 0 and row["cpu_ms_per_batch"] > 0 for row in report["rows"])
-
-
-def test_augment_tells_what_every_operation_costs(capsys):
-    words = ["--source", "40", "--size", "32", "--batch-size", "4", "--rounds", "1"]
-
-    report = run_json(capsys, "augment", *words)
-
-    check_envelope(report, "augment")
-    rows = {(row["operations"], row["way"]): row for row in report["rows"]}
-    ours = [row for (_, way), row in rows.items() if way == "SUPER"]
-    assert len(ours) == 9
-    assert all(row["times_super"] == 1 for row in ours)
-    assert all(row["cpu_ms_per_image"] > 0 for row in rows.values())
-    assert {(run["round"], run["operations"], run["way"]) for run in report["rounds"]} == {
-        (number, *key) for number in (0, 1) for key in rows
-    }
-
-
-@pytest.mark.slow
 def test_coordinator_tells_what_batches_and_jobs_cost(capsys):
     report = run_json(capsys, "coordinator", "--quick", "--metrics")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.augment import torchvision_transforms
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import SuperDataset, SuperLoader, split_transform
+from tests.fixtures.torchvision import torchvision_transforms
 from tests.integration.delivery import assert_exactly_once
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from benchmarks.augment import torchvision_transforms
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.lambda_prefetch.transforms import Program, SampleRandom, random_crop_box
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.recipe_steps import INTERPOLATIONS, PADDING_MODES
+from tests.fixtures.torchvision import torchvision_transforms
 from tests.lambda_prefetch.prefetching import pixels
 
 v1 = torchvision_transforms()

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from benchmarks.augment import torchvision_transforms
 from superdl.super_dataset import PerSample
 from superdl.super_dataset.memory import FreshMemory, map_tensors, receiving_into
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
 from superdl.super_dataset.splitting import drawn_from
 from superdl.super_wire.errors import ConfigError, UsageError
+from tests.fixtures.torchvision import torchvision_transforms
 from tests.super_dataset.augmenting import batch, info_of, picture
 
 if torchvision_transforms() is None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.augment import torchvision_transforms
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_dataset import PerSample, Recipe, split_transform
 from superdl.super_dataset.pictures import in_fewer_steps
 from superdl.super_wire.errors import ConfigError
+from tests.fixtures.torchvision import torchvision_transforms
 from tests.lambda_prefetch.prefetching import pixels
 from tests.super_dataset.augmenting import batch, info_of
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.augment import torchvision_transforms
 from superdl.super_dataset.per_sample import for_batches
 from superdl.super_wire.ids import digest128
+from tests.fixtures.torchvision import torchvision_transforms
 from tests.super_dataset.augmenting import batch, info_of
 
 v1 = torchvision_transforms()

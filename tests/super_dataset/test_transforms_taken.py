@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.augment import torchvision_transforms
 from superdl.super_dataset import Augment, PerSample, Recipe, SuperDataset
 from superdl.super_dataset.per_sample import for_batches
 from superdl.super_wire.errors import ConfigError
+from tests.fixtures.torchvision import torchvision_transforms
 from tests.super_dataset.test_per_sample import drawn, drawn_by_both
 
 
