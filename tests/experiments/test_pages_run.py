@@ -22,9 +22,8 @@ import torch
 from PIL import Image
 
 from superdl.experiments.models import declare_operators
-from tests.experiments.page_commands import commands_of
+from tests.pages.markdown import ROOT, commands_of
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs/experiments").glob("*.md"))
 ADDRESSES = {
     name: f"198.51.100.{number}" for number, name in enumerate(("cpu-1", "cpu-2", "gpu-1", "gpu-2"), 11)
@@ -119,8 +118,7 @@ def script_of(page):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_command_of_a_page_runs(path, names, tmp_path):
-    page = path.read_text(encoding="utf-8")
-    if "=/data/" in page:
+    if "=/data/" in path.read_text(encoding="utf-8"):
         published_sets(tmp_path / "published")
     temporary = tempfile.mkdtemp(prefix="s", dir="/tmp")  # short: socket paths have 107 bytes
     search = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
@@ -138,7 +136,7 @@ def test_every_command_of_a_page_runs(path, names, tmp_path):
     try:
         with log.open("wb") as out:
             ran = subprocess.run(
-                [*NAMESPACE, "bash", "-c", script_of(page)], env=own, cwd=tmp_path, stdout=out, stderr=out,
+                [*NAMESPACE, "bash", "-c", script_of(path)], env=own, cwd=tmp_path, stdout=out, stderr=out,
                 stdin=subprocess.DEVNULL, check=False,
             )  # fmt: skip
     finally:

@@ -1,13 +1,14 @@
-"""The commands that a page shows: what follows ``$`` in its console blocks, each checked without being run.
+"""Checks a command of a page without running it.
 
-``superdl`` and the launcher parse them by their own parsers, and a spec that is named is loaded with what the
-command sets, so that a page cannot name what is no longer there.
+``superdl`` and the launcher parse it by their own parsers, and a spec is loaded with what the command sets, so that
+a page cannot name what is no longer there.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from typing import TYPE_CHECKING
 
 from infra.launcher import local, submit
@@ -15,25 +16,16 @@ from infra.launcher.settings import parse
 from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.spec import load_spec
 from superdl.main import _parser as superdl_parser
+from tests.pages.markdown import ROOT
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-__all__ = ["check", "commands_of"]
+__all__ = ["check"]
 
-_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
-_OTHERS = {"export", "pip", "python3", "tensorboard"}  # what a page may show beside, and is not checked
-
-
-def commands_of(page: str) -> list[str]:
-    """The command lines of a page; those that go on after a backslash are one."""
-    commands = []
-    for block in _BLOCK.findall(page):
-        text = block.replace("\\\n", " ")
-        commands += [line[2:].strip() for line in text.splitlines() if line.startswith("$ ")]
-    return commands
+_OTHERS = {"export", "git", "pip", "python3", "tensorboard"}  # what a page may show beside, and is not checked
 
 
 def check(command: str) -> list[str]:
@@ -64,6 +56,8 @@ def _specs(words: Sequence[str]) -> Iterator[str]:
     elif words[:3] == ["python", "-m", "infra.launcher.submit"]:
         submit.requests_of(submit.parser().parse_args(list(words[3:])))
         yield from _module(words[words.index("--") + 1 :])
+    elif words[0] == "make":
+        subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, check=True)
     else:
         assert words[0] in _OTHERS, f"nobody checks this command: {shlex.join(words)}"
 

@@ -1,0 +1,64 @@
+"""Reads pages of Markdown: their fenced blocks, how a test treats each, and what replaces buckets there.
+
+A comment before a block marks it: ``<!-- run -->`` runs in every test run, ``<!-- slow: REASON -->`` in the slow tests
+alone, ``<!-- parsed: REASON -->`` is never run: its commands are parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>run|slow|parsed)(?:: (?P<reason>[^\n]+))? -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    mark: str | None
+    reason: str | None
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """Each command after a ``$``, continued lines joined, with the lines of output below it."""
+        commands: list[tuple[str, list[str]]] = []
+        for line in self.text.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                commands.append((line[2:].strip(), []))
+            elif commands:
+                commands[-1][1].append(line)
+        return commands
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in its order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(text.count("\n", 0, match.start()) + 1, *match.group("mark", "reason", "language", "text"))
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+def commands_of(page: Path) -> list[str]:
+    """The commands of a page's console blocks."""
+    return [
+        command for block in blocks_of(page) if block.language == "console" for command, _ in block.commands
+    ]
+
+
+def here(text: str, images: Path) -> str:
+    """A block's text for this machine: ``images``, which has ``train`` and ``val``, in place of buckets, and two epochs."""
+    text = re.sub(r"(?:s3://[\w/-]+|/data/[\w/-]+)/(train|val)\b(?!\.)", rf"{images}/\1", text)
+    text = text.replace("<this repository>", str(ROOT)).replace(", 90)", ", 2)")
+    return text if torch.cuda.is_available() else text.replace('"cuda"', '"cpu"')

@@ -1,0 +1,122 @@
+"""Commands of README and tutorial run as these pages mark them, the slow ones as a newcomer's, in new environments."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.fixtures.images import write_images
+from tests.pages.commands import check
+from tests.pages.markdown import ROOT, blocks_of, commands_of, here
+
+README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
+TORCH = f"torch=={torch.__version__.partition('+')[0]}"
+NEXT = "=== next command"
+
+pages = pytest.mark.parametrize("page", [README, TUTORIAL], ids=lambda page: page.stem)
+
+
+@pytest.fixture
+def place():
+    """A short directory, for unix sockets' paths have 107 bytes. Its ``bucket`` has images."""
+    folder = Path(tempfile.mkdtemp(prefix="super-p-"))
+    for split in ("train", "val"):
+        write_images(folder / "bucket" / split, 40)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def play(blocks, place, *, directory, programs):
+    """Run blocks in a shell, code after commands; the output of each command.
+
+    What they keep below the home directory begins empty. They find ``programs`` first.
+    """
+    script, commands = ["set -e"], []
+    for block in blocks:
+        if block.language == "python":
+            file = place / f"line{block.line}.py"
+            file.write_text(here(block.text, place / "bucket"))
+            commands.append(f"python {file}")
+    commands = [command for block in blocks for command, _ in block.commands] + commands
+    for command in commands:
+        script += [f"echo {NEXT}", here(command, place / "bucket")]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("SUPER_", "PYTHON"))}
+    own |= {
+        "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
+        "TMPDIR": str(place),
+        "PIP_CACHE_DIR": os.environ.get("PIP_CACHE_DIR", str(Path.home() / ".cache/pip")),
+        "XDG_CACHE_HOME": tempfile.mkdtemp(dir=place),
+        "TORCH": TORCH,
+    }
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)], cwd=directory, env=own, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    return dict(zip(commands, done.stdout.split(f"{NEXT}\n")[1:], strict=True))
+
+
+def table_of(text):
+    """The headings of a run's table by passes, and of each row the calls, and samples by where they were read."""
+    before, _, after = re.split(r"^( ─+ *)$", text, flags=re.MULTILINE)
+    rows = {}
+    for line in after.strip("\n").splitlines():
+        row = re.fullmatch(r" (\d+ (?:train|val)) .*?((?: +[\d,]+){4}) *", line)
+        if row is None:
+            break
+        calls, *samples = (int(word.replace(",", "")) for word in row[2].split())
+        # Readers are as fast as functions in the first pass: from where a sample comes is chance.
+        rows[row[1]] = sum(samples) if row[1].startswith("1 ") else (calls, *samples)
+    return " ".join(before.splitlines()[-2:]).split(), rows
+
+
+@pages
+def test_every_block_says_how_it_is_tested_and_why_it_is_not_always(page):
+    blocks = blocks_of(page)
+    assert [block.line for block in blocks if block.mark is None] == []
+    assert [block.line for block in blocks if block.mark != "run" and not block.reason] == []
+
+
+@pages
+def test_every_command_is_a_command(page):
+    for command in commands_of(page):
+        check(command)
+
+
+def test_quick_commands_of_the_tutorial_run(place):
+    blocks = [block for block in blocks_of(TUTORIAL) if block.mark == "run" and block.commands]
+    outputs = play(blocks, place, directory=place, programs=Path(sys.executable).parent)
+    (doctor,) = (output for command, output in outputs.items() if command.startswith("superdl doctor"))
+    assert " 0 fail, " in doctor
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_newcomer_gets_through_both_pages(place):
+    programs = place / "venv/bin"
+    venv.create(programs.parent, with_pip=True)
+    for package in (TORCH, str(ROOT)):
+        subprocess.run([programs / "pip", "install", "--quiet", package], check=True)
+    bare = subprocess.run([programs / "superdl", "run", "digits"], cwd=place, capture_output=True, check=False)
+    assert (bare.returncode, b"superdl[train]" in bare.stderr) == (2, True), "README says what it lacks"
+
+    blocks = [block for block in blocks_of(README) if block.mark != "parsed"]
+    play(blocks, place, directory=place, programs=programs)
+    blocks = [block for block in blocks_of(TUTORIAL) if block.mark != "parsed"]
+    checkout = place / "super"  # cloned by README
+    outputs = play(blocks, place, directory=checkout, programs=checkout / ".venv/bin")
+    for block in blocks:
+        for command, shown in block.commands:
+            if shown:
+                (headings, rows), (own_headings, own_rows) = map(table_of, ("\n".join(shown), outputs[command]))
+                assert headings == own_headings
+                assert rows.items() <= own_rows.items()
