@@ -1,7 +1,6 @@
 """Checks a command of a page without running it.
 
-``superdl`` and the launcher parse it by their own parsers, and a spec is loaded with what the command sets, so that
-a page cannot name what is no longer there.
+``superdl`` and the launcher parse it by their own parsers, and a spec is loaded with what the command sets.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
-_OTHERS = {"export", "git", "pip", "python3", "tensorboard"}  # what a page may show beside, and is not checked
+_OTHERS = {"export", "git", "pip", "python3", "tensorboard"}  # a page may show them unchecked
 
 
 def check(command: str) -> list[str]:
@@ -57,7 +56,8 @@ def _specs(words: Sequence[str]) -> Iterator[str]:
         submit.requests_of(submit.parser().parse_args(list(words[3:])))
         yield from _module(words[words.index("--") + 1 :])
     elif words[0] == "make":
-        subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, check=True)
+        dry = ["make", "--dry-run", *words[1:]]
+        subprocess.run(dry, cwd=ROOT, capture_output=True, check=True)
     else:
         assert words[0] in _OTHERS, f"nobody checks this command: {shlex.join(words)}"
 

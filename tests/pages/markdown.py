@@ -1,7 +1,7 @@
 """Reads pages of Markdown: their fenced blocks, how a test treats each, and what replaces buckets there.
 
-A comment before a block marks it: ``<!-- run -->`` runs in every test run, ``<!-- slow: REASON -->`` in the slow tests
-alone, ``<!-- parsed: REASON -->`` is never run: its commands are parsed.
+A comment before a block marks it: ``<!-- run -->`` runs in all tests, ``<!-- slow: REASON -->`` in slow ones,
+``<!-- parsed: REASON -->`` never: its commands are parsed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>run|slow|parsed)(?:: (?P<reason>[^\n]+))? -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"(?:^<!-- (?P<mark>run|slow|parsed)(?:: (?P<reason>[^\n]+))? -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -58,7 +59,8 @@ def commands_of(page: Path) -> list[str]:
 
 
 def here(text: str, images: Path) -> str:
-    """A block's text for this machine: ``images``, which has ``train`` and ``val``, in place of buckets, and two epochs."""
+    """A block's text for this machine: less to do, and ``images`` with ``train`` and ``val``, not buckets."""
     text = re.sub(r"(?:s3://[\w/-]+|/data/[\w/-]+)/(train|val)\b(?!\.)", rf"{images}/\1", text)
     text = text.replace("<this repository>", str(ROOT)).replace(", 90)", ", 2)")
+    text = text.replace("superdl compare", "superdl compare --repeats 1")
     return text if torch.cuda.is_available() else text.replace('"cuda"', '"cpu"')

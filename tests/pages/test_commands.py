@@ -1,4 +1,4 @@
-"""Commands of README and tutorial run as these pages mark them, the slow ones as a newcomer's, in new environments."""
+"""Commands of README and tutorial run: quick ones here, all of them in environments that these pages make."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def play(blocks, place, *, directory, programs):
         "TORCH": TORCH,
     }
     done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=directory, env=own, text=True,
+        (shutil.which("bash"), "-c", "\n".join(script)), cwd=directory, env=own, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
@@ -66,7 +66,7 @@ def play(blocks, place, *, directory, programs):
 
 
 def table_of(text):
-    """The headings of a run's table by passes, and of each row the calls, and samples by where they were read."""
+    """The headings of a run's table, and of each row the calls, and samples by where they were read."""
     before, _, after = re.split(r"^( ─+ *)$", text, flags=re.MULTILINE)
     rows = {}
     for line in after.strip("\n").splitlines():
@@ -106,7 +106,8 @@ def test_a_newcomer_gets_through_both_pages(place):
     venv.create(programs.parent, with_pip=True)
     for package in (TORCH, str(ROOT)):
         subprocess.run([programs / "pip", "install", "--quiet", package], check=True)
-    bare = subprocess.run([programs / "superdl", "run", "digits"], cwd=place, capture_output=True, check=False)
+    run = [programs / "superdl", "run", "digits"]
+    bare = subprocess.run(run, cwd=place, capture_output=True, check=False)
     assert (bare.returncode, b"superdl[train]" in bare.stderr) == (2, True), "README says what it lacks"
 
     blocks = [block for block in blocks_of(README) if block.mark != "parsed"]
@@ -117,6 +118,7 @@ def test_a_newcomer_gets_through_both_pages(place):
     for block in blocks:
         for command, shown in block.commands:
             if shown:
-                (headings, rows), (own_headings, own_rows) = map(table_of, ("\n".join(shown), outputs[command]))
+                headings, rows = table_of("\n".join(shown))
+                own_headings, own_rows = table_of(outputs[command])
                 assert headings == own_headings
                 assert rows.items() <= own_rows.items()

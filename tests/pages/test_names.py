@@ -1,4 +1,4 @@
-"""What the pages name is there: variables, commands' options, files."""
+"""What pages name is there: variables, options, subcommands, files. README quotes other pages' figures."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import re
 import pytest
 
 from superdl.coordinator.server.settings import Settings, add_arguments
-from tests.architecture.test_imports import PACKAGES, ROOT
+from superdl.main import main
+from tests.architecture.test_imports import PACKAGES
+from tests.pages.markdown import PAGES, ROOT
 
-PAGES = ["SECURITY.md", "docs/cache.md"]
+pages = pytest.mark.parametrize("page", ["SECURITY.md", "docs/cache.md"])
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pages
 def test_every_variable_of_a_page_is_read_somewhere(page):
     named = set(re.findall(r"\bSUPER_[A-Z_]+[A-Z]\b", (ROOT / page).read_text(encoding="utf-8")))
     assert named
@@ -24,7 +26,7 @@ def test_every_variable_of_a_page_is_read_somewhere(page):
     assert {name for name in named if name not in known and f'"{name}"' not in code} == set()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pages
 def test_every_option_of_a_page_is_an_option(page):
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", (ROOT / page).read_text(encoding="utf-8")))
     parser = argparse.ArgumentParser()
@@ -32,8 +34,38 @@ def test_every_option_of_a_page_is_an_option(page):
     assert {name for name in named if f"--{name}" not in parser.format_help()} == set()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_of_a_page_leads_to_a_file(page):
-    place = (ROOT / page).parent
-    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8"))
-    assert [link for link in links if not (place / link).exists()] == []
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_reference_has_every_subcommand(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = re.findall(r"^    (\w+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
+    section = (ROOT / "docs/reference.md").read_text(encoding="utf-8").partition("\n## Commands\n")[2]
+    assert re.findall(r"`(\w+)`", section.partition(".\n")[0]) == commands
+
+
+def test_the_readmes_figures_are_those_of_the_pages_that_measured_them():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = readme.partition("\n## Results\n")[2].partition("|--:|")[2].partition("\n\n")[0].splitlines()[1:]
+    pages = [ROOT / "docs/performance.md", *(ROOT / "docs/experiments").glob("*.md")]
+    sections = [part for page in pages for part in page.read_text(encoding="utf-8").split("\n## ")]
+    assert rows
+    for row in rows:
+        *cells, origin = [cell.strip() for cell in row.strip("|").split("|")]
+        if link := re.fullmatch(r"\[\w+\]\((.+)\)", origin):
+            texts = [(ROOT / link[1]).read_text(encoding="utf-8")]
+        else:
+            texts = [section for section in sections if origin.strip("`") in section]
+        measured = [float(figure) for figure in _figures("\n".join(texts))]
+        for figure in _figures("|".join(cells[1:])):
+            half = 0.5001 * 10 ** -len(figure.partition(".")[2])
+            assert any(abs(value - float(figure)) <= half for value in measured), (figure, row)
+
+
+def _figures(text):
+    """Numbers in a text, without the commas between thousands."""
+    return [match.replace(",", "") for match in re.findall(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-])", text)]
