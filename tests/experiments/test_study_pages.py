@@ -34,12 +34,6 @@ def test_a_study_has_a_page_that_runs_it_both_ways(name):
     assert any("infra.launcher" in command for command in commands) or name in one_host
 
 
-@pytest.mark.parametrize("path", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
-def test_commands_of_a_page_are_commands(path):
-    for command in commands_of(path):
-        check(command)
-
-
 def test_the_index_has_every_spec():
     page = (PAGES / "README.md").read_text(encoding="utf-8")
     named = {load_spec(path).name for path in SPECS}

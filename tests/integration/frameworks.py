@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -16,11 +14,14 @@ from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE
 from tests.integration.delivery import pixels_of
 from tests.integration.torchrun import assert_none_is_left, run_to_its_end, torchrun
+from tests.pages.markdown import ROOT, blocks_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/frameworks.md"
+PAGE = ROOT / "docs/frameworks.md"
 GLOBAL_BATCH = 16
 BATCHES = 10  # of the 150 images
 EPOCHS = 3
@@ -35,9 +36,9 @@ class Stopped(Exception):  # noqa: N818  # it ends a training, and is no error
 
 def code_of(section: str, source: str, *, ranks: int = 1) -> dict[str, Any]:
     """The names that a section's code makes, run with this source, small images and small batches."""
-    text = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    code = "\n".join(blocks).replace("s3://my-bucket/imagenet/val", source)
+    code = "\n".join(block.text for block in blocks_of(PAGE, section)).replace(
+        "s3://my-bucket/imagenet/val", source
+    )
     for written, here in (
         ("s3://my-bucket/imagenet/train", source),
         ("resize=256, crop=224", f"resize={SIDE}, crop={SIDE}"),

@@ -42,9 +42,11 @@ class Block:
         return commands
 
 
-def blocks_of(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in its order."""
+def blocks_of(page: Path, section: str | None = None) -> list[Block]:
+    """The fenced blocks of a page or of its section, in their order."""
     text = page.read_text(encoding="utf-8")
+    if section is not None:
+        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return [
         Block(text.count("\n", 0, match.start()) + 1, *match.group("mark", "reason", "language", "text"))
         for match in _BLOCK.finditer(text)

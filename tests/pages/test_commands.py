@@ -19,6 +19,7 @@ from tests.pages.commands import check
 from tests.pages.markdown import ROOT, blocks_of, commands_of, here
 
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
+STUDIES = sorted((ROOT / "docs/experiments").glob("*.md"))
 TORCH = f"torch=={torch.__version__.partition('+')[0]}"
 NEXT = "=== next command"
 
@@ -86,7 +87,7 @@ def test_every_block_says_how_it_is_tested_and_why_it_is_not_always(page):
     assert [block.line for block in blocks if block.mark != "run" and not block.reason] == []
 
 
-@pages
+@pytest.mark.parametrize("page", [README, TUTORIAL, *STUDIES], ids=lambda page: page.stem)
 def test_every_command_is_a_command(page):
     for command in commands_of(page):
         check(command)

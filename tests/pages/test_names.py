@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import tomllib
 
 import pytest
 
@@ -46,6 +47,14 @@ def test_the_reference_has_every_subcommand(capsys):
     commands = re.findall(r"^    (\w+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
     section = (ROOT / "docs/reference.md").read_text(encoding="utf-8").partition("\n## Commands\n")[2]
     assert re.findall(r"`(\w+)`", section.partition(".\n")[0]) == commands
+
+
+def test_the_readme_names_the_least_versions():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (torch,) = (name for name in project["dependencies"] if name.startswith("torch>"))
+    least = [re.search(r">=(\d+\.\d+)", text)[1] for text in (project["requires-python"], torch)]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "Python {} or newer and PyTorch {} or newer".format(*least) in readme
 
 
 def test_the_readmes_figures_are_those_of_the_pages_that_measured_them():
