@@ -61,7 +61,10 @@ def commands_of(page: Path) -> list[str]:
 
 
 def here(text: str, images: Path) -> str:
-    """A block's text for this machine: less to do, and ``images`` with ``train`` and ``val``, not buckets."""
+    """A block's text for this machine: less to do, this checkout's last commit, ``images`` for buckets.
+
+    ``images`` has ``train`` and ``val``.
+    """
     text = re.sub(r"(?:s3://[\w/-]+|/data/[\w/-]+)/(train|val)\b(?!\.)", rf"{images}/\1", text)
     text = text.replace("<this repository>", str(ROOT)).replace(", 90)", ", 2)")
     text = text.replace("superdl compare", "superdl compare --repeats 1")

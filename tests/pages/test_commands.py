@@ -84,6 +84,7 @@ def table_of(text):
 def test_every_block_says_how_it_is_tested_and_why_it_is_not_always(page):
     blocks = blocks_of(page)
     assert [block.line for block in blocks if block.mark is None] == []
+    assert {block.language for block in blocks} == {"console", "python"}, "others are neither run nor parsed"
     assert [block.line for block in blocks if block.mark != "run" and not block.reason] == []
 
 

@@ -55,7 +55,7 @@ PYTHON = {
 
 @pytest.fixture(scope="module")
 def names() -> Iterator[dict[str, object]]:
-    """What examples may name, in a folder with eight ``images`` of four classes, and a ``bucket`` of them."""
+    """Names that examples use, in a folder with eight ``images`` of four classes and a ``bucket``."""
     folder, patch = Path(tempfile.mkdtemp(prefix="super-x-")), pytest.MonkeyPatch()
     for place in ("images", "bucket/train", "bucket/val"):
         write_images(folder / place, 8)
@@ -81,9 +81,9 @@ def test_the_example_of_a_docstring_is_true(names: dict[str, object], name: str)
     _needs_torchvision(str(PUBLIC[name].__doc__))
     example = doctest.DocTestParser().get_doctest(PUBLIC[name].__doc__, dict(names), name, None, 0)
     assert example.examples, "a public name's docstring shows how it is used"
-    told: list[str] = []
-    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=told.append)
-    assert not failed, "".join(told)
+    printed: list[str] = []
+    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=printed.append)
+    assert not failed, "".join(printed)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
