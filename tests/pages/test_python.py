@@ -15,9 +15,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 import superdl
-from tests.fixtures.torchvision import torchvision_transforms
 from superdl.sampler.embedded.embedded import release_all
 from tests.fixtures.images import write_images
+from tests.fixtures.torchvision import torchvision_transforms
 from tests.pages.markdown import PAGES, ROOT, blocks_of, here
 
 if TYPE_CHECKING:
