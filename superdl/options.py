@@ -1,20 +1,30 @@
-"""What several subcommands have: ``--set``; ``--resize``, ``--crop``, ``--recipe``; asking a person."""
+"""Options of several subcommands: ``--set``; ``--coordinator``; recipes; and asking a person."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     import argparse
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["above_zero", "add_overrides", "add_recipe_options", "agreed", "recipe_of"]
+__all__ = [
+    "above_zero",
+    "add_coordinator",
+    "add_overrides",
+    "add_recipe_options",
+    "agreed",
+    "coordinator_of",
+    "recipe_of",
+]
 
 Number = TypeVar("Number", int, float)
 
@@ -25,6 +35,48 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=words
     )
+
+
+def add_coordinator(parser: argparse.ArgumentParser) -> None:
+    """Add ``--coordinator``, which :func:`coordinator_of` reads."""
+    words = "address; default SUPER_COORDINATOR, else the one embedded run of this user on this host"
+    parser.add_argument("--coordinator", help=words)
+
+
+def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
+    """Return the address of the option, of ``SUPER_COORDINATOR``, or of the only embedded run.
+
+    Raises:
+        ConfigError: there is none of them, or several runs; the message lists them for ``command``.
+    """
+    from superdl.sampler.embedded import RunDirectory
+
+    if named := arguments.coordinator or os.environ.get("SUPER_COORDINATOR"):
+        return str(named)
+    runs = [f"unix:{run.coordinator_socket}" for run in RunDirectory.of_this_user()]
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        lines = "".join(
+            f"\n  superdl {command} --coordinator {address}  # {_sources(address)}" for address in runs
+        )
+        raise ConfigError(f"{len(runs)} embedded runs of this user are on this host; name one:{lines}")
+    raise ConfigError(
+        "name the coordinator: --coordinator host:port, or the variable SUPER_COORDINATOR (no embedded run "
+        "of this user is on this host)"
+    )
+
+
+def _sources(address: str) -> str:
+    """Return the sources that a run reads, to tell it from others."""
+    from superdl.sampler.rpc import Client, Patience
+    from superdl.super_wire import coordinator_pb2 as pb
+
+    try:
+        answer = Client(address).call("GetJobStats", pb.GetJobStatsRequest(), Patience(1, 1.0, 1.0))
+    except SuperError as error:
+        return f"does not answer: {type(error).__name__}"
+    return shown(", ".join(sorted({job.source for job in answer.jobs})) or "no open jobs")
 
 
 def above_zero(option: str, value: Number) -> Number:

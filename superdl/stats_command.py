@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from superdl.options import add_coordinator, coordinator_of
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.redaction import shown
@@ -29,7 +29,7 @@ _TIME = "%Y-%m-%d %H:%M:%S"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR")
+    add_coordinator(parser)
     parser.add_argument(
         "--batch", action="append", default=[], metavar="ID", help="a batch id in hex; may be repeated"
     )
@@ -44,11 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.sampler.rpc import FIRST_CONTACT, Client, checked_address
     from superdl.super_wire import coordinator_pb2 as pb
 
-    address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
-    if not address:
-        raise ConfigError("name the coordinator: --coordinator host:port, or the variable SUPER_COORDINATOR")
     ids = [_batch_id(text) for text in arguments.batch]
-    client = Client(checked_address(address, "--coordinator"))
+    client = Client(checked_address(coordinator_of(arguments, "stats"), "--coordinator"))
     with client.hold():
         if ids:
             answer = client.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=ids), FIRST_CONTACT)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from superdl.experiments.output import write_whole
 from superdl.experiments.reporting.page import Cell, Table, render
 from superdl.experiments.reporting.quantities import count, share
-from superdl.experiments.reporting.run_files import read_run
+from superdl.experiments.reporting.run_files import OF_A_RUN, read_run
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Book", "read_book", "write_book"]
 
-_OF_A_RUN = ("manifest.json", "report.json")
 _ODD = (ArithmeticError, AttributeError, ConfigError, LookupError, RecursionError, TypeError, ValueError)
 """What reading a report raises that has other things than figures where figures stand."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -48,7 +47,7 @@ def read_book(directory: Path) -> Book:
         children = sorted(child for child in directory.iterdir() if child.is_dir())
     except OSError as error:
         raise ConfigError(f"{directory} cannot be read: {error.strerror}") from error
-    places = {file.parent for name in _OF_A_RUN for file in directory.rglob(name)}
+    places = {file.parent for name in OF_A_RUN for file in directory.rglob(name)}
     found = sorted(place for place in places if not places & set(place.parents))
     rows = []
     for place in found:
@@ -64,7 +63,7 @@ def read_book(directory: Path) -> Book:
         rows += [row] if run.facts else []
     for child in children:
         if not any(place.is_relative_to(child) for place in found):
-            broken.setdefault(child.name, f"no run lies in it: it has neither of {' and '.join(_OF_A_RUN)}")
+            broken.setdefault(child.name, f"no run lies in it: it has neither of {' and '.join(OF_A_RUN)}")
     if not rows and not broken:
         raise ConfigError(f"{directory} holds no runs: name the directory that superdl run writes them into")
     return Book(directory, sorted(rows, key=lambda row: (str(row["begun"]), str(row["run"]))), broken)

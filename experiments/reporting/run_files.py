@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Pass", "RunFiles", "StepColumns", "UsageRow", "read_run", "run_of_report"]
+__all__ = ["OF_A_RUN", "Pass", "RunFiles", "StepColumns", "UsageRow", "read_run", "run_of_report"]
+
+OF_A_RUN = ("manifest.json", "report.json")
+"""Files of which a run leaves at least one."""
 
 Made = TypeVar("Made")
 _Key = tuple[int, str]
@@ -150,10 +153,14 @@ def read_run(directory: Path) -> RunFiles:
         ConfigError: the directory is of no run.
 
     """
-    if not (directory / "manifest.json").is_file() and not (directory / "report.json").is_file():
+    if not any((directory / name).is_file() for name in OF_A_RUN):
+        below = [f"{depth}{name}" for depth in ("*/", "*/*/") for name in OF_A_RUN]
+        has_runs = any(any(directory.glob(pattern)) for pattern in below)
+        remedy = "name one that superdl run has written"
+        if has_runs:
+            remedy = f"its runs are below it: name one, or show all by superdl report --book {directory}"
         raise ConfigError(
-            f"{directory} is no directory of a run: it has neither manifest.json nor report.json; "
-            "name one that superdl run has written"
+            f"{directory} is no directory of a run: it has neither {' nor '.join(OF_A_RUN)}; {remedy}"
         )
     files = _Files(directory)
     report = files.mapping("report.json")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from typing import TYPE_CHECKING
 
-from superdl.options import above_zero
-from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.options import above_zero, add_coordinator, coordinator_of
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ _INTERVAL_MAX_S = 3600.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    words = "address; default SUPER_COORDINATOR, else the one embedded run of this user on this host"
-    parser.add_argument("--coordinator", help=words)
+    add_coordinator(parser)
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (%(default)s)"
     )
@@ -46,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--interval is {_INTERVAL_MAX_S:g} seconds at most; not {interval_s:g}")
     if web and (arguments.once or arguments.json):
         raise ConfigError("--web shows a page until Ctrl-C: leave out --once and --json")
-    client = Client(checked_address(arguments.coordinator or _address(), "--coordinator"))
+    client = Client(checked_address(coordinator_of(arguments, "top"), "--coordinator"))
     once = arguments.once or not (arguments.json or web or sys.stdout.isatty())
     pause, interrupted = threading.Event(), False
     with client.hold():
@@ -104,37 +102,3 @@ def _show(looks: Looks, interval_s: float, pause: threading.Event, *, once: bool
         while True:
             pause.wait(interval_s)
             live.update(rendered(looks.again()), refresh=True)
-
-
-def _address() -> str:
-    """The coordinator of ``SUPER_COORDINATOR``, or of the only embedded run.
-
-    Raises:
-        ConfigError: there is neither, or more than one; the message lists them.
-    """
-    from superdl.sampler.embedded import RunDirectory
-
-    if named := os.environ.get("SUPER_COORDINATOR"):
-        return named
-    runs = [f"unix:{run.coordinator_socket}" for run in RunDirectory.of_this_user()]
-    if len(runs) == 1:
-        return runs[0]
-    if runs:
-        lines = "".join(f"\n  superdl top --coordinator {address}  # {_sources(address)}" for address in runs)
-        raise ConfigError(f"{len(runs)} embedded runs of this user are on this host; name one:{lines}")
-    raise ConfigError(
-        "name the coordinator: --coordinator host:port, or the variable SUPER_COORDINATOR (no embedded run "
-        "of this user is on this host)"
-    )
-
-
-def _sources(address: str) -> str:
-    """What a run reads, to tell it from others."""
-    from superdl.sampler.rpc import Client, Patience
-    from superdl.super_wire import coordinator_pb2 as pb
-
-    try:
-        answer = Client(address).call("GetJobStats", pb.GetJobStatsRequest(), Patience(1, 1.0, 1.0))
-    except SuperError as error:
-        return f"does not answer: {type(error).__name__}"
-    return shown(", ".join(sorted({job.source for job in answer.jobs})) or "no open jobs")

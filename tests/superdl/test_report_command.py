@@ -42,6 +42,13 @@ def test_a_directory_of_no_run_is_refused(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_of_runs_points_to_the_book_that_shows_them(killed, capsys):
+    runs = killed.parent
+    assert main(["report", str(runs)]) == 2
+    assert f"superdl report --book {runs}" in capsys.readouterr().err
+    assert main(["report", "--book", str(runs)]) == 0
+
+
 def test_a_place_that_cannot_be_written_is_named(killed, capsys):
     (killed / "report.html").mkdir()
     assert main(["report", str(killed)]) == 2

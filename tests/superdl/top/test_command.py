@@ -87,8 +87,9 @@ def test_a_hostile_name_is_shown_escaped_and_restarts_are_survived(
 def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
     nowhere: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["top", "--once"]) == 2
-    assert "no embedded run" in capsys.readouterr().err
+    for command in (["top", "--once"], ["stats"]):
+        assert main(command) == 2
+        assert "no embedded run" in capsys.readouterr().err
     monkeypatch.setenv("SUPER_STORE", str(nowhere / "store"))
     try:
         dataset = SuperDataset(images.as_uri(), RECIPE)
@@ -100,6 +101,8 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
             assert view["jobs"][0]["job"] == sampler.job
             assert view["over_s"] >= 0.01
             assert view["store"]["address"].endswith("/store")
+            assert main(["stats", "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["jobs"][0]["job"] == sampler.job
             with ExitStack() as stack:
                 parent = RunDirectory.of_this_user()[0].path.parent
                 for name in ("gone", "silent"):
@@ -108,9 +111,10 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
                     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
                     listener.bind(str(other.coordinator_socket))
                 listener.listen()
-                assert main(["top"]) == 2
+                assert main(["stats"]) == 2
             told = capsys.readouterr().err
             assert "2 embedded runs" in told
+            assert "superdl stats --coordinator unix:" in told
             assert f"# {images.as_uri()}\n" in told
             assert "silent/coordinator.sock  # does not answer" in told
     finally:
