@@ -347,11 +347,18 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
 def _check_dataset(dataset: object) -> None:
     missing = [name for name in _DATASET_NAMES if not hasattr(dataset, name)]
-    if missing:
-        raise UsageError(
-            f"SuperSampler takes the SuperDataset itself, as in SuperSampler(dataset, batch_size=256); "
+    if not missing:
+        return
+    if isinstance(dataset, str | os.PathLike):
+        instead = (
+            f"SuperDataset({os.fspath(dataset)!r}, Recipe.image(resize=256, crop=224)) in place of the text"
+        )
+    else:
+        instead = (
+            "as in SuperSampler(dataset, batch_size=256); "
             f"this {type(dataset).__name__} has no {', '.join(missing)}"
         )
+    raise UsageError(f"SuperSampler takes the SuperDataset itself, {instead}")
 
 
 def _check_places(draws: Draws | None, before: bytes | None, now: bytes, source: str) -> None:

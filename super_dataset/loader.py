@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from torch.utils.data import ConcatDataset, Subset
 
@@ -259,6 +259,20 @@ class SuperLoader(Generic[_Ref]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def multiprocessing_context(self) -> NoReturn:
+        """Refuse: only code that makes a DataLoader of another's arguments, and loses the plan, reads it."""
+        raise UsageError(
+            "a SuperLoader cannot be made into a DataLoader, as Accelerate's skip_first_batches does: save "
+            "loader.state_dict() and give it to loader.load_state_dict(), which skips in constant time"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a SuperLoader holds threads and a sampler and cannot be pickled or copied: pickle its dataset, "
+            "and make a loader of that in each process; loader.state_dict() is the place to go on at"
+        )
 
     def _begin(self, progress: _Progress) -> Iterator[_Ref]:
         """A pass begins: its state is what :meth:`state_dict` tells from now on."""

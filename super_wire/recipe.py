@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field, digest128
@@ -25,6 +25,17 @@ _MAX_STEPS = 64
 _INT32 = 2**31
 _INT64 = 2**63
 _SHIPPED_STEPS = "superdl.lambda_prefetch."
+
+_SIZES = "resize= is the shorter side, crop= the side of the central square, as resize=256, crop=224"
+_ELSEWHERE = {
+    "mean std normalize scale rescale_factor dtype": "samples are uint8, and are normalised after the cache: "
+    "SuperDataset(..., transform=Augment(mean=..., std=...)) or a transform of yours",
+    "interpolation resample antialias max_size": "give the steps, as Recipe([{'op': 'resize', 'size': 256, "
+    "'interpolation': 'bicubic'}, {'op': 'center_crop', 'size': 224}])",
+    "flip hflip vflip horizontal_flip augment transform transforms": "random steps come after the cache, "
+    "fresh in each epoch: SuperDataset(..., transform=Augment(...)) or a transform of yours",
+}
+"""By names that other libraries give their arguments, what to write; all other names are taken for sizes."""
 
 
 class Recipe:
@@ -116,7 +127,7 @@ class Recipe:
         )
 
     @classmethod
-    def mask(cls, *, resize: int | None = None, crop: int | None = None) -> Recipe:
+    def mask(cls, *, resize: int | None = None, crop: int | None = None, **unknown: Never) -> Recipe:
         """Masks of segmentation: numbers as they are stored, (height, width), uint8 or uint16, never RGB.
 
         Args:
@@ -125,8 +136,9 @@ class Recipe:
 
         Raises:
             RecipeError: a size is out of range.
+            TypeError: there is no such argument.
         """
-        return cls([{"op": "mask"}, *cls.image(resize=resize, crop=crop).steps])
+        return cls([{"op": "mask"}, *cls.image(resize=resize, crop=crop, **unknown).steps])
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -135,21 +147,31 @@ class Recipe:
 
     @classmethod
     def image(
-        cls, *, resize: int | None = None, crop: int | None = None, reduced_decode: bool = False
+        cls,
+        *,
+        resize: int | None = None,
+        crop: int | None = None,
+        reduced_decode: bool = False,
+        **unknown: Never,
     ) -> Recipe:
         """The usual evaluation preprocessing of torchvision, as pixels.
 
         Args:
             resize: the shorter side in pixels; ``None`` leaves images as large as they are.
-            crop: side of the central square in pixels. With it every sample is uint8 of shape
-                (crop, crop, 3); without it shapes follow the images.
+            crop: side of the central square in pixels; a smaller image gets a black border, as from
+                torchvision's CenterCrop. With it every sample is uint8 of shape (crop, crop, 3); without it
+                shapes follow the images.
             reduced_decode: JPEGs whose shorter side is at least twice ``resize`` are decoded at 1/2, 1/4 or
                 1/8 of their size before they are resized. That is several times faster for large images and
                 gives other pixels, so these are other samples than those of the same recipe without it.
 
         Raises:
             RecipeError: a size is out of range, or ``reduced_decode`` has no ``resize`` to decode for.
+            TypeError: there is no such argument; the message has what to write for names of other libraries.
         """
+        for name in unknown:
+            hint = next((words for names, words in _ELSEWHERE.items() if name in names.split()), _SIZES)
+            raise TypeError(f"a recipe of images or masks has no argument {name}: {hint}")
         steps: list[Mapping[str, Any]] = []
         if reduced_decode:
             if resize is None:

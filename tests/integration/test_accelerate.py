@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
 
+from superdl import SuperDataset, SuperLoader
 from superdl.super_wire.errors import UsageError
 from tests.integration import accelerate_training
 from tests.integration.accelerate_training import Steps, data_loader, parts, planned_rates
@@ -56,6 +57,13 @@ def test_a_prepared_data_loader_is_refused(images: Path) -> None:
     prepared = Accelerator().prepare(data_loader(images.as_uri()))
     with pytest.raises(UsageError, match=r"Accelerate's prepare\(\) is not to be given the loader"):
         next(iter(prepared))
+
+
+def test_skipping_the_first_batches_is_refused_with_what_to_do(images: Path) -> None:
+    with SuperLoader(SuperDataset(images.as_uri()), batch_size=8) as loader:
+        for given in (loader, Accelerator().prepare(loader)):
+            with pytest.raises(UsageError, match="skip_first_batches.*load_state_dict"):
+                skip_first_batches(given, 2)
 
 
 @pytest.mark.slow

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from torch.utils.data.distributed import DistributedSampler
 
+from superdl import sampler
 from superdl.super_dataset import SuperLoader, coordinate_by
 from superdl.super_wire.errors import ConfigError, UsageError
 from tests.super_dataset.stored_batches import bound_dataset, images, stored
@@ -135,3 +139,17 @@ def test_neither_sampler_nor_batch_size_and_nobody_to_make_one():
         SuperLoader(bound_dataset())
     with pytest.raises(UsageError, match="import from superdl"):
         SuperLoader(bound_dataset(), batch_size=SIZE)
+
+
+def test_a_path_in_the_datasets_place_is_answered_with_the_dataset_to_write():
+    coordinate_by(sampler)
+    for given in ("images/train", Path("images/train")):
+        with pytest.raises(UsageError, match=r"SuperDataset\('images/train', Recipe\.image"):
+            SuperLoader(given, batch_size=SIZE)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_pickling_or_copying_a_loader_says_what_to_pickle(refs, copied):
+    loader = SuperLoader(bound_dataset(), Planned(refs))
+    with pytest.raises(UsageError, match="pickle its dataset"):
+        copied(loader)

@@ -223,6 +223,22 @@ def test_output_shape(steps, shape):
     assert Recipe(steps).output_shape == shape
 
 
+@pytest.mark.parametrize("make", [Recipe.image, Recipe.mask])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("size", "resize=256, crop=224"),
+        ("image_size", "crop="),
+        ("mean", "transform="),
+        ("flip", "Augment"),
+        ("interpolation", "'bicubic'"),
+    ],
+)
+def test_names_of_other_libraries_are_refused_with_ours(make, name, instead):
+    with pytest.raises(TypeError, match=f"no argument {name}: .*{instead}"):
+        make(**{name: 224})
+
+
 @pytest.mark.parametrize("seed", [True, 1.0, "1", None, 2**63, -(2**63) - 1])
 def test_augment_seeds(seed):
     with pytest.raises(RecipeError, match="augment_seed"):
