@@ -117,6 +117,8 @@ class Dataset:
     listing: Listing
     all_ids: NDArray[np.uint8] | None = None
     """The ids of all samples, shape (samples, 16), once derived; of a random recipe, never."""
+    moved: str = ""
+    """A line for the user, if the store has its samples as another directory's."""
     _recent: RecentIds = field(default_factory=RecentIds)
 
     @property

@@ -27,6 +27,7 @@ from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuil
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.redaction import without_credentials
 from superdl.super_wire.source_url import split_url
+from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -230,7 +231,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     """The bytes of a key list as a local, seekable file."""
     bucket, place = split_url(url, "key_list")
     if bucket:
-        with tempfile.TemporaryFile() as stream:
+        with tempfile.TemporaryFile(dir=temporary_directory()) as stream:
             if bucket.startswith("s3://"):
                 _download(bucket.removeprefix("s3://"), place, cast("BinaryIO", stream), tally)
             else:

@@ -248,8 +248,7 @@ class Engine:
         keeper, places = self.keeper, None
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", self.core.basis(action), extra={"job": action.job})
-        if action.from_cache and not keeper.may_save:
-            why = "it is full, or may not be written"
+        if action.from_cache and (why := keeper.unwritten):
             self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, why, refused=True))
             return
         if action.restore:

@@ -203,7 +203,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             job=request.job,
             cache=self._engine.cache_address,
             batches_per_epoch=plan.batches_per_epoch,
-            warnings=self._exceeds_cache(dataset, plan),
+            warnings=[*self._exceeds_cache(dataset, plan), *filter(None, [dataset.moved])],
             kept=keeper.told,
             store=keeper.address if store_id else "",
             store_id=store_id,
@@ -244,7 +244,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         job, keeper = self._job(request.job), self._engine.keeper
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is read: open another one with fills")
-        if request.to_store and not keeper.may_save:
+        if request.to_store and keeper.unwritten:
             why = keeper.told or "start it with --store"
             raise ConfigError(f"the coordinator has no store to fill now: {why}")
         bounds = request.max_bytes or math.inf, request.max_usd if request.max_usd > 0 else math.inf
@@ -353,7 +353,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if dataset.recipe.random or size <= budget:
             return []
         keeper = self._engine.keeper
-        return [exceeding_text(dataset.listing.source, size, budget, kept=keeper.may_save)]
+        return [exceeding_text(dataset.listing.source, size, budget, kept=not keeper.unwritten)]
 
     async def _forget_closed_jobs(self) -> None:
         """Forget what the core has forgotten: jobs whose ranks went without a goodbye."""

@@ -10,6 +10,7 @@ from superdl.coordinator.store.opening import (
     chosen_store,
     default_store,
     open_store,
+    read_only_reason,
 )
 from superdl.coordinator.store.room import StoredPack, to_prune
 
@@ -23,6 +24,7 @@ __all__ = [
     "default_store",
     "open_store",
     "read_indexes",
+    "read_only_reason",
     "read_segments",
     "threads",
     "to_prune",

@@ -17,11 +17,13 @@ import numpy as np
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.store import (
     SEGMENT_DTYPE,
+    PackMeta,
     Segment,
     SegmentPack,
     collection_of,
     pack_segment,
     segment_entries,
+    segment_of,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.super_wire.request import PrefetchResult
     from superdl.super_wire.store import PackIndex, Store
 
 __all__ = [
@@ -41,6 +44,7 @@ __all__ = [
     "merge_segments",
     "read_indexes",
     "read_segments",
+    "segment_written",
     "threads",
     "write_segment",
 ]
@@ -115,6 +119,21 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     known.segments.update(names)
     known.packs = there | (known.packs - before)
     return Found(sizes, told, np.array(usable, dtype=np.bool_), frozenset(useless | broken), gone)
+
+
+def segment_written(
+    dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult, fingerprint: str
+) -> Segment:
+    """Return what a result says of the pack that its function wrote; ``indices`` are the samples in it.
+
+    Raises:
+        StoreFormatError: there can be no such pack.
+    """
+    made_of = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
+    pack = SegmentPack(result.pack, result.store_bytes, PackMeta(collection_in(dataset), *made_of))
+    offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
+    stored = offsets > 0
+    return segment_of(pack, dataset.ids(indices, 0), offsets[stored], lengths[stored])
 
 
 def write_segment(store: Store, collection: str, pieces: Iterable[Segment]) -> str:

@@ -19,13 +19,14 @@ import numpy as np
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks, cancel_and_wait
-from superdl.coordinator.store.index import Known, collection_in, look, merge_segments, write_segment
+from superdl.coordinator.store import index
+from superdl.coordinator.store.moved import moved_line
 from superdl.coordinator.store.opening import check_there, filesystem_of, is_gone, open_own
-from superdl.coordinator.store.places import Joined, Places, join
+from superdl.coordinator.store.places import Joined, Places
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.store import PackMeta, Segment, SegmentPack, is_bucket, segment_of
+from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import Event
     from superdl.coordinator.store.opening import StoreChoice
     from superdl.super_wire.request import PrefetchResult
-    from superdl.super_wire.store import Store
+    from superdl.super_wire.store import Segment, Store
 
 __all__ = ["StoreKeeper"]
 
@@ -78,7 +79,7 @@ class StoreKeeper:
         self._opening: asyncio.Task[Store] | None = None
         self._filesystem: int | None = None
         self._instance = secrets.token_hex(16)
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[bytes, index.Known] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
         self._opened_s: dict[bytes, float] = {}
         self._late: set[bytes] = set()
@@ -90,12 +91,16 @@ class StoreKeeper:
     @property
     def saves(self) -> bool:
         """Whether functions should write packs now: not from the answer on that fills the room."""
-        return self.may_save and not self.room.excess_bytes
+        return not (self.unwritten or self.room.excess_bytes)
 
     @property
-    def may_save(self) -> bool:
-        """Whether packs are written at all: while room is made for them too, unless none can be made."""
-        return self._store is not None and not (self.room.exhausted or self._store.read_only)
+    def unwritten(self) -> str:
+        """Why no packs are written, for people; empty while they are, and while room is made for them."""
+        if self._store is None:
+            return "it is not open"
+        if self._store.read_only:
+            return "it is read-only"
+        return f"it is full ({self.room.told})" if self.room.exhausted else ""
 
     @property
     def told(self) -> str:
@@ -169,20 +174,18 @@ class StoreKeeper:
         self.places.forget(dataset.content, indices[lost])
         if not result.pack or self._store is None:
             return 0, None
-        name, collection, size = result.pack, collection_in(dataset), result.store_bytes
+        name = result.pack
         offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
         stored = offsets > 0
         there, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
-        made_of = dataset.catalog.id_bucket, dataset.recipe.json, self.fingerprint, result.function_version
-        pack = SegmentPack(name, size, PackMeta(collection, *made_of))
         try:
-            told = segment_of(pack, dataset.ids(there, 0), offsets, lengths)
+            segment = index.segment_written(dataset, there, result, self.fingerprint)
         except StoreFormatError as error:
             self._in_trouble(f"a function says that it wrote {name[:80]!r}, which cannot be: {error}")
             return 0, None
-        self._pending[collection].append(told)
+        self._pending[index.collection_in(dataset)].append(segment)
         number = self.places.put_pack(dataset.content, name, there, offsets, lengths)
-        self.room.wrote(name, size, there.size)
+        self.room.wrote(name, result.store_bytes, there.size)
         if self.room.is_overdue:
             self.step()  # at once: until there is room, what is decoded is not kept
         if dataset.content in self._known:
@@ -227,15 +230,16 @@ class StoreKeeper:
         return store
 
     async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
-        content, collection = dataset.content, collection_in(dataset)
+        content, collection = dataset.content, index.collection_in(dataset)
         packs_before = set(self.room.sizes)
-        known = self._known.setdefault(content, Known())
+        known = self._known.setdefault(content, index.Known())
 
         def looked() -> tuple[Joined, Any]:
-            found = look(store, collection, self.fingerprint, known)
-            usable = zip(found.told.packs, found.usable.tolist(), strict=True)
-            numbers = [self.places.number(pack.name) if good else 0 for pack, good in usable]
-            return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32)), found
+            found = index.look(store, collection, self.fingerprint, known)
+            joined = self.places.join(ids, found)
+            if not joined.indices.size and not known.packs:
+                dataset.moved = moved_line(store, dataset)
+            return joined, found
 
         try:
             joined, found = await self._threads.run(looked)
@@ -323,18 +327,18 @@ class StoreKeeper:
         for collection in list(self._pending):
             pieces = self._pending.pop(collection)
             try:
-                segment = await self._threads.run(partial(write_segment, store, collection, pieces))
+                segment = await self._threads.run(partial(index.write_segment, store, collection, pieces))
             except StoreError:
                 self._pending[collection] += pieces
                 raise
             for content, known in self._known.items():
-                if collection_in(self._datasets.opened.get(content)) == collection:
+                if index.collection_in(self._datasets.opened.get(content)) == collection:
                     known.segments.add(segment)
 
     async def _mark_and_merge(self, store: Store, collection: str) -> None:
         try:
             await self._threads.run(partial(store.mark_used, collection, time.time()))
-            await self._threads.run(partial(merge_segments, store, collection))
+            await self._threads.run(partial(index.merge_segments, store, collection))
         except StoreError as error:
             self._in_trouble(str(error))
 
@@ -381,7 +385,7 @@ class StoreKeeper:
             self._post(PacksLost(lost))
 
     def _open_collections(self) -> set[str]:
-        return {collection_in(one) for one in self._datasets.opened.values() if not one.recipe.random}
+        return {index.collection_in(one) for one in self._datasets.opened.values() if not one.recipe.random}
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = time.monotonic()

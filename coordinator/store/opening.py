@@ -35,6 +35,7 @@ __all__ = [
     "network_filesystem",
     "open_own",
     "open_store",
+    "read_only_reason",
 ]
 
 _log = logging.getLogger(__name__)
@@ -142,17 +143,25 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
         str(directory).encode()
         there = next(path for path in (directory, *directory.parents) if path.exists())
         kind = network_filesystem(there)
+        read_only = read_only_reason(there)
         free_bytes = shutil.disk_usage(there).free
-        usable = os.access(there, os.W_OK)
     except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home; a name that messages cannot carry
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
     if kind:
         return StoreChoice("", f"{there} is on a network filesystem ({kind})")
+    if read_only:  # before its free room: a read-only filesystem has none
+        return StoreChoice("", read_only)
     if free_bytes < _LEAST_FREE_BYTES:
         return StoreChoice("", f"{there} has only {free_bytes / 2**30:.1f} GiB free")
-    if not usable:
-        return StoreChoice("", f"{there} may not be written")
     return StoreChoice(str(directory), by_default=True)
+
+
+def read_only_reason(directory: Path) -> str:
+    """Return why nothing can be written into a directory, for people; empty if it can."""
+    if os.statvfs(directory).f_flag & os.ST_RDONLY:
+        return f"{directory} is on a read-only filesystem"
+    usable = os.access(directory, os.W_OK | os.X_OK)
+    return "" if usable else f"{directory} is read-only for this user (id {os.geteuid()})"
 
 
 def network_filesystem(directory: Path, mounts: Path = _MOUNTS) -> str:

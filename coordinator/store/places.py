@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.store.index import Found
+
 __all__ = ["Joined", "Places", "join"]
 
 _SPOILT = np.uint32(2**31)
@@ -62,6 +64,12 @@ class Places:
                     self._gone = np.concatenate([self._gone, np.zeros_like(self._gone)])
             self._gone[number] = False
             return number
+
+    def join(self, ids: NDArray[np.uint8], found: Found) -> Joined:
+        """Which of a dataset's ids a look has found in usable packs."""
+        usable = zip(found.told.packs, found.usable.tolist(), strict=True)
+        numbers = [self.number(pack.name) if good else 0 for pack, good in usable]
+        return join(ids, found.told.entries, np.array(numbers, dtype=np.uint32))
 
     def open(self, content: bytes, size: int) -> None:
         """Make room for a dataset of so many samples, unless it is there."""

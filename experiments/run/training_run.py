@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +33,7 @@ from superdl.experiments.training.checkpoints import LAST, bring_best, check_bes
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +91,7 @@ def run(
     state: RunState | None = None
     try:
         with join_ranks(process, device, alone=strategy == "fsdp") as ranks:
-            place = tempfile.gettempdir() if in_bucket(spec.output) else spec.output
+            place = temporary_directory() if in_bucket(spec.output) else spec.output
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)

@@ -12,13 +12,13 @@ import random
 import shutil
 import socket
 import stat
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import EmbeddedError
 from superdl.super_wire.ids import ID_BYTES, digest128
+from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +170,7 @@ def _pause() -> None:
 
 def _parent() -> Path:
     """Where the directories of all of this user's runs lie."""
-    parent = Path(tempfile.gettempdir()) / f"superdl-{os.getuid()}"
+    parent = Path(temporary_directory()) / f"superdl-{os.getuid()}"
     if (
         len(os.fsencode(RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket))
         <= _LONGEST_SOCKET_PATH

@@ -78,9 +78,11 @@ def _of_the_coordinator(address: str) -> Finding:
 
 def _not_there_yet(address: str) -> Finding:
     """What a directory that is still to be made will have."""
+    from superdl.coordinator.store import read_only_reason
+
     above = next(folder for folder in Path(address).parents if folder.is_dir())
-    if not os.access(above, os.W_OK | os.X_OK):
-        return bad(f"{address} cannot be made: {above} may not be written", "name another place: SUPER_STORE")
+    if why := read_only_reason(above):
+        return bad(f"{address} cannot be made: {why}", "name another place: SUPER_STORE")
     free = size_text(shutil.disk_usage(above).free)
     return good(f"{address} is made when a job first runs; {free} are free there")
 

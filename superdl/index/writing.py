@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 from superdl.super_wire.source_url import split_url
+from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -175,7 +176,7 @@ def writing_to(out: str) -> Iterator[RowSink]:
     bucket, place = split_url(out, "-o")
     make = _FORMATS[PurePosixPath(out).suffix.lower()]
     if bucket:
-        with tempfile.TemporaryFile() as stream:
+        with tempfile.TemporaryFile(dir=temporary_directory()) as stream:
             with closing(make(cast("BinaryIO", stream))) as sink:
                 yield sink
             stream.seek(0)

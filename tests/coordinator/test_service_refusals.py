@@ -109,7 +109,7 @@ def test_a_source_that_cannot_be_listed_is_told_by_the_poll(run, tmp_path):
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_job_that_exceeds_the_cache_is_told_by_both_sizes_and_the_setting(run, source, monkeypatch, kept):
     big = Recipe.image(resize=1024, crop=1024)  # 3 MiB each
-    monkeypatch.setattr(StoreKeeper, "may_save", property(lambda _: kept))
+    monkeypatch.setattr(StoreKeeper, "unwritten", "" if kept else "it is full")
     half = Draws.of([0, 2, 4, 6, 8, 8], None, count=None, repeats=1, shuffle=True).packed()[0]
 
     async def work(coordinator):

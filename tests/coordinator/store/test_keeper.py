@@ -15,7 +15,7 @@ import pytest
 
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import PacksLost, RecordsStored
-from superdl.coordinator.store import StoreChoice
+from superdl.coordinator.store import StoreChoice, index
 from superdl.coordinator.store import keeper as module
 from superdl.coordinator.store.index import Known, look
 from superdl.coordinator.store.keeper import StoreKeeper
@@ -154,7 +154,7 @@ def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room
         keeper._store.others = lambda: [heard(*pack) for pack in islice(late, 1)]
         heard([0, 1], 6_000)
         assert not keeper.saves
-        assert keeper.may_save  # what fills the store goes on
+        assert not keeper.unwritten  # what fills the store goes on
         await keeper._upkeep  # it has begun by itself
         assert keeper.saves
         assert not any(path.exists() for path in old)
@@ -340,7 +340,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
 
         one.keeper.begin(FINGERPRINT, lambda event: (one.events.append(event), told.set()))
         one.datasets.open(dataset)
-        monkeypatch.setattr(module, "look", look_late)
+        monkeypatch.setattr(index, "look", look_late)
         monkeypatch.setattr(module, "_LOOK_S", 0.1)
         await one.keeper.opened(dataset)
         assert one.keeper.stored(dataset.content) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from superdl.coordinator.store import StoreChoice, chosen_store, default_store, open_store
 from superdl.coordinator.store.opening import network_filesystem
 from superdl.super_wire.errors import ConfigError, StoreFormatError
+from superdl.super_wire.store import DirectoryStore
 
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -60,6 +63,37 @@ def test_the_users_own_needs_room_and_a_place_to_write(tmp_path, monkeypatch):
     assert "codec" in chosen_store("auto", {"XDG_CACHE_HOME": "/caf\udce9"}).reason
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 2**30))
     assert default_store(own) == StoreChoice("", f"{tmp_path} has only 1.0 GiB free")
+
+
+_READ_ONLY = """
+mount -t tmpfs -o size=1m none "$1" && {steps} && mount -o remount,ro "$1" && exec "$2" -c '
+import asyncio, os, sys
+from superdl.coordinator.catalog.datasets import DatasetRegistry
+from superdl.coordinator.store import StoreChoice, default_store
+from superdl.coordinator.store.keeper import StoreKeeper
+print(default_store({{"XDG_CACHE_HOME": sys.argv[1]}}).reason)
+async def look():
+    keeper = StoreKeeper(StoreChoice(sys.argv[1]), DatasetRegistry(max_age_s=1.0), 0, read_only=False)
+    await keeper.open()
+    print(keeper.unwritten)
+    await keeper.close()
+asyncio.run(look())' "$1"
+"""
+
+
+def test_a_read_only_filesystem_is_called_that_and_not_full(tmp_path):
+    """A filesystem as small and read-only as an image's, in a mount namespace of its own."""
+    made = f'cp -r "{DirectoryStore.open(tmp_path / "made", create=True).address}/." "$1"'
+    place = tmp_path / "place"
+    place.mkdir()
+    command = ["unshare", "-rm", "sh", "-c", _READ_ONLY.format(steps=made), "sh", str(place), sys.executable]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare: " in ended.stderr or "mount: " in ended.stderr:
+        pytest.skip(f"no mount namespaces here: {ended.stderr}")
+    assert ended.returncode == 0, ended.stderr
+    reason, unwritten = ended.stdout.splitlines()
+    assert reason == f"{place} is on a read-only filesystem"
+    assert unwritten == "it is read-only"
 
 
 def test_what_is_no_store_is_refused(tmp_path):

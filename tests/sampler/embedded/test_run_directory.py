@@ -134,3 +134,25 @@ def test_the_lock_of_children_is_held_until_the_last_lets_go(directory):
     finally:
         child.communicate(timeout=30)
     os.close(directory.lock_for_children(30.0))
+
+
+_NOWHERE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file takes a byte, and so no directory is usable
+from superdl import SuperDataset, SuperSampler
+from superdl.main import main
+from superdl.super_wire.errors import ConfigError
+try:
+    SuperSampler(SuperDataset(sys.argv[1]), batch_size=8)
+except ConfigError as error:
+    print(error)
+sys.exit(main(["top", "--once"]))
+"""
+
+
+def test_no_temporary_directory_is_a_typed_error(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", _NOWHERE, str(tmp_path)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert "TMPDIR" in ended.stdout
+    assert (ended.returncode, "Traceback" in ended.stderr, "TMPDIR" in ended.stderr) == (2, False, True)
