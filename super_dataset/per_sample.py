@@ -11,6 +11,7 @@ import inspect
 import random
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -18,7 +19,8 @@ import torch
 
 from superdl.super_dataset.memory import Unfinished, finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
-from superdl.super_dataset.splitting import drawn_from, known_class
+from superdl.super_dataset.repeatable import check_draws_nothing
+from superdl.super_dataset.splitting import drawn_from, known_class, name_of
 from superdl.super_dataset.stacking import as_tensor, batched, batched_fields, unfinished
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
@@ -100,8 +102,8 @@ class PerSample:
         transform: called as ``transform(image)``; as ``transform(image=image)["image"]`` if it takes its
             image by keyword alone, as albumentations do.
         seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a number of 64 bits
-            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws nothing, and no
-            generator is touched.
+            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws nothing (this is
+            tried on the first sample), and no generator is touched.
         takes: what an image is to it: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). Samples that are no images come as they are, to
             the latter two. Default: numpy by keyword, else PIL.
@@ -137,14 +139,14 @@ class PerSample:
             )
         parameters = _parameters(transform) or {}
         self._transform = transform
-        self._seed = seed
+        self._seed, self._is_tried = seed, seed is not None
         self._by_keyword = _takes_its_image_by_keyword(parameters)
         self._takes: Takes = takes or ("numpy" if self._by_keyword else "pil")
         self._generators = [name for name in _OWN_GENERATORS if name in parameters]
         self._finish_later = finish_later
         if finish_later and self._in_fewer_steps()[1] is None:
             raise ConfigError(
-                f"finish_later: {_name_of(transform)} does not take PIL images and end with torchvision's or "
+                f"finish_later: {name_of(transform)} does not take PIL images and end with torchvision's or "
                 "timm's ToTensor or the like, and perhaps Normalize"
             )
 
@@ -167,11 +169,15 @@ class PerSample:
         """A ``transform`` of SuperDataset: (what is made of the images, labels as they came).
 
         Raises:
-            UsageError: in a thread it would need the global generators; or a sample is no image.
+            UsageError: it draws, in a thread or in spite of ``seed=None``; or a sample is no image.
         """
         # Looked at for each batch, for a Compose may get other transforms while it is used.
         call, end = self._in_fewer_steps()
         drawn = self._drawn()
+        if not self._is_tried:
+            call_it = partial(self._made, self._transform, info=info, at=0, drawn=drawn)
+            check_draws_nothing(self._transform, images, call_it)
+            self._is_tried = True
         with _global_generators_kept(drawn):
             if not isinstance(images, dict):
                 made = (self._made(call, image, info, at, drawn) for at, image in enumerate(images))
@@ -200,7 +206,7 @@ class PerSample:
         drawn = frozenset(_GLOBAL_GENERATORS) if drawn is None else drawn
         if drawn and threading.current_thread() is not threading.main_thread():
             raise UsageError(
-                f"{_name_of(self._transform)} may draw from the global generators, for which this thread "
+                f"{name_of(self._transform)} may draw from the global generators, for which this thread "
                 "would race with the training loop. Use a DataLoader with num_workers=1 or more in place of "
                 "the SuperLoader; or give the transform an argument generator (torch's) or rng (numpy's) to "
                 "draw from; or, if it draws nothing, write transform=PerSample(t, seed=None)"
@@ -283,7 +289,7 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
     arguments = "unknown to Python" if parameters is None else f"({', '.join(map(str, parameters.values()))})"
     raise ConfigError(
         "transform has one required argument, an image, or three, (images, labels, info) of a whole batch; "
-        f"{_name_of(transform)} has arguments {arguments}. If it is for one image, wrap it: "
+        f"{name_of(transform)} has arguments {arguments}. If it is for one image, wrap it: "
         "transform=PerSample(t). If it is for batches, wrap it by a function:\n"
         "    def transform(images, labels, info):\n"
         "        return t(images), labels"
@@ -392,7 +398,3 @@ _FORMS: Mapping[Takes, Callable[[torch.Tensor], Any]] = {
     "numpy": _array,
     "tensor": lambda sample: sample,
 }
-
-
-def _name_of(transform: object) -> str:
-    return getattr(transform, "__name__", type(transform).__name__)

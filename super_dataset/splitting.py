@@ -55,7 +55,7 @@ class SplitTransform:
 
     def __repr__(self) -> str:
         steps = ", ".join(self.moved) if self.moved else "the decode alone"
-        return f"recipe: {steps}\nrest: {'nothing' if self.rest is None else _named(self.rest)}\n{self.why}"
+        return f"recipe: {steps}\nrest: {'nothing' if self.rest is None else name_of(self.rest)}\n{self.why}"
 
 
 class _StopError(Exception):
@@ -103,12 +103,12 @@ def split_transform(transform: Transform) -> SplitTransform:
             recipe = Recipe([*recipe.steps, *steps])
         except (_StopError, RecipeError) as stop:
             left.insert(0, first)
-            why = f"Stopped at {_named(first)}: {stop}."
+            why = f"Stopped at {name_of(first)}: {stop}."
             break
         if remains is not None:
             left.insert(0, remains)
-            moved.append(f"what {_named(first)} does to images")
-            why = f"Stopped within {_named(first)}: what it does next makes a tensor."
+            moved.append(f"what {name_of(first)} does to images")
+            why = f"Stopped within {name_of(first)}: what it does next makes a tensor."
             break
         moved.append(_described(first))
     if left and not moved:
@@ -142,17 +142,18 @@ def known_class(transform: object) -> str:
     return kind.__name__ if f"{kind.__module__}.".startswith(_ITS_OWN) else ""
 
 
-def _named(transform: Any) -> str:
+def name_of(transform: Any) -> str:
+    """Return what a message calls a transform."""
     name: str = getattr(transform, "__name__", type(transform).__name__)
     if known_class(transform) != "Compose":
         return name
-    return f"Compose({', '.join(_named(part) for part in transform.transforms)})"
+    return f"Compose({', '.join(name_of(part) for part in transform.transforms)})"
 
 
 def _described(transform: object) -> str:
     """Its own text where that is a line, else its name."""
     text = repr(transform)
-    return _named(transform) if "\n" in text or text.startswith("<") else text
+    return name_of(transform) if "\n" in text or text.startswith("<") else text
 
 
 def _draws(transform: object) -> bool:
@@ -172,7 +173,7 @@ def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Tra
         raise _StopError("it is random, and functions would decode every image again in each epoch")
     if name in _MAKE_TENSORS:
         raise _StopError("it makes a tensor, and recipes have steps for images only")
-    raise _StopError(f"recipes have no step for {getattr(transform, '__module__', '?')}.{_named(transform)}")
+    raise _StopError(f"recipes have no step for {getattr(transform, '__module__', '?')}.{name_of(transform)}")
 
 
 def _resize(transform: Any) -> dict[str, Any]:

@@ -159,15 +159,18 @@ def test_the_generators_are_left_as_they_were(transform):
     assert global_states() == before
 
 
-def test_without_a_seed_or_with_an_own_generator_no_global_one_is_touched():
-    def transform(image):
-        return torch.tensor(random.random())
+@pytest.mark.parametrize("transform", [drawn, lambda image: {"a": [random.random()]}])
+def test_without_a_seed_what_draws_is_refused_by_name(transform):
+    with pytest.raises(UsageError, match=f"{transform.__name__}.* seed=None"):
+        PerSample(transform, seed=None)(batch(1, 2), None, info_of(1, 2))
 
-    random.seed(4)
-    expected = [random.random() for _ in range(3)]
-    random.seed(4)
-    made, _ = PerSample(transform, seed=None)(batch(1, 2, 3), None, info_of(1, 2, 3))
-    assert made.tolist() == pytest.approx(expected)
+
+@pytest.mark.parametrize("result", [np.full(3, np.nan), {"a": ["text", 1.5]}, object()])
+def test_without_a_seed_what_draws_nothing_touches_no_generator(result):
+    before = global_states()
+    made, _ = PerSample(lambda image: result, seed=None)(batch(1, 2), None, info_of(1, 2))
+    assert len(made) == 2
+    assert global_states() == before
 
 
 # ----------------------------------------------------------------------- wherever it is read

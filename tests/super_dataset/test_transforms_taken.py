@@ -7,8 +7,9 @@ import torch
 
 from superdl.super_dataset import Augment, PerSample, Recipe, SuperDataset
 from superdl.super_dataset.per_sample import for_batches
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, UsageError
 from tests.fixtures.torchvision import torchvision_transforms
+from tests.super_dataset.augmenting import batch, info_of
 from tests.super_dataset.test_per_sample import drawn, drawn_by_both
 
 
@@ -94,3 +95,13 @@ def test_what_mixes_a_batch_is_refused(kind):
 def test_wrong_arguments_are_named(arguments, name):
     with pytest.raises(ConfigError, match=name):
         PerSample(**arguments)
+
+
+def test_what_is_known_to_draw_is_refused_without_a_seed_however_rarely_it_does():
+    if torchvision_transforms() is None:
+        pytest.skip("torchvision is not installed")
+    from torchvision.transforms import v2  # after its operators are declared
+
+    pipeline = v2.Compose([v2.RandomHorizontalFlip(p=1e-9), v2.ToImage()])
+    with pytest.raises(UsageError, match=r"Compose\(RandomHorizontalFlip.* seed=None"):
+        PerSample(pipeline, seed=None)(batch(1), None, info_of(1))
