@@ -127,13 +127,13 @@ class StepRecord:
     """One step of a pass.
 
     ``wait_s`` is the trainer blocked on the loader, ``read_s`` a worker reading the cache, ``compute_s`` the
-    step on the device. ``fetch_s`` and ``decode_s`` were spent meanwhile, for whichever samples; None: the
-    coordinator did not tell. ``records_fetch_s`` and ``records_decode_s`` are what the batch's own samples
-    once cost, maybe long ago. ``lr`` is None in validation; ``skipped`` is 1 where float16 gradients were not
-    finite, and the step changed no weight. ``finished_at_s`` is a Unix timestamp. ``accuracy`` is top-1;
-    ``top5_accuracy`` is None for a model of five classes or fewer, which is never wrong by it. The GPU's
-    figures are those of the last sample before the step was given out; None where there is none.
-    ``plan_epoch`` and ``position`` are the batch's place in the loader's plan, where it has one.
+    step on the device. ``fetch_s`` and ``decode_s`` are what the step's own samples cost when they were made,
+    maybe long ago: a pass says what was spent in it. ``lr`` is None in validation; ``skipped`` is 1 where
+    float16 gradients were not finite, and the step changed no weight. ``finished_at_s`` is a Unix timestamp.
+    ``accuracy`` is top-1; ``top5_accuracy`` is None for a model of five classes or fewer, which is never
+    wrong by it. The GPU's figures are those of the last sample before the step was given out; None where
+    there is none. ``plan_epoch`` and ``position`` are the batch's place in the loader's plan, where it has
+    one.
     """
 
     epoch: int
@@ -143,8 +143,8 @@ class StepRecord:
     samples: int
     wait_s: float
     read_s: float
-    fetch_s: float | None
-    decode_s: float | None
+    fetch_s: float
+    decode_s: float
     compute_s: float
     total_s: float
     hits: int
@@ -159,8 +159,6 @@ class StepRecord:
     plan_epoch: int | None = None
     position: int | None = None
     straight: int = 0
-    records_fetch_s: float = 0.0
-    records_decode_s: float = 0.0
     lr: float | None = None
     skipped: int = 0
 

@@ -59,14 +59,14 @@ def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
         return told.get((step.plan_epoch, step.position), "unknown")
     read = step.hits or step.straight
     # What was read from cache or store was decoded by functions, maybe long ago.
-    own_s = 0.0 if read else step.records_fetch_s + step.records_decode_s
+    own_s = 0.0 if read else step.fetch_s + step.decode_s
     if step.step == 0 and 2 * own_s < step.wait_s:
         return "loader_start"
     if read:
         return "cache_transfer" if step.hits else "store_read"
     if not own_s:
         return "loading"
-    return "source" if step.records_fetch_s > step.records_decode_s else "decode"
+    return "source" if step.fetch_s > step.decode_s else "decode"
 
 
 class StallMeter:

@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 
 from superdl.sampler.registration import describe
 from superdl.sampler.sampler import SuperSampler
+from superdl.sampler.stateful_loader import sampler_state_in
 from superdl.super_wire.batch_ref import MixedRef
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import digest128
@@ -130,7 +131,7 @@ class MixSampler(SuperSampler):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin where ``state`` says; raises as a SuperSampler's."""
         self._check_process()
-        states = self._states_in(state)
+        states = self._states_in(sampler_state_in(state))
         for sampler, own in zip(self.samplers, states, strict=True):
             sampler.load_state_dict(own)
 

@@ -20,6 +20,7 @@ from superdl.sampler.pages import Pager
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
 from superdl.sampler.registration import client_of
 from superdl.sampler.session import JobSpec, Session
+from superdl.sampler.stateful_loader import check_workers, sampler_state_in
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.draws import REPEATS_MAX
 from superdl.super_wire.errors import ConfigError, SuperError, UsageError
@@ -240,10 +241,12 @@ class SuperSampler(DistributedSampler[BatchRef]):
         """A new pass over the next epoch; it begins when its first batch is asked for.
 
         Raises:
+            ConfigError: a StatefulDataLoader would take a state of another number of workers.
             UsageError: this is not the process that made the sampler, or not the rank that it was made for,
                 or Accelerate would step the learning rate's schedule once for each rank.
         """
         self._check_process()
+        check_workers()
         check_still_there(self.rank, self.num_replicas, by_default=self._by_default)
         if self.shuffle:  # it trains
             check_schedules(self.num_replicas)
@@ -290,14 +293,14 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
         The page of the plan there is asked for at once in the background. Iterations that have begun go on
         undisturbed. The state may come from another rank, and from another number of ranks if ``batch_size``
-        times ranks is the same.
+        times ranks is the same. That of a StatefulDataLoader will do, whatever its number of workers was.
 
         Raises:
             ConfigError: the state belongs to another plan; the message names what differs.
             UsageError: this is not the process that made the sampler, or the sampler is closed.
         """
         self._check_process()
-        place = self._checkpoint.place_in(state)
+        place = self._checkpoint.place_in(sampler_state_in(state))
         self._pager.prepare(place)
         self._cursor.move(place)
 

@@ -46,7 +46,7 @@ class Progress(Listener):
         self._pass = name
         self._batches = batches
         self._done = self._samples = self._told = 0
-        self._wait_s = self._fetch_s = self._decode_s = 0.0
+        self._wait_s = 0.0
         self._start_s = self._told_s = time.perf_counter()
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
@@ -58,8 +58,6 @@ class Progress(Listener):
         self._done += len(steps)
         self._samples += sum(step.samples for step in steps)
         self._wait_s += sum(step.wait_s for step in steps)
-        self._fetch_s += sum(step.fetch_s or 0.0 for step in steps)
-        self._decode_s += sum(step.decode_s or 0.0 for step in steps)
         now_s = time.perf_counter()
         due = self._done - self._told >= max(self._batches // _LINES_PER_PASS, 1)
         if not steps or not (due or now_s - self._told_s > _LINE_EVERY_S):
@@ -71,7 +69,7 @@ class Progress(Listener):
             f"{self._pass}  step {self._done}/{self._batches}  loss {last.loss:.3f}"
             + ("" if last.lr is None else f"  lr {last.lr:.3g}")
             + f"  {self._samples / elapsed_s:,.0f} images/s  {100 * self._wait_s / elapsed_s:.0f}% waiting"
-            f"  fetch {self._fetch_s:.1f} s  decode {self._decode_s:.1f} s" + _gpu_of(last)
+            + _gpu_of(last)
         )
 
     def on_epoch_end(self, summary: EpochSummary) -> None:

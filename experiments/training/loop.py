@@ -29,7 +29,7 @@ from superdl.experiments.training.device import (
     whole_state,
 )
 from superdl.experiments.training.ranks import ProcessRank, Ranks, StopRequest, Terminated
-from superdl.experiments.training.steps import Batches, HeldStep, SpentSeconds, take_step
+from superdl.experiments.training.steps import Batches, HeldStep, take_step
 from superdl.experiments.training.updates import Updater
 from superdl.super_wire.errors import ConfigError
 
@@ -112,9 +112,6 @@ class Trainer:
             split: StallMeter(loader, process.rank, process.replicas) for split, loader in loaders.items()
         }
         self._tell_stalls = tell_stalls
-        self._spent = {
-            split: SpentSeconds(loader, self._ranks, one_job=one_job) for split, loader in loaders.items()
-        }
         self._strategy = make_strategy(
             strategy_name(self._training.strategy, process),
             model,
@@ -293,8 +290,7 @@ class Trainer:
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
         """Fetch what the held steps computed, add it to the totals and tell the listeners."""
         synchronise(self._device)
-        spent = self._spent[split].of(held)
-        records = [step.record(epoch, split, one) for step, one in zip(held, spent, strict=True)]
+        records = [step.record(epoch, split) for step in held]
         held.clear()
         for record in records:
             totals.add(record)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.records import CounterLaps, StepRecord
+from superdl.experiments.records import StepRecord
 from superdl.experiments.training.device import ComputeSpan
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from superdl.experiments.loaders.interface import Batch, BatchFigures, Loader
     from superdl.experiments.monitoring import GpuReading
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from superdl.experiments.training.ranks import Ranks
     from superdl.experiments.training.updates import Updater
 
-__all__ = ["Batches", "HeldStep", "SpentSeconds", "correct_within", "take_step", "without_padding"]
+__all__ = ["Batches", "HeldStep", "correct_within", "take_step", "without_padding"]
 
 _TOP = 5
 
@@ -49,8 +49,8 @@ class HeldStep:
     lr: float | None
     skipped: bool
 
-    def record(self, epoch: int, split: str, spent: Spent | None) -> StepRecord:
-        """The record of the step, whose results can be fetched now; ``spent`` of `SpentSeconds`."""
+    def record(self, epoch: int, split: str) -> StepRecord:
+        """Return the record of the step, whose results can be fetched now."""
         figures, samples = self.figures, max(self.samples, 1)
         return StepRecord(
             epoch=epoch,
@@ -60,10 +60,8 @@ class HeldStep:
             samples=self.samples,
             wait_s=self.wait_s,
             read_s=figures.read_s,
-            fetch_s=None if spent is None else spent[0],
-            decode_s=None if spent is None else spent[1],
-            records_fetch_s=figures.fetch_s,
-            records_decode_s=figures.decode_s,
+            fetch_s=figures.fetch_s,
+            decode_s=figures.decode_s,
             compute_s=self.span.seconds,
             total_s=self.total_s,
             hits=figures.hits,
@@ -81,34 +79,6 @@ class HeldStep:
             lr=self.lr,
             skipped=int(self.skipped),
         )
-
-
-Spent: TypeAlias = tuple[float, float]
-"""Seconds of fetching and decoding."""
-
-
-class SpentSeconds:
-    """What was spent on fetching and decoding while steps went on, whichever samples it was for.
-
-    A record tells what its sample once cost, in each epoch again. What functions spend now the job's counters
-    tell; they are asked once for a group of steps, which share it by their time, and ranks alike.
-    """
-
-    def __init__(self, loader: Loader, ranks: Ranks, *, one_job: bool) -> None:
-        """``one_job``: of a job with functions, for all ranks; else workers fetch and decode each batch."""
-        self._laps = CounterLaps(loader) if one_job else None
-        self._replicas = ranks.process.replicas
-
-    def of(self, steps: Sequence[HeldStep]) -> list[Spent | None]:
-        """The seconds of each step; None where the coordinator did not answer: the next group has them."""
-        if self._laps is None or not steps:
-            return [(step.figures.fetch_s, step.figures.decode_s) for step in steps]
-        lap = self._laps.lap()
-        if lap is None:
-            return [None] * len(steps)
-        whole_s = self._replicas * sum(step.total_s for step in steps)
-        shares = [step.total_s / whole_s for step in steps]
-        return [(share * lap.fetch_s, share * lap.decode_s) for share in shares]
 
 
 def take_step(

@@ -12,7 +12,7 @@ from superdl.experiments.stalls import StallMeter, cause_of, is_stalled
 from superdl.super_wire.errors import CoordinatorError
 from tests.experiments.step_records import step_record
 
-STEP = step_record(epoch=1, step=3, total_s=1.0, hits=0, misses=0)
+STEP = step_record(fetch_s=0.0, decode_s=0.0, epoch=1, step=3, total_s=1.0, hits=0, misses=0)
 STEP = replace(STEP, plan_epoch=7, position=9)
 
 
@@ -60,13 +60,13 @@ def test_a_step_stalls_by_its_share_and_by_a_least_time(wait_s, total_s, stalled
         ({"misses": 2, "position": 8}, "unknown"),
         ({"misses": 2, "plan_epoch": None}, "unknown"),
         ({"hits": 8}, "cache_transfer"),
-        ({"straight": 8, "records_decode_s": 9.0}, "store_read"),
+        ({"straight": 8, "decode_s": 9.0}, "store_read"),
         ({"straight": 6, "misses": 2}, "throttle"),
         ({"hits": 8, "step": 0}, "loader_start"),
         ({"step": 0}, "loader_start"),
-        ({"step": 0, "records_fetch_s": 0.1, "records_decode_s": 0.3}, "decode"),
-        ({"records_fetch_s": 0.2, "records_decode_s": 0.1}, "source"),
-        ({"records_fetch_s": 0.1, "records_decode_s": 0.2}, "decode"),
+        ({"step": 0, "fetch_s": 0.1, "decode_s": 0.3}, "decode"),
+        ({"fetch_s": 0.2, "decode_s": 0.1}, "source"),
+        ({"fetch_s": 0.1, "decode_s": 0.2}, "decode"),
         ({}, "loading"),
     ],
 )

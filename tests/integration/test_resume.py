@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import assert_exactly_once, collect
@@ -90,6 +91,24 @@ def test_a_run_goes_on_wherever_the_one_before_was_stopped(
                     at = (at[0] + 1, 0) if ended else (at[0], at[1] + taken)
                     saved = run.state_dict(None if ended else taken)
         state, (epoch, batch) = saved, at
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*DataLoaderIter.__del__")  # of one half made
+@pytest.mark.parametrize(("then", "now"), [(0, 2), (2, 0), (2, 1), (1, 2)])
+def test_another_number_of_workers_is_refused_by_the_loader_and_taken_by_the_sampler(
+    shared_stack: Stack, images: Path, epochs: list[Delivered], then: int, now: int
+) -> None:
+    with run_of(shared_stack, images, kind="stateful", workers=then) as run:
+        first = collect(islice(run.loader, 3))
+        state = run.state_dict(3)
+    with (
+        pytest.raises(ConfigError, match=f"num_workers={then}.*sampler.load_state_dict"),
+        run_of(shared_stack, images, state, kind="stateful", workers=now) as run,
+    ):
+        next(iter(run.loader))
+    with run_of(shared_stack, images, kind="stateful", workers=now) as run:
+        run.sampler.load_state_dict(state)
+        assert first + collect(run.loader) == epochs[0]
 
 
 @pytest.mark.parametrize(

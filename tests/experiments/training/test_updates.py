@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import pytest
 import torch
@@ -70,20 +71,25 @@ def test_a_step_whose_gradients_are_not_finite_changes_nothing_and_is_not_counte
 
 
 @pytest.mark.parametrize("kind", ["super", "torch"])
-def test_what_was_spent_is_in_the_columns_once_and_what_records_cost_each_time(digits, tmp_path, kind):
+def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits, tmp_path, kind):
     done(spec_of(digits, tmp_path / "runs", f"loader.kind={kind}", "epochs=2", "recipe.resize=70"))
-    with (the_run(tmp_path / "runs") / "steps.csv").open(newline="") as file:
+    run = the_run(tmp_path / "runs")
+    with (run / "steps.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-
-    def total(name: str, epoch: int) -> float:
-        return sum(float(row[name]) for row in rows if int(row["epoch"]) == epoch)
-
-    spent = [total("decode_s", epoch) for epoch in (0, 1)]
-    once = [total("records_decode_s", epoch) for epoch in (0, 1)]
+    own = [sum(float(row["decode_s"]) for row in rows if int(row["epoch"]) == epoch) for epoch in (0, 1)]
+    passes = [
+        epoch[split]
+        for epoch in json.loads((run / "report.json").read_text())["epochs"]
+        for split in epoch
+        if split in ("train", "val")
+    ]
+    spent = sum(one["decode_s"] for one in passes)
     if kind == "super":
-        assert once[0] == pytest.approx(once[1])
+        assert own[0] == pytest.approx(own[1]), "the same samples, made once"
         # A request that raced a straggler is spent, and in no record.
-        assert 0.95 * once[0] < sum(spent) < 1.6 * once[0], "not epochs times as much"
+        assert 0.95 * own[0] < spent < 1.6 * own[0], "not epochs times as much"
     else:
-        assert spent == pytest.approx(once)
+        assert spent == pytest.approx(sum(own))
+    ratios = {float(row["fetch_s"]) / float(row["decode_s"]) for row in rows}
+    assert len(ratios) >= len({row["batch_id"] for row in rows}), "no shares of what several have cost"
     assert all((row["lr"] == "") == (row["split"] == "val") for row in rows)

@@ -1,0 +1,67 @@
+"""States of torchdata's ``StatefulDataLoader``: the sampler's place in one, and which loaders can take it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from superdl.super_wire.errors import ConfigError
+
+__all__ = ["check_workers", "sampler_state_in"]
+
+
+def sampler_state_in(state: Any) -> Any:
+    """Return the sampler's state in that of a ``StatefulDataLoader``; any other state as it is.
+
+    Raises:
+        ConfigError: it was taken between two snapshots of the sampler.
+    """
+    own = _main_of(state).get("_sampler_iter_state") if isinstance(state, Mapping) else None
+    if not isinstance(own, Mapping):
+        return state
+    if state.get("_steps_since_snapshot"):
+        raise ConfigError(
+            "this state of a StatefulDataLoader was taken between two of the snapshots that "
+            "snapshot_every_n_steps asks for, so that the sampler's place is not in it: give the state to a "
+            "loader with as many workers as before"
+        )
+    return own
+
+
+def check_workers() -> None:
+    """Refuse that a ``StatefulDataLoader`` is about to take a state of another number of workers.
+
+    It asserts that the number is the same and says nothing else. It asks for the sampler's iterator before,
+    and does not say who asks: so the loader is looked for among the callers.
+
+    Raises:
+        ConfigError: it is another number; the message has the way to go on with it.
+    """
+    loader = _loader_that_asks()
+    if loader is None or loader.next_iter_state is None:
+        return
+    then = _main_of(loader.next_iter_state).get("_num_workers", 0)
+    if then != loader.num_workers:
+        raise ConfigError(
+            f"this state was taken with num_workers={then}, and a StatefulDataLoader with num_workers="
+            f"{loader.num_workers} cannot take it: use {then}, or give the state to the sampler in place of "
+            "the loader, sampler.load_state_dict(state), which goes on at the same batch with any number"
+        )
+
+
+def _loader_that_asks() -> Any:
+    torchdata = sys.modules.get("torchdata.stateful_dataloader")
+    frame = sys._getframe()  # noqa: SLF001 # the one way to callers' variables
+    while torchdata is not None and frame is not None:
+        if isinstance(loader := frame.f_locals.get("self"), torchdata.StatefulDataLoader):
+            return loader
+        frame = frame.f_back  # type: ignore[assignment]  # at the outermost the loop ends
+    return None
+
+
+def _main_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the main process's part, which a loader without workers has alone."""
+    snapshot = state.get("_snapshot")
+    main = snapshot.get("_main_snapshot") if isinstance(snapshot, Mapping) else state
+    return main if isinstance(main, Mapping) else {}
