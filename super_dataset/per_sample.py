@@ -175,9 +175,8 @@ class PerSample:
         call, end = self._in_fewer_steps()
         drawn = self._drawn()
         if not self._is_tried:
-            call_it = partial(self._made, self._transform, info=info, at=0, drawn=drawn)
-            check_draws_nothing(self._transform, images, call_it)
-            self._is_tried = True
+            make = partial(self._made, self._transform, info=info, at=0, drawn=drawn)
+            self._is_tried = check_draws_nothing(self._transform, images, make)
         with _global_generators_kept(drawn):
             if not isinstance(images, dict):
                 made = (self._made(call, image, info, at, drawn) for at, image in enumerate(images))

@@ -20,13 +20,13 @@ _TRIES = 8
 """A flip that is drawn with a probability of one half passes one time in 128."""
 
 
-def check_draws_nothing(transform: Any, images: Any, make: Callable[[Any], Any]) -> None:
-    """See that ``make``, which calls ``transform``, makes the same of the first sample each time.
+def check_draws_nothing(transform: Any, images: Any, make: Callable[[Any], Any]) -> bool:
+    """Call ``transform`` several times on the first sample; return True if it makes the same each time.
 
     Args:
         transform: what is named, and looked at if its class is known.
         images: a batch: a tensor, a list of them, or a dict of either.
-        make: gets a sample of its own each time, since it may write to it.
+        make: calls the transform on a sample, its own each time, since it may write to it.
 
     Raises:
         UsageError: it does not.
@@ -38,6 +38,7 @@ def check_draws_nothing(transform: Any, images: Any, make: Callable[[Any], Any])
             "would differ from run to run. Leave seed out to have it seeded for each sample; if it keeps a "
             "generator of its own, let it take one as an argument generator (torch's) or rng (numpy's)"
         )
+    return True
 
 
 def _first(images: Any) -> Any:

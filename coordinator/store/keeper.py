@@ -174,22 +174,21 @@ class StoreKeeper:
         self.places.forget(dataset.content, indices[lost])
         if not result.pack or self._store is None:
             return 0, None
-        name = result.pack
         offsets, lengths = np.array(result.offsets, dtype=np.int64), np.array(result.lengths)
         stored = offsets > 0
         there, offsets, lengths = indices[stored], offsets[stored], lengths[stored]
         try:
             segment = index.segment_written(dataset, there, result, self.fingerprint)
         except StoreFormatError as error:
-            self._in_trouble(f"a function says that it wrote {name[:80]!r}, which cannot be: {error}")
+            self._in_trouble(f"a function says that it wrote {result.pack[:80]!r}, which cannot be: {error}")
             return 0, None
         self._pending[index.collection_in(dataset)].append(segment)
-        number = self.places.put_pack(dataset.content, name, there, offsets, lengths)
-        self.room.wrote(name, result.store_bytes, there.size)
+        number = self.places.put_pack(dataset.content, result.pack, there, offsets, lengths)
+        self.room.wrote(result.pack, result.store_bytes, there.size)
         if self.room.is_overdue:
             self.step()  # at once: until there is room, what is decoded is not kept
         if dataset.content in self._known:
-            self._known[dataset.content].packs.add(name)
+            self._known[dataset.content].packs.add(result.pack)
         self.trouble = ""
         return number, stored
 
