@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SuperMix", "whole_of"]
 
+_ROUNDING = Fraction(1, 2**40)
+"""Relative error of a proportion that is ignored: more than floats such as ``2 / 7`` and ``1 - 0.9999`` have,
+and less than 1/500 of a sample in the longest epoch.
+"""
+
 Stopping = Literal["first_exhausted", "all_exhausted"]
 
 
@@ -105,9 +110,9 @@ class SuperMix(ConcatDataset[Any]):
             return tuple(sizes)
         lasting = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
         if self.stopping_strategy == "all_exhausted":
-            counts = tuple(math.ceil(part * max(lasting)) for part in self.proportions)
+            counts = tuple(math.ceil(part * max(lasting) * (1 - _ROUNDING)) for part in self.proportions)
         else:
-            counts = tuple(math.floor(part * min(lasting)) for part in self.proportions)
+            counts = tuple(math.floor(part * min(lasting) * (1 + _ROUNDING)) for part in self.proportions)
         if 0 in counts:
             raise ConfigError(
                 f"of {self._members[counts.index(0)]!r} an epoch of this mix would have no sample: its "
@@ -164,7 +169,7 @@ def whole_of(dataset: Any) -> Any:
 
 
 def _proportion(value: Any) -> Fraction:
-    """A proportion as it is written: 0.1 is a tenth."""
+    """Read a proportion as it is written: 0.1 is a tenth."""
     try:
         share = Fraction(str(value))
     except (ValueError, ZeroDivisionError):
