@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,7 +32,7 @@ from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import checked_naming
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.super_wire.source_url import join_url, split_url
+from superdl.super_wire.source_url import file_url, join_url, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -306,10 +307,11 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
         raise ConfigError(f"{name} is a URL or a path; not {value!r}")
     bucket, path = split_url(text, name)
     if bucket:
-        return join_url(bucket, path).rstrip("/")
+        # A last slash says nothing, but one behind another is a part of the prefix.
+        return re.sub("(?<!/)/$", "", join_url(bucket, path))
     # expanduser raises RuntimeError only where there is no home directory to expand to
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{path!r} begins with a home directory that is not known: {error}") from error
-    return f"file://{os.path.realpath(expanded)}"
+    return file_url(os.fspath(expanded), name)

@@ -9,13 +9,14 @@ coordinator to say, which may run where the files are.
 
 from __future__ import annotations
 
+import os
 import re
 from urllib.parse import quote, unquote
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
-__all__ = ["HUB_BUCKET", "WEB_BUCKET", "join_url", "parse_http_hosts", "split_url"]
+__all__ = ["HUB_BUCKET", "WEB_BUCKET", "file_url", "join_url", "parse_http_hosts", "split_url"]
 
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
 _CREDENTIALS = {
@@ -87,6 +88,22 @@ def split_url(url: str, name: str) -> tuple[str, str]:
 def join_url(bucket: str, key: str) -> str:
     """The URL of which :func:`split_url` makes this bucket and key."""
     return f"{bucket}/{quote(key)}" if WEB_BUCKET.fullmatch(bucket) else f"{bucket}/{key}"
+
+
+def file_url(path: str, name: str) -> str:
+    """Return ``file://`` and the real path of a file or directory, which the user gave as ``name``.
+
+    Raises:
+        ConfigError: it is not UTF-8, as whatever travels is.
+    """
+    real = os.path.realpath(path)
+    try:
+        real.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{name} {os.fsencode(real)!r}: its path is not UTF-8, as a {name}'s is: rename it"
+        ) from error
+    return f"file://{real}"
 
 
 def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:

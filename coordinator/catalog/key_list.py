@@ -20,6 +20,7 @@ import numpy as np
 
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
+from superdl.coordinator.catalog.listing import Noted
 from superdl.coordinator.catalog.listing_cloud import read_object
 from superdl.coordinator.catalog.members import MemberColumns, distinct
 from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
@@ -85,19 +86,21 @@ class KeyList:
     fields: Mapping[str, Part] = field(default_factory=dict)
 
 
-def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
+def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[str] = ()) -> KeyList:
     """Read and check a key list.
 
     Args:
         url: a bucket's, ``file://`` or plain path of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
-        tally: asked now and then whether the list is still wanted; counts rows where the list alone tells
-            what there is.
+        tally: checked now and then for whether the list is still needed; counts rows where the list alone
+            says what there is, and notes classes without a row.
         of_files: whether the source is a directory or a web server, out of which no key may lead.
+        classes: the names of the classes by their labels; empty: those that the list has, sorted.
 
     Raises:
         ConfigError: the URL is none.
         SourceError: it is not there (``SourceNotFoundError``), may not be read (``SourceForbiddenError``),
-            has no row (``SourceEmptyError``), or has a bad one: the message names line and reason.
+            has no row (``SourceEmptyError``), or has a bad one: the message names line and reason. Or its
+            labels are no names, and ``classes`` are given.
         ListingCancelledError: nobody wants the list any more.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
@@ -106,7 +109,8 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
         raise SourceError(
             f"key_list {shown!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
         )
-    columns = _Columns(of_files=of_files)
+    labels = LabelColumn(classes)
+    columns = _Columns(labels, of_files=of_files)
     with _open(url, tally) as stream:
         try:
             for row in read_rows(stream):
@@ -129,9 +133,9 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
     fields = {
         name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.fields.items()
     }
-    own, labels = columns.part(url), columns.labels.finish()
+    own, packed = columns.part(url), _finished(labels, url, tally)
     if own.members is not None:
-        return KeyList(url, own.keys, own.versions, *labels, own.members, own.lines, fields)
+        return KeyList(url, own.keys, own.versions, *packed, own.members, own.lines, fields)
     ordered = own.keys.reorder(own.keys.sort_order())
     if repeated := ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
@@ -139,17 +143,29 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool) -> KeyList:
             f"key_list {url}: a key is listed once, unless member, offset and length name parts of it; these "
             f"come more often: {names}"
         )
-    return KeyList(url, own.keys, own.versions, *labels, fields=fields)
+    return KeyList(url, own.keys, own.versions, *packed, fields=fields)
+
+
+def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tuple[str, ...]]:
+    """Return labels and class names, and note the given ones that have no row."""
+    packed, classes = labels.finish()
+    if labels.unseen and not classes:
+        raise SourceError(
+            f"key_list {url}: classes= names {len(labels.unseen)} classes, and none of its labels is a name"
+        )
+    for name in labels.unseen:
+        tally.note(Noted.UNSEEN, name)
+    return packed, classes
 
 
 class _Columns:
     """What the rows of a key list say, packed."""
 
-    def __init__(self, *, of_files: bool, labelled: bool = True) -> None:
-        self._of_files, self._labelled = of_files, labelled
+    def __init__(self, labels: LabelColumn | None, *, of_files: bool) -> None:
+        self._of_files, self._labels = of_files, labels
         self._before = (b"", b"")
         self.keys, self.versions = PackedStringsBuilder(), PackedStringsBuilder()
-        self.labels, self.members = LabelColumn(), MemberColumns()
+        self.members = MemberColumns()
         self.rows = 0
         self.fields: dict[str, _Columns] = {}
 
@@ -168,13 +184,13 @@ class _Columns:
             self.members.append(row.member, key, place=len(self.keys) - 1, line=row.number)
         if row.fields or self.fields:
             self._append_fields(row.fields)
-        if self._labelled:
-            self.labels.append(row.label)
+        if self._labels is not None:
+            self._labels.append(row.label)
 
     def _append_fields(self, fields: Mapping[str, Row]) -> None:
         for name, part in fields.items():
             try:
-                self.fields.setdefault(name, _Columns(of_files=self._of_files, labelled=False)).append(part)
+                self.fields.setdefault(name, _Columns(None, of_files=self._of_files)).append(part)
             except ValueError as error:
                 raise ValueError(f"the field {name}: {error}") from error
 

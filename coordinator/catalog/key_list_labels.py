@@ -22,7 +22,7 @@ from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, MAX_LABEL_FIELDS
 from superdl.super_wire.labels import RaggedLabels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -63,37 +63,88 @@ class BadLabelError(ValueError):
     """A label is not what a label may be, or not what those before it are."""
 
 
-class LabelColumn:
-    """Collects labels row by row, a few bytes each."""
+class _ClassNames:
+    """The names of classes and their codes, which count them in order of appearance until all are known.
 
-    def __init__(self) -> None:
+    Only names that are ``given`` may come, in that order in the end; without any, all may come, sorted.
+    """
+
+    def __init__(self, given: Sequence[str]) -> None:
+        self._given = dict.fromkeys(given)
+        self._code_of: dict[str, int] = {}
+        self._bytes = 0
+
+    def code(self, name: str) -> int:
+        """Return the code of a name; ``BadLabelError`` if it is none of those given, or one too many."""
+        code = self._code_of.get(name)
+        if code is None:
+            if self._given and name not in self._given:
+                raise BadLabelError(
+                    f"the label {name[:_SHOWN]!r} is none of the {len(self._given)} classes that were given"
+                )
+            self._bytes += len(name.encode())
+            if self._bytes > MAX_CLASS_NAMES_BYTES:
+                raise BadLabelError(
+                    "labels that are texts name classes, which have at most "
+                    f"{MAX_CLASS_NAMES_BYTES} bytes together; these are {len(self._code_of)} different ones"
+                )
+            code = self._code_of[name] = len(self._code_of)
+        return code
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names by their labels; none if no name came."""
+        return tuple(self._given or sorted(self._code_of)) if self._code_of else ()
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of each code."""
+        label_of = {name: label for label, name in enumerate(self.names())}
+        return np.array([label_of[name] for name in self._code_of], dtype=np.int64)
+
+    def unseen(self) -> list[str]:
+        """Return the given names that did not come."""
+        return [name for name in self._given if name not in self._code_of]
+
+
+class LabelColumn:
+    """Collects labels row by row, a few bytes each.
+
+    Args:
+        classes: the only names of classes that may come, by their labels; empty: any, sorted.
+    """
+
+    def __init__(self, classes: Sequence[str] = ()) -> None:
+        self._names = _ClassNames(classes)
         self._column: _Column | None = None
 
     def append(self, label: object) -> None:
         """Add one label; ``BadLabelError`` says what is wrong with it."""
         if self._column is None:
-            self._column = _Fields(label) if isinstance(label, dict) else _column_for(label)
+            names = self._names
+            self._column = _Fields(label, names) if isinstance(label, dict) else _column_for(label, names)
         self._column.append(label)
         if self._column.row_bytes > MAX_LABEL_BYTES:
             found = self._column.row_bytes
             raise BadLabelError(f"a label has at most {MAX_LABEL_BYTES} bytes, 8 a number; this has {found}")
 
+    @property
+    def unseen(self) -> list[str]:
+        """The given classes that no label has named."""
+        return self._names.unseen()
+
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
-        """Labels of at least one row, and the class names sorted (numbers have none).
+        """Return the labels of at least one row, and the class names (numbers have none).
 
         int64 or float64 of shape (rows,), or (rows, ...) where each label is a list; a structured dtype of
         such where it has named fields; ``RaggedLabels`` where a list has another length in each row.
         """
         if self._column is None:
             return np.empty(0, dtype=np.int64), ()
-        return self._column.finish(), self._column.classes
+        return self._column.finish(), self._names.names()
 
 
 class _Column(ABC):
     """What collects labels of one form."""
 
-    classes: tuple[str, ...] = ()
-    """Once finished: the class names sorted, if labels are texts."""
     row_bytes = 8
     """Of the row that came last."""
     is_text = False
@@ -108,10 +159,10 @@ class _Column(ABC):
         """The labels, an array of shape (rows, ...), or ragged."""
 
 
-def _column_for(label: object) -> _Column:
-    """The column for labels of this one's form; what is no label at all is for the column to refuse."""
+def _column_for(label: object, names: _ClassNames) -> _Column:
+    """Make the column for labels of this form; the column refuses what is no label at all."""
     if isinstance(label, str):
-        return _Texts()
+        return _Texts(names)
     return _Lists(label) if isinstance(label, list) else _Numbers()
 
 
@@ -141,14 +192,13 @@ class _Numbers(_Column):
 
 
 class _Texts(_Column):
-    """Names of classes: places in order of appearance, sorted in the end."""
+    """Names of classes."""
 
     is_text = True
 
-    def __init__(self) -> None:
+    def __init__(self, names: _ClassNames) -> None:
+        self._names = names
         self._codes = array("q")
-        self._code_of: dict[str, int] = {}
-        self._names_bytes = 0
 
     def append(self, label: Any) -> None:
         if isinstance(label, (int, float)) and not isinstance(label, bool):
@@ -157,21 +207,10 @@ class _Texts(_Column):
             raise BadLabelError(f"{_WHAT}; not {str(label)[:_SHOWN]!r}")
         if not label:
             raise BadLabelError("the label is empty")
-        code = self._code_of.get(label)
-        if code is None:
-            self._names_bytes += len(label.encode())
-            if self._names_bytes > MAX_CLASS_NAMES_BYTES:
-                raise BadLabelError(
-                    "labels that are texts name classes, which have at most "
-                    f"{MAX_CLASS_NAMES_BYTES} bytes together; these are {len(self._code_of)} different ones"
-                )
-            code = self._code_of[label] = len(self._code_of)
-        self._codes.append(code)
+        self._codes.append(self._names.code(label))
 
     def finish(self) -> NDArray[Any]:
-        self.classes = tuple(sorted(self._code_of))
-        places: NDArray[np.int64] = np.argsort([self._code_of[name] for name in self.classes])
-        return places[np.array(self._codes, dtype=np.int64)]
+        return self._names.labels()[np.array(self._codes, dtype=np.int64)]
 
 
 class _Lists(_Column):
@@ -204,7 +243,8 @@ class _Lists(_Column):
 class _Varying(_Column):
     """Lists of any length, whose items are of the form of the first that there is."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: _ClassNames) -> None:
+        self._names = names
         self.counts = array("I")
         self._items: _Column | None = None
 
@@ -212,7 +252,7 @@ class _Varying(_Column):
         if not isinstance(label, list):
             raise BadLabelError(f"{str(label)[:_SHOWN]!r} is no list, as the [] behind its name says it is")
         if self._items is None and label:
-            self._items = _column_for(label[0])
+            self._items = _column_for(label[0], self._names)
             self.is_text = self._items.is_text
         if self._items is not None:
             self.row_bytes = 4 + len(label) * self._items.row_bytes
@@ -225,25 +265,25 @@ class _Varying(_Column):
         if self._items is None:
             return np.empty(0, dtype=np.int64)
         items: NDArray[Any] = self._items.finish()
-        self.classes = self._items.classes
         return items
 
 
 class _Fields(_Column):
     """Objects with the fields of the first, each a column; one of them at most may be of texts."""
 
-    def __init__(self, first: Mapping[Any, Any]) -> None:
+    def __init__(self, first: Mapping[Any, Any], names: _ClassNames) -> None:
         if not first or len(first) > MAX_LABEL_FIELDS:
             raise BadLabelError(
                 f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields; this has {len(first)}"
             )
         self._columns = {
-            name: _Varying() if name.endswith(VARIES) else _column_for(value) for name, value in first.items()
+            name: _Varying(names) if name.endswith(VARIES) else _column_for(value, names)
+            for name, value in first.items()
         }
-        names = [name.removesuffix(VARIES) for name in first]
-        for name in names:
+        fields = [name.removesuffix(VARIES) for name in first]
+        for name in fields:
             bare = list(first) == [VARIES]
-            if not (name or bare) or len(name.encode()) > _MAX_NAME or names.count(name) > 1:
+            if not (name or bare) or len(name.encode()) > _MAX_NAME or fields.count(name) > 1:
                 raise BadLabelError(
                     f"a field's name has 1 to {_MAX_NAME} bytes, and is there once; not {name[:_SHOWN]!r}"
                 )
@@ -273,8 +313,6 @@ class _Fields(_Column):
                 values[name.removesuffix(VARIES)] = finished
                 finished = np.array(column.counts, dtype=np.uint32)
             columns[name.removesuffix(VARIES)] = finished
-        named = [column for column in self._columns.values() if column.classes]
-        self.classes = named[0].classes if named else ()
         if "" in columns:
             return RaggedLabels(columns[""], values)
         dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]

@@ -15,7 +15,7 @@ import numpy as np
 
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, Part, read_key_list
-from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Tally
+from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Noted, Tally
 from superdl.coordinator.catalog.listing_cloud import (
     ask_for_versions,
     list_cloud,
@@ -34,10 +34,11 @@ from superdl.coordinator.catalog.members import Field, distinct
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError
+from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.ids import Naming, checked_naming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from superdl.coordinator.catalog.members import Members
 
@@ -48,6 +49,7 @@ NAMING_FILE = ".superdl-source"
 
 _NAMING_BYTES = 4096
 _SHOWN = 5
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 
 _log = logging.getLogger(__name__)
 
@@ -58,15 +60,16 @@ def list_source(
     progress: Callable[[int], None] = lambda _: None,
     cancelled: threading.Event | None = None,
     naming: Naming = Naming(),  # noqa: B008  # frozen
+    classes: Sequence[str] = (),
     *,
     allowed: Allowed = Allowed(),  # noqa: B008  # frozen
 ) -> Catalog:
     """List a source.
 
     Without a key list, samples are the images (by extension) below the source's first-level folders, which
-    are the classes, sorted by name; images that lie in the source itself belong to no class and are passed
-    over, as ImageFolder does. Folders without an image are passed over too, with a warning. With a key list,
-    samples are what it names.
+    are the classes, sorted by name. The catalog's warnings count what is left out: folders without an image,
+    which are no classes; images in the source itself, as ImageFolder does; hidden names; names that cannot
+    be. With a key list, samples are what it names.
 
     Args:
         source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory`` or a plain path.
@@ -75,13 +78,14 @@ def list_source(
             a time.
         cancelled: set it to end the listing.
         naming: what names the samples; what it leaves open, :data:`NAMING_FILE` in the source may say.
+        classes: the names of the classes by their labels; empty: those that there are, sorted.
         allowed: what may be read and how much.
 
     Raises:
         ConfigError: a URL is none, or that file says what cannot be.
         SourceError: there is no such place (``SourceNotFoundError``) or no sample in it
-            (``SourceEmptyError``), it may not be read (``SourceForbiddenError``), labels are missing, or the
-            source cannot be reached.
+            (``SourceEmptyError``), it may not be read (``SourceForbiddenError``), labels are missing or name
+            other classes, or the source cannot be reached.
         ListingCancelledError: ``cancelled`` was set.
     """
     place = parse_source(source)
@@ -92,16 +96,17 @@ def list_source(
     if not key_list:
         naming = _naming_of(place, naming, tally)
         found = _list(place, tally, images_only=True, naming=naming)
-        catalog = _by_folders(place, found, naming, tally.warnings)
-        for warning in tally.warnings:
-            _log.warning("%s", warning)
-        return catalog
-    rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web)
-    naming = _naming_of(place, naming, tally)
-    own, *fields = _fields(place, rows, naming, tally)
-    columns = own.keys, own.versions, rows.labels, rows.classes
-    named: Any = {"alias": naming.alias, "prefix": place.prefix}
-    return Catalog.build(place.bucket, *columns, **named, members=own.members, fields=fields)
+        catalog = _by_folders(place, found, naming, tally, classes)
+    else:
+        rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web, classes=classes)
+        naming = _naming_of(place, naming, tally)
+        own, *fields = _fields(place, rows, naming, tally)
+        columns = own.keys, own.versions, rows.labels, rows.classes, tally.report(f"key_list {rows.url}")
+        named: Any = {"alias": naming.alias, "prefix": place.prefix}
+        catalog = Catalog.build(place.bucket, *columns, **named, members=own.members, fields=fields)
+    for warning in catalog.warnings:
+        _log.warning("%s", warning)
+    return catalog
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field[PackedStrings]]:
@@ -143,6 +148,8 @@ def list_objects(
     """
     tally = Tally(lambda _: None, threading.Event())
     found = _list(pinned(parse_source(source)), tally, images_only=False, naming=naming)
+    for warning in tally.report(source):
+        _log.warning("%s", warning)
     return (
         PackedStrings.concatenate([folder.keys for folder in found]),
         PackedStrings.concatenate([folder.versions for folder in found]),
@@ -183,26 +190,61 @@ def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
     return naming
 
 
-def _by_folders(place: Source, found: list[Folder], naming: Naming, warnings: list[str]) -> Catalog:
-    if not found:
-        raise SourceEmptyError(
-            f"{place.url} holds no image ({', '.join(EXTENSIONS)}); "
-            f"for objects of other names, {KEY_LIST_HELP}"
-        )
+def _by_folders(
+    place: Source, found: list[Folder], naming: Naming, tally: Tally, classes: Sequence[str]
+) -> Catalog:
+    label_of = {name: label for label, name in enumerate(classes)}
     folders = sorted((folder for folder in found if folder.name), key=lambda folder: folder.name)
+    for folder in folders:
+        if not (len(folder.keys) or folder.name in label_of or is_hidden(folder.name)):
+            tally.note(Noted.EMPTY, folder.name)
+    for key in (key.decode() for folder in found if not folder.name for key in folder.keys):
+        tally.note(Noted.NAMELESS if key.startswith("/", len(place.prefix)) else Noted.LOOSE, key)
+    folders = [folder for folder in folders if len(folder.keys)]
     if not folders:
-        count = sum(len(folder.keys) for folder in found)
-        raise SourceError(
-            f"{place.url} holds {count} images and no class folders, so their labels are unknown: put each "
-            f"image into a folder named after its class, or {KEY_LIST_HELP}"
-        )
-    labels = np.repeat(np.arange(len(folders)), [len(folder.keys) for folder in folders])
+        raise _no_samples(place, sum(len(folder.keys) for folder in found), tally)
+    names = [folder.name for folder in folders]
+    if label_of:
+        _check_classes(place, folders, label_of, tally)
+    elif _SPLITS.issuperset(map(str.lower, names)):
+        for name in names:
+            tally.note(Noted.SPLITS, name)
+    classes = classes or names
+    label_of = label_of or {name: label for label, name in enumerate(names)}
+    labels = np.repeat([label_of[name] for name in names], [len(folder.keys) for folder in folders])
     keys = PackedStrings.concatenate([folder.keys for folder in folders])
     versions = PackedStrings.concatenate([folder.versions for folder in folders])
-    classes = [folder.name for folder in folders]
-    columns = keys, versions, labels, classes, warnings
-    like = _as_image_folder(keys, place.prefix.encode(), classes)
+    columns = keys, versions, labels, classes, tally.report(place.url)
+    like = _as_image_folder(keys, place.prefix.encode(), names)
     return Catalog.build(place.bucket, *columns, alias=naming.alias, prefix=place.prefix, sorted_like=like)
+
+
+def _no_samples(place: Source, images: int, tally: Tally) -> SourceError:
+    """Make the error for a source whose images are in no class folder, or that has none."""
+    left_out = "".join(f"; {line}" for line in map(tally.noted, Noted) if line)
+    if images:
+        return SourceError(
+            f"{place.url} holds {images} images and no class folders, so their labels are unknown: put each "
+            f"image into a folder named after its class, or {KEY_LIST_HELP}{left_out}"
+        )
+    return SourceEmptyError(
+        f"{place.url} holds no image ({', '.join(EXTENSIONS)}); for objects of other names, "
+        f"{KEY_LIST_HELP}{left_out}"
+    )
+
+
+def _check_classes(
+    place: Source, folders: Sequence[Folder], label_of: Mapping[str, int], tally: Tally
+) -> None:
+    """Refuse folders that are no given class, and note classes that have no folder."""
+    if others := [folder for folder in folders if folder.name not in label_of]:
+        names = ", ".join(f"{folder.name!r} ({len(folder.keys):,} images)" for folder in others[:_SHOWN])
+        raise SourceError(
+            f"{place.url}: {len(others)} of its folders are none of the {len(label_of)} classes that were "
+            f"given: {names}{', ...' if len(others) > _SHOWN else ''}: correct classes=, or move them away"
+        )
+    for name in label_of.keys() - {folder.name for folder in folders}:
+        tally.note(Noted.UNSEEN, name)
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:

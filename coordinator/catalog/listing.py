@@ -1,4 +1,4 @@
-"""Listing, whatever is listed: what is found, how it is counted, how it runs on threads.
+"""Listing, whatever is listed: what is found, how it is counted and reported, how it runs on threads.
 
 Looking into directories is :mod:`superdl.coordinator.catalog.listing_file`'s, asking an object store
 :mod:`superdl.coordinator.catalog.listing_s3`'s.
@@ -7,12 +7,16 @@ Looking into directories is :mod:`superdl.coordinator.catalog.listing_file`'s, a
 from __future__ import annotations
 
 import threading
+from collections import Counter, defaultdict
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.catalog.source import Allowed
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
+from superdl.super_wire.hidden_names import is_hidden
+from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,8 +26,11 @@ __all__ = [
     "Folder",
     "FolderBuilder",
     "ListingCancelledError",
+    "Noted",
     "Tally",
+    "escaped",
     "is_image",
+    "is_sample",
     "list_folders",
 ]
 
@@ -31,6 +38,24 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 """The extensions of torchvision's ImageFolder; upper and lower case are one."""
 
 _REPORT_EVERY = 500
+_SHOWN = 5  # names, in a message
+
+
+class Noted(StrEnum):
+    """What people are told about a listing, between a count and a few names."""
+
+    FORBIDDEN = "symbolic links lead out of it, to where functions may not read:"
+    LEADING_OUT = "symbolic links lead out of it and are followed, to"
+    NOWHERE = "symbolic links lead nowhere and are left out:"
+    CIRCLES = "ways lead in circles and are left out:"
+    NO_FILES = "things have an image's name, are no files and are left out:"
+    NOT_UTF8 = "names are not UTF-8 and are left out, with all that is below them; rename them:"
+    HIDDEN = "hidden files or folders (.name, __MACOSX) are left out:"
+    LOOSE = "images lie in no class folder and are left out:"
+    NAMELESS = "images lie in a folder of no name (//), which is no class, and are left out:"
+    EMPTY = "folders hold no image and are no classes; give the classes of your training set by classes=:"
+    UNSEEN = "of the given classes have no sample here:"
+    SPLITS = "folders are all its classes, and look like splits; name one of them as the source:"
 
 
 class ListingCancelledError(Exception):
@@ -40,6 +65,23 @@ class ListingCancelledError(Exception):
 def is_image(key: str) -> bool:
     """Whether a key has the extension of an image."""
     return key.lower().endswith(EXTENSIONS)
+
+
+def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool:
+    """Whether an object is a sample of the source with this prefix: no folder's placeholder (``a/``), and if
+    ``images_only``, an image that is not hidden.
+    """
+    if not images_only or not is_image(key):
+        return not (images_only or key.endswith("/"))
+    if is_hidden(key[len(prefix) :]):
+        tally.note(Noted.HIDDEN, key)
+        return False
+    return True
+
+
+def escaped(name: str) -> str:
+    """A name as messages may have it, also of a file whose name is not UTF-8."""
+    return shown(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +97,8 @@ class Folder:
 
 
 class Tally:
-    """Counts what is found, tells ``progress`` in rising order, ends the work when ``cancelled`` is set, or
-    when there is more than is ``allowed``; ``warnings`` is what people are to be told of the source.
+    """Counts what is found, and what people should know of it. Tells ``progress`` in rising order, ends the
+    work when ``cancelled`` is set, or when there is more than is ``allowed``.
     """
 
     def __init__(
@@ -66,13 +108,14 @@ class Tally:
         allowed: Allowed = Allowed(),  # noqa: B008  # frozen
     ) -> None:
         self.allowed = allowed
-        self.warnings: list[str] = []
         self.abandoned = threading.Event()
         """Set to end what other threads still do for this listing."""
         self._progress = progress
         self._cancelled = cancelled
         self._lock = threading.Lock()
         self._count = 0
+        self._noted: Counter[Noted] = Counter()
+        self._names: defaultdict[Noted, set[str]] = defaultdict(set)
 
     def add(self, count: int) -> None:
         """Count ``count`` more; ``ListingCancelledError`` if nobody wants to know any more, ``SourceError``
@@ -83,6 +126,23 @@ class Tally:
             self._count += count
             self.allowed.check_count(self._count)
             self._progress(self._count)
+
+    def note(self, what: Noted, name: str) -> None:
+        """Count what people should know of, and keep a few of the names."""
+        with self._lock:
+            self._noted[what] += 1
+            if len(self._names[what]) <= _SHOWN:
+                self._names[what].add(escaped(name))
+
+    def noted(self, what: Noted) -> str:
+        """How often it was noted, and some names; empty if never."""
+        names = sorted(self._names[what])
+        more = ", ..." if len(names) > _SHOWN else ""
+        return f"{self._noted[what]:,} {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
+
+    def report(self, source: str) -> tuple[str, ...]:
+        """Lines for people about all that was noted in the source."""
+        return tuple(f"{source}: {line}" for line in map(self.noted, Noted) if line)
 
     def check(self) -> None:
         """Raise ``ListingCancelledError`` if nobody wants to know any more."""

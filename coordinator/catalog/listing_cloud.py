@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import chain
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
+from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_sample, list_folders
 from superdl.coordinator.catalog.source import Source
 from superdl.super_wire.clouds import ATTEMPTS, CloudError, Fault, open_cloud, pinned_bucket
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
@@ -43,7 +42,7 @@ def pinned(source: Source) -> Source:
 
 
 def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
-    """Everything below the prefix, as one :class:`Folder` for each first-level folder that holds objects.
+    """List everything below the prefix: a :class:`Folder` for each first-level folder, and one for the rest.
 
     Args:
         source: of another cloud.
@@ -61,7 +60,7 @@ def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folde
         def wanted(page: Page) -> Iterator[tuple[str, bytes]]:
             tally.check()
             for key, version in page:
-                if not key.endswith("/") and (is_image(key) or not images_only):
+                if is_sample(key, source.prefix, tally, images_only=images_only):
                     yield key, _checked(version, f"{source.bucket}/{key}")
 
         def folder(prefix: str) -> Folder:
@@ -71,16 +70,21 @@ def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folde
                     found.append(key.encode(), version)
             return found.build()
 
+        def name_of(key: str) -> str:
+            return key[len(source.prefix) :].rpartition("/")[0].partition("/")[0]
+
         in_folders = cloud.folder(source.prefix)
         prefixes, pages = (
             ([], cloud.pages(source.prefix)) if in_folders is None else (in_folders[0], [in_folders[1]])
         )
         found: dict[str, FolderBuilder] = {}
-        for key, version in chain.from_iterable(map(wanted, pages)):
-            name = key[len(source.prefix) :].rpartition("/")[0].partition("/")[0]
-            found.setdefault(name, FolderBuilder(name, tally)).append(key.encode(), version)
+        for page in pages:
+            names = {name_of(key) for key, _ in page} - found.keys()
+            found |= {name: FolderBuilder(name, tally) for name in names}
+            for key, version in wanted(page):
+                found[name_of(key)].append(key.encode(), version)
         folders = list_folders(folder, prefixes, tally, threads=_THREADS)
-    return [one for one in (*(each.build() for each in found.values()), *folders) if len(one.keys)]
+    return [*(builder.build() for builder in found.values()), *folders]
 
 
 def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[Folder]:

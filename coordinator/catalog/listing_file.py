@@ -3,7 +3,7 @@
 Symbolic links are followed as far as they stay below the directory, or lead where functions may read too: see
 :attr:`superdl.coordinator.catalog.source.Allowed.link_roots`. A source in which links lead elsewhere is
 refused, since what ImageFolder would find is never left out in silence. What is left out or found elsewhere
-is told in the listing's warnings.
+is reported by the listing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,19 @@ import re
 import stat
 import threading
 import time
-from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
+from superdl.coordinator.catalog.listing import (
+    Folder,
+    FolderBuilder,
+    Noted,
+    Tally,
+    escaped,
+    is_image,
+    list_folders,
+)
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.ids import ID_BYTES, digest_version
 
 if TYPE_CHECKING:
@@ -31,15 +39,9 @@ _THREADS = 8
 # On a local disk threads only fight for the interpreter: one alone takes half the time. Where so many entries
 # take longer than that each, as on a network filesystem, all of them wait at once.
 _WORTH_THREADS_S, _SOME = 50e-6, 64
-_SHOWN = 5
 _MAX_LINKED_DIRECTORIES = 100_000  # links to links can make a few directories look like any number
-_LEADING_OUT = "symbolic links lead out of it and are followed, to"
-_NOWHERE = "symbolic links lead nowhere and are left out:"
-_CIRCLES = "ways lead in circles and are left out:"
-_NO_FILES = "things have an image's name, are no files and are left out:"
-_EMPTY = "folders hold no image and are no classes, for which ImageFolder fails:"
-_FORBIDDEN, _LINKED = "forbidden", "linked"
 _BLOCK_BYTES = 2**20
+_SURROGATE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as Python has it in names
 _VERSION = re.compile(rb"([0-9]{1,18})-([0-9]+|b2:[0-9a-f]+)")
 # Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -57,7 +59,7 @@ def size_in_version(version: bytes) -> int:
 
 
 def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: bool = False) -> list[Folder]:
-    """Everything below a directory, as one :class:`Folder` for each first-level folder that holds files.
+    """List everything below a directory: a :class:`Folder` for each first-level folder, and one for the rest.
 
     Args:
         directory: the source's directory, an absolute real path.
@@ -67,7 +69,7 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
 
     Raises:
         SourceError: there is no such directory (``SourceNotFoundError``), one may not be read or a link not
-            be followed (``SourceForbiddenError``), or a name is not UTF-8; the message names it.
+            be followed (``SourceForbiddenError``); the message names it.
         ListingCancelledError: nobody wants the listing any more.
     """
     walk = _Walk(directory, tally, images_only=images_only, digests=digests)
@@ -79,12 +81,8 @@ def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: 
         else:
             walk.add(found, loose)
     folders = list_folders(walk.folder, names, tally, threads=_THREADS)
-    if images_only:
-        for name, folder in zip(names, folders, strict=True):
-            if not len(folder.keys):
-                walk.note(_EMPTY, name)
-        walk.tell()
-    return [folder for folder in (loose.build(), *folders) if len(folder.keys)]
+    walk.check_links()
+    return [loose.build(), *folders]
 
 
 def probe_directory(directory: str) -> None:
@@ -153,9 +151,7 @@ class _Walk:
         self._below = f"{root.rstrip('/')}/"
         self._tally = tally
         self._images_only = images_only
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._some: defaultdict[str, set[str]] = defaultdict(set)
+        self._linked = 0
         self._alone = not digests  # reading files is always worth threads
         self._turns = threading.Semaphore(1 if self._alone else _THREADS)
         self._seen, self._since_s = 0, time.monotonic()
@@ -227,16 +223,12 @@ class _Walk:
         except OSError as error:
             _raise(error, found.path)
         if not stat.S_ISREG(status.st_mode):
-            self.note(_NO_FILES, found.path)
+            self.note(Noted.NO_FILES, found.path)
             return
         try:
             folder.append(found.key.encode(), self._digest(found) if self._digests else file_version(status))
         except FileNotFoundError:
             return
-        except UnicodeEncodeError as error:
-            raise SourceError(
-                f"the name of {os.fsencode(found.path)!r} is not UTF-8: rename the file"
-            ) from error
 
     def _digest(self, found: _Found) -> bytes:
         """The version of a file by its content; ``FileNotFoundError`` if it vanished."""
@@ -257,45 +249,48 @@ class _Walk:
             _raise(error, found.path)
         return digest_version(size, digest.digest()).encode()
 
-    def note(self, what: str, path: str) -> int:
-        """Count what is to be told, and keep a few of its paths; how often that makes."""
-        with self._lock:
-            self._counts[what] += 1
-            if len(self._some[what]) <= _SHOWN:
-                self._some[what].add(path)
-            return self._counts[what]
+    def note(self, what: Noted, path: str) -> None:
+        """Note what is not as it looks, if folders say what is a sample: key lists name what they mean."""
+        if self._images_only or what is Noted.NOT_UTF8:
+            self._tally.note(what, path)
 
-    def tell(self) -> None:
-        """Refuse a source with links that may not be followed, and warn of all that is not as it looks."""
-        if self._counts[_FORBIDDEN]:
+    def check_links(self) -> None:
+        """Refuse a source with links that may not be followed, unless a key list says what is a sample."""
+        if forbidden := self._tally.noted(Noted.FORBIDDEN):
             raise SourceForbiddenError(
-                f"file://{self._root}: {self._counts[_FORBIDDEN]:,} symbolic links lead out of it, to where "
-                f"functions may not read: {self._shown(_FORBIDDEN)}. Put the files themselves in their "
-                "place, or have the operator of coordinator and functions set SUPER_FILE_ROOTS to the source "
-                "and the directories that its links lead to"
+                f"file://{self._root}: {forbidden}. Put the files themselves in their place, or have the "
+                "operator of coordinator and functions set SUPER_FILE_ROOTS to the source and the "
+                "directories that its links lead to"
             )
-        for what in (_LEADING_OUT, _NOWHERE, _CIRCLES, _NO_FILES, _EMPTY):
-            if count := self._counts[what]:
-                self._tally.warnings.append(f"file://{self._root}: {count:,} {what} {self._shown(what)}")
 
-    def _shown(self, what: str) -> str:
-        some = sorted(self._some[what])
-        return ", ".join(some[:_SHOWN]) + (", ..." if len(some) > _SHOWN else "")
+    def _passes_over(self, entry: os.DirEntry[str], path: str) -> bool:
+        """Whether an entry is left out for its name: no key can be made of it, or it is hidden."""
+        is_utf8 = entry.name.isascii() or not _SURROGATE.search(entry.name)
+        if is_utf8 and not (self._images_only and is_hidden(entry.name)):
+            return False
+        if is_image(entry.name) or not entry.is_file(follow_symlinks=False):
+            self.note(Noted.HIDDEN if is_utf8 else Noted.NOT_UTF8, path)
+        return True
 
     def _found(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Found | None:
         """An entry, or ``None`` where it is left out."""
+        if self._passes_over(entry, path):
+            return None
         found: _Found | None = _Found(key, path, path, entry, None)
         if entry.is_symlink():
             found = self._followed(entry, path, key)
         if found is None or not found.is_directory:
             return found
         if found.real in (*here.trail, here.path):
-            self.note(_CIRCLES, path)
+            self.note(Noted.CIRCLES, path)
             return None
-        if found.linked is not None and self.note(_LINKED, path) > _MAX_LINKED_DIRECTORIES:
+        self._linked += (
+            found.linked is not None
+        )  # about: threads may count at once, and the bound is a rough one
+        if self._linked > _MAX_LINKED_DIRECTORIES:
             raise SourceError(
                 f"file://{self._root}: more than {_MAX_LINKED_DIRECTORIES:,} links to directories are "
-                f"met, one of them {path}: do links lead to directories with links, over and over?"
+                f"met, one of them {escaped(path)}: do links lead to directories with links, over and over?"
             )
         return found
 
@@ -303,7 +298,7 @@ class _Walk:
         """Where a link leads, if there is something that may be read."""
         real = os.path.realpath(path)
         if not self._tally.allowed.may_lead(real, self._root):
-            self.note(_FORBIDDEN, path)
+            self.note(Noted.FORBIDDEN, path)
             return None
         linked = None
         try:
@@ -312,11 +307,11 @@ class _Walk:
             if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
                 _raise(error, path)
         if linked is None or stat.S_ISLNK(linked.st_mode):  # of a circle, realpath is a link
-            self.note(_NOWHERE, path)
+            self.note(Noted.NOWHERE, path)
             return None
         found = _Found(key, path, real, entry, linked)
         if real != self._root and not real.startswith(self._below):
-            self.note(_LEADING_OUT, real if found.is_directory else real.rpartition("/")[0])
+            self.note(Noted.LEADING_OUT, real if found.is_directory else real.rpartition("/")[0])
         return found
 
 
@@ -334,6 +329,7 @@ def _raise_for_source(error: OSError, directory: str) -> NoReturn:
 
 
 def _raise(error: OSError, path: str) -> NoReturn:
+    path = escaped(path)
     if error.errno in {errno.EACCES, errno.EPERM}:
         raise SourceForbiddenError(
             f"the coordinator (user id {os.geteuid()}) may not read {path}: grant it read and search "

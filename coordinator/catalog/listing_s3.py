@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_image, list_folders
+from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_sample, list_folders
 from superdl.coordinator.catalog.s3_client import MAX_CONNECTIONS, make_s3_client, s3_failures
 from superdl.super_wire.errors import SourceError
 
@@ -18,7 +18,7 @@ __all__ = ["list_bucket", "probe_bucket", "read_small_object"]
 
 
 def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
-    """Everything below the prefix, as one :class:`Folder` for each first-level folder that holds objects.
+    """List everything below the prefix: a :class:`Folder` for each first-level folder, and one for the rest.
 
     Args:
         source: an ``s3://`` source.
@@ -35,8 +35,7 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
         def collect(objects: Iterable[dict[str, Any]], found: FolderBuilder) -> None:
             for item in objects:
                 key: str = item["Key"]
-                # What ends with "/" is how consoles draw an empty folder.
-                if not key.endswith("/") and (is_image(key) or not images_only):
+                if is_sample(key, source.prefix, tally, images_only=images_only):
                     found.append(key.encode(), _version(item, source))
 
         def folder(prefix: str) -> Folder:
@@ -52,8 +51,7 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
             tally.check()
             prefixes += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
             collect(page.get("Contents", ()), loose)
-        folders = list_folders(folder, prefixes, tally, threads=MAX_CONNECTIONS)
-    return [found for found in (loose.build(), *folders) if len(found.keys)]
+        return [loose.build(), *list_folders(folder, prefixes, tally, threads=MAX_CONNECTIONS)]
 
 
 def probe_bucket(source: Source) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
-from superdl.super_wire.source_url import WEB_BUCKET, join_url, split_url
+from superdl.super_wire.source_url import WEB_BUCKET, file_url, join_url, split_url
 
 __all__ = ["Allowed", "Source", "parse_roots", "parse_source"]
 
@@ -62,24 +62,17 @@ class Source:
 
 
 def parse_source(url: str) -> Source:
-    """Read a source's URL; ``ConfigError`` says what is wrong with one that is none.
+    """Read a source's URL; ``ConfigError`` says what is wrong with it.
 
     Paths are taken as they stand, but those of web servers are percent-decoded. A plain relative path is one
-    below the coordinator's working directory. A prefix names a folder: ``s3://bucket/train`` does not
-    include ``s3://bucket/training/...``.
+    below the coordinator's working directory. A prefix names a folder: ``s3://bucket/train`` is read as
+    ``s3://bucket/train/``, and includes neither ``s3://bucket/training/...`` nor what is read as
+    ``s3://bucket/train//``.
     """
     bucket, path = split_url(url, "source")
     if bucket:
-        prefix = path.rstrip("/")
-        return Source(bucket, f"{prefix}/" if prefix else "")
-    directory = os.path.realpath(path)
-    try:
-        directory.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"the path of a source is UTF-8; {os.fsencode(directory)!r} is not: rename the directory"
-        ) from error
-    return Source(f"file://{directory}", "")
+        return Source(bucket, path if path.endswith("/") or not path else f"{path}/")
+    return Source(file_url(path, "source"), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,8 @@ def test_ping(valkey, monkeypatch):
         ("s3://bucket", "s3://bucket"),
         ("s3://bucket/", "s3://bucket"),
         ("S3://bucket/a b/c/", "s3://bucket/a b/c"),
+        ("s3://bucket/a//", "s3://bucket/a//"),  # another prefix
+        ("s3://bucket//", "s3://bucket//"),
     ],
 )
 def test_s3(text, url):
@@ -187,7 +189,8 @@ def test_paths_become_real_file_urls(tmp_path, monkeypatch):
         assert normalise_url(form, name="source") == url
 
 
-REFUSED = {"ftp://bucket/train": "ftp://"} | dict.fromkeys((b"/bytes", 7, None), "URL or a path")
+REFUSED = dict.fromkeys((b"/bytes", 7, None), "URL or a path")
+REFUSED |= {"ftp://bucket/train": "ftp://", "/caf\udce9": "UTF-8"}
 
 
 @pytest.mark.parametrize(("value", "reason"), REFUSED.items())

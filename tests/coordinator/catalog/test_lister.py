@@ -75,6 +75,27 @@ def test_no_image_no_classes_and_keys_that_are_not_there(tmp_path):
         list_source(str(tmp_path), str(labels))
 
 
+def test_what_is_left_out_or_guessed_is_counted(tmp_path):
+    make(tmp_path, "train/1.jpg", "val/.ipynb_checkpoints/1.jpg", "val/._1.jpg", "val/1.jpg", "val/.DS_Store")
+    make(
+        tmp_path, "__MACOSX/train/1.jpg", "top.jpg", "notes.txt", ".git/config", "Test/notes.txt", "Thumbs.db"
+    )
+    catalog = list_source(str(tmp_path))
+    assert (catalog.classes, list(catalog.keys)) == (("train", "val"), [b"train/1.jpg", b"val/1.jpg"])
+    left_out = [words.rpartition(": ")[2].replace(f"{tmp_path}/", "") for words in catalog.warnings]
+    assert left_out == [
+        ".git, __MACOSX, val/._1.jpg, val/.ipynb_checkpoints",
+        "top.jpg",
+        "Test",
+        "train, val",  # which look like splits
+    ]
+    make(tmp_path, "cat/1.jpg")
+    assert list_source(str(tmp_path)).warnings == catalog.warnings[:-1]
+    labels = tmp_path / "labels.csv"
+    labels.write_text("key,label\nval/._1.jpg,1\n")  # who names it means it
+    assert list_source(str(tmp_path), str(labels)).warnings == ()
+
+
 @given(st.data())
 def test_every_row_gets_the_version_of_its_own_key(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("join")

@@ -13,6 +13,7 @@ from moto.server import ThreadedMotoServer
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.lister import NAMING_FILE
 from superdl.coordinator.catalog.listing import ListingCancelledError
+from superdl.lambda_prefetch.s3_source import S3Source
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.ids import Naming
 from tests.fixtures.valkey import free_port
@@ -92,7 +93,35 @@ def test_images_by_class_folder():
     ]
     assert catalog.classes == ("cat", "dog")
     assert catalog.labels.tolist() == [0, 0, 1]
-    assert catalog.fingerprint == list_source("s3://pets/train//").fingerprint
+    assert catalog.fingerprint == list_source("s3://pets/train/").fingerprint
+    left_out = [words.rpartition(": ")[2] for words in catalog.warnings]
+    assert left_out == ["train/top.jpg", "train//nameless.jpg", "empty"]
+
+
+BELOW_O = ["a//1.png", "a/./1.png", "a/../1.png", "./3.png", "../2.png", "a/b?c#d%2F+ &=;.png"]
+BELOW_O += ["a/%61.png", "a/ü 猫.png", "a/1~'()*!@:,$.png", "a/b\\c.png"]
+ODD = [f"o/{key}" for key in BELOW_O], ["o//b/1.png"], ["/x/1.png"]
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_each_key_is_read_as_it_is_or_counted(store, lean):
+    below_o, nameless_in_o, nameless = ODD
+    store.client.create_bucket(Bucket="odd")
+    for key in (*below_o, *nameless_in_o, *nameless):
+        store.client.put_object(Bucket="odd", Key=key, Body=key.encode())
+    objects = S3Source("odd", endpoint_url=store.url, lean=lean)
+    for source, keys, left_out in (
+        ("s3://odd/o", below_o, "o//b/1.png"),
+        ("s3://odd/o//", nameless_in_o, ""),
+        ("s3://odd//", nameless, ""),
+        ("s3://odd", [*below_o, *nameless_in_o], "/x/1.png"),
+    ):
+        catalog = list_source(source)
+        assert sorted(map(bytes.decode, catalog.keys)) == sorted(keys)
+        assert [words.rpartition(": ")[2] for words in catalog.warnings] == [left_out] * bool(left_out)
+        for key, version in zip(catalog.keys, catalog.versions, strict=True):
+            body = objects.read(key.decode(), version.decode(), limit_bytes=999, reserve=lambda _: None)
+            assert body == key
 
 
 def test_a_name_stands_for_bucket_and_prefix(store):

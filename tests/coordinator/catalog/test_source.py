@@ -13,10 +13,10 @@ from superdl.super_wire.errors import ConfigError
     [
         ("s3://b", "s3://b", ""),
         ("s3://b/", "s3://b", ""),
-        ("s3://b//", "s3://b", ""),
+        ("s3://b//", "s3://b", "/"),
         ("s3://b/train", "s3://b", "train/"),
         ("s3://b/train/", "s3://b", "train/"),
-        ("s3://b/a//b/ä b%20?x=1#y//", "s3://b", "a//b/ä b%20?x=1#y/"),
+        ("s3://b/a//b/ä b%20?x=1#y//", "s3://b", "a//b/ä b%20?x=1#y//"),
         ("S3://b/train", "s3://b", "train/"),
         ("s3://my.bucket-1/x", "s3://my.bucket-1", "x/"),
     ],
