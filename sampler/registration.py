@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.distributed import is_own, run_id
+from superdl.sampler.distributed import is_own, place_in_run, run_id
 from superdl.sampler.embedded.embedded import embedded_for, question_answered
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client
 from superdl.sampler.rpc.connection import checked_address
@@ -18,12 +18,12 @@ from superdl.super_wire.labels import joined, unpack_labels
 from superdl.super_wire.sample_list import SampleList
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from superdl.super_wire.batch_ref import Bindable
     from superdl.super_wire.labels import Labels
 
-__all__ = ["binding_of", "client_of", "describe", "list_labels", "list_samples", "tells_progress"]
+__all__ = ["binding_of", "client_of", "describe", "list_labels", "list_samples", "tells_progress", "warn_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,6 +50,14 @@ def tells_progress(dataset: Bindable) -> Callable[[int], None]:
     return lambda listed: _LOG.info("listing %s: %d samples so far", dataset.source, listed)
 
 
+def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
+    """Log what a coordinator warns of a dataset: once, and on the first rank."""
+    for warning in warnings if rank == 0 else ():
+        if warning not in dataset.warned:
+            dataset.warned.add(warning)
+            _LOG.warning("%s", warning)
+
+
 def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
     """What a coordinator's answer (a message) says of a dataset; cache and store are a job's."""
     return DatasetBinding(
@@ -74,6 +82,7 @@ def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
     """
     with _asking(dataset) as (client, run):
         facts, _ = client.register(dataset, run, renew=renew and is_own(run), listed=tells_progress(dataset))
+    warn_of(dataset, facts.warnings, place_in_run(None, None)[0])
     return binding_of(facts)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.distributed import is_own, job_id
-from superdl.sampler.registration import binding_of, tells_progress
+from superdl.sampler.registration import binding_of, tells_progress, warn_of
 from superdl.sampler.rpc.client import FIRST_CONTACT, LISTING_SILENCE_S, RUNNING, Client, Patience
 from superdl.sampler.stats import SamplerStats, StatusChecks
 from superdl.super_wire.errors import (
@@ -98,7 +98,7 @@ class Session:
                 silence_s=listing_silence_s,
                 listed=tells_progress(dataset),
             )
-            self._tell(facts.warnings)
+            warn_of(dataset, facts.warnings, spec.rank)
             self._check_fits(spec.length(facts.size))
             self.job = job_id(
                 run if job is None else f"job:{job}",
@@ -106,11 +106,7 @@ class Session:
                 dataset.recipe.json,
                 **{field.name: getattr(spec, field.name) for field in fields(spec)},
             )
-            self._tell(self._open(facts, FIRST_CONTACT, (0, 0)))
-
-    def _tell(self, warnings: Sequence[str]) -> None:
-        for warning in warnings if self._spec.rank == 0 else ():
-            _LOG.warning("%s", warning)
+            warn_of(dataset, self._open(facts, FIRST_CONTACT, (0, 0)), spec.rank)
 
     def _check_fits(self, size: int) -> None:
         wanted = self._spec.batch_size * self._spec.num_replicas

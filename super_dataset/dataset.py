@@ -30,6 +30,7 @@ from superdl.super_dataset.reading import (
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import checked_naming
+from superdl.super_wire.labels import checked_classes
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.source_url import file_url, join_url, split_url
@@ -81,6 +82,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
         recipe: what functions do to every sample. Without one they decode it, and images keep their sizes.
         key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns; without it class
             folders give labels.
+        classes: the names of the classes by their labels, as ``classes=train.classes`` of a validation set.
+            Folders and labels of other names are an error, classes without a sample a warning. Without them
+            the classes that the source has are sorted, and one that it lacks shifts those behind it.
         alias: a name that stands for the source's place in sample ids, so that a moved or copied source is
             found in a store. Without it a file ``.superdl-source`` in the source's root may name one.
         versions: how files are told apart in ids: ``"times"`` (size and time of change), the default, or
@@ -120,6 +124,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         recipe: Recipe | None = None,
         *,
         key_list: str | os.PathLike[str] | None = None,
+        classes: Sequence[str] | None = None,
         alias: str | None = None,
         versions: Versions | None = None,
         transform: Callable[[Any], Any] | Callable[[Any, Any, BatchInfo], Any] | None = None,
@@ -141,6 +146,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         _check_reading(read_timeout, verify, in_flight_bytes)
         self.source = normalise_url(source, name="source")  # what sample ids are made of, unless named
         self.naming = checked_naming(alias, versions)
+        self.given_classes = () if classes is None else checked_classes(classes)
         self.recipe = recipe
         self.key_list = None if key_list is None else normalise_url(key_list, name="key_list")
         self.reads_straight = True

@@ -75,6 +75,7 @@ class ListedSource:
         if coordinator is not None and (not isinstance(coordinator, str) or not coordinator):
             raise ConfigError(f"coordinator is an address such as host:50051; not {coordinator!r}")
         self.coordinator = coordinator
+        self.warned: set[str] = set()
         self._binding: DatasetBinding | None = None
         self._looked_at: bytes | None = None
         self._samples: SampleList | None = None

@@ -169,6 +169,8 @@ class Bindable(Protocol):
     """What a sampler needs of a dataset. ``coordinator`` is asked where nothing else names one."""
 
     coordinator: str | None
+    warned: set[str]
+    """What its user was warned of."""
 
     @property
     def source(self) -> str:
@@ -185,6 +187,10 @@ class Bindable(Protocol):
     @property
     def naming(self) -> Naming:
         """What names its samples in ids, beside their keys."""
+
+    @property
+    def given_classes(self) -> tuple[str, ...]:
+        """The names of the classes by their labels; empty: those that the listing finds."""
 
     @property
     def reads_straight(self) -> bool:

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id", "renew", "alias", "versions")
+    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id", "renew", "alias", "versions", "classes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class RegisterDatasetRequest(_message.Message):
     RENEW_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     source: str
     recipe: str
@@ -23,7 +24,8 @@ class RegisterDatasetRequest(_message.Message):
     renew: bool
     alias: str
     versions: str
-    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ..., renew: bool = ..., alias: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
+    classes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ..., renew: bool = ..., alias: _Optional[str] = ..., versions: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetDatasetRequest(_message.Message):
     __slots__ = ("dataset_id", "listed", "wait_s")

@@ -21,13 +21,41 @@ from superdl.super_wire.label_dtype import (
     label_dtype_text,
     label_fields_of,
 )
+from superdl.super_wire.message_fields import clean_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Labels", "RaggedLabels", "joined", "label_sizes", "labels_text", "pack_labels", "unpack_labels"]
+__all__ = [
+    "MAX_CLASS_NAMES_BYTES",
+    "Labels",
+    "RaggedLabels",
+    "checked_classes",
+    "joined",
+    "label_sizes",
+    "labels_text",
+    "pack_labels",
+    "unpack_labels",
+]
+
+MAX_CLASS_NAMES_BYTES = 2**21
+"""Class names travel in one gRPC message, which holds 4 MiB unless set otherwise."""
 
 _COUNT_BYTES = 4
+
+
+def checked_classes(classes: object) -> tuple[str, ...]:
+    """Return the names of classes by their labels; ``ConfigError`` says what they may be."""
+    names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
+    texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
+    if not names or not texts or len(set(names)) < len(names):
+        raise ConfigError(
+            "classes are names in the order of their labels, each once, such as the classes of a training "
+            f"set; leave them out where labels are numbers; not {str(classes)[:80]!r}"
+        )
+    if sum(len(name.encode()) for name in names) > MAX_CLASS_NAMES_BYTES:
+        raise ConfigError(f"the names of all classes have at most {MAX_CLASS_NAMES_BYTES} bytes together")
+    return names
 
 
 class RaggedLabels(Sequence[Any]):

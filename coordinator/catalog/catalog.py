@@ -18,7 +18,13 @@ from superdl.coordinator.catalog.members import Field, narrowed
 from superdl.coordinator.catalog.strings import RepeatedStrings, Strings, compact
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.labels import RaggedLabels, label_sizes, labels_text, pack_labels
+from superdl.super_wire.labels import (
+    MAX_CLASS_NAMES_BYTES,
+    RaggedLabels,
+    label_sizes,
+    labels_text,
+    pack_labels,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,10 +35,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.labels import Labels
 
-__all__ = ["MAX_CLASS_NAMES_BYTES", "Catalog"]
-
-MAX_CLASS_NAMES_BYTES = 2**21
-"""Class names travel in one gRPC message, which holds 4 MiB unless set otherwise."""
+__all__ = ["Catalog"]
 
 _AT_A_TIME = 8192
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import threading
 import time
@@ -92,6 +93,7 @@ class Listing:
     source: str
     key_list: str
     naming: Naming = field(default_factory=Naming)
+    classes: tuple[str, ...] = ()
     task: asyncio.Task[None] | None = None
     listed: int = 0
     catalog: Catalog | None = None
@@ -213,22 +215,26 @@ class DatasetRegistry:
         key_list: str,
         run_id: str,
         naming: Naming = Naming(),  # noqa: B008  # frozen
+        classes: tuple[str, ...] = (),
         *,
         renew: bool = False,
     ) -> Dataset:
-        """The dataset of these facts; its listing is begun if no fitting one is there.
+        """Return the dataset of these facts, and begin its listing if no fitting one is there.
 
         ``renew``: of its own run too, a listing will not do that is ten times older than what it took. Jobs
         go on with theirs.
         ``CoordinatorError`` if too many other listings have not ended yet.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
+        if classes:
+            facts = *facts, json.dumps(classes)
         dataset_id = digest128(*map(str.encode, facts))
         known = self.get(dataset_id)
         is_good = known is not None and known.listing.error is None
         if known is not None and is_good and (not renew or self._is_fresh(known.listing, renew=True)):
             return known
-        dataset = Dataset(dataset_id, recipe, self._listing(source, key_list, run_id, naming, renew=renew))
+        listing = self._listing((source, key_list, naming, classes), run_id, renew=renew)
+        dataset = Dataset(dataset_id, recipe, listing)
         self._datasets[dataset_id] = dataset
         self._forget_some()
         return dataset
@@ -288,10 +294,12 @@ class DatasetRegistry:
         limit_s = min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s
         return not listing.ended or self._clock() - listing.ended_at_s <= limit_s
 
-    def _listing(self, source: str, key_list: str, run_id: str, naming: Naming, *, renew: bool) -> Listing:
+    def _listing(
+        self, what: tuple[str, str, Naming, tuple[str, ...]], run_id: str, *, renew: bool
+    ) -> Listing:
         for listing in reversed(self._listings):  # the newest that fits
             fresh = self._is_fresh(listing, renew=renew)
-            is_same = (listing.source, listing.key_list, listing.naming) == (source, key_list, naming)
+            is_same = (listing.source, listing.key_list, listing.naming, listing.classes) == what
             if is_same and listing.error is None and (fresh or (run_id in listing.runs and not renew)):
                 listing.runs.add(run_id)
                 return listing
@@ -300,8 +308,8 @@ class DatasetRegistry:
             raise CoordinatorError(
                 f"this coordinator is listing {under_way} sources already: ask again later"
             )
-        listing = Listing(source, key_list, naming, runs={run_id}, begun_at_s=self._clock())
-        listing.task = asyncio.create_task(self._list(listing), name=f"list {source}")
+        listing = Listing(*what, runs={run_id}, begun_at_s=self._clock())
+        listing.task = asyncio.create_task(self._list(listing), name=f"list {listing.source}")
         self._listings.append(listing)
         return listing
 
@@ -330,10 +338,10 @@ class DatasetRegistry:
                 listing.listed, told_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
-        place = listing.source, listing.key_list or None
+        place, how = (listing.source, listing.key_list or None), (listing.naming, listing.classes)
         try:
             catalog = await loop.run_in_executor(
-                self._threads, self._lister, *place, progress, listing.cancelled, listing.naming
+                self._threads, self._lister, *place, progress, listing.cancelled, *how
             )
         except ListingCancelledError:
             listing.error = SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES
 from superdl.super_wire.label_dtype import MAX_LABEL_BYTES, MAX_LABEL_FIELDS
-from superdl.super_wire.labels import RaggedLabels
+from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES, RaggedLabels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

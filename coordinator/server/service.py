@@ -33,6 +33,7 @@ from superdl.super_wire.errors import (
     UnknownJobError,
 )
 from superdl.super_wire.ids import ID_BYTES, checked_naming
+from superdl.super_wire.labels import checked_classes
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, MAX_REPLY_BYTES, PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
 
@@ -137,8 +138,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
         naming = checked_naming(request.alias or None, request.versions or None)
+        classes = checked_classes(tuple(request.classes)) if request.classes else ()
         place = request.source, recipe, request.key_list, request.run_id
-        dataset = self._datasets.register(*place, naming, renew=request.renew)
+        dataset = self._datasets.register(*place, naming, classes, renew=request.renew)
         return await self._described(dataset, listed=0, wait_s=0.0)
 
     @_typed_errors

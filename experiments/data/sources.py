@@ -39,13 +39,15 @@ _SCHEMES = ("file", "s3")
 class Source:
     """Where one split's samples live, and the key list that names them where folders do not.
 
-    ``alias`` and ``versions`` are those of :class:`superdl.SuperDataset`.
+    ``alias``, ``versions`` and ``classes`` (empty: as they are found) are those of
+    :class:`superdl.SuperDataset`.
     """
 
     url: str
     key_list: str | None = None
     alias: str | None = None
     versions: Versions | None = None
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,8 @@ def list_samples(source: Source, kind: str) -> Samples:
     key_list = source.key_list
     if key_list is not None and "://" not in key_list:
         key_list = str(Path(key_list).expanduser())
-    catalog = list_source(source.url, key_list, naming=checked_naming(source.alias, source.versions))
+    naming = checked_naming(source.alias, source.versions)
+    catalog = list_source(source.url, key_list, naming=naming, classes=source.classes)
     if not catalog.classes or not isinstance(catalog.labels, np.ndarray) or catalog.label_dtype != "int64":
         raise ConfigError(
             f"the labels in {source.key_list} are no class names, and loader.kind {kind} takes those alone; "

@@ -44,6 +44,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         key_list=request.source.key_list,
         alias=request.source.alias,
         versions=request.source.versions,
+        classes=request.source.classes or None,
         return_info=True,
         read_timeout=request.loader.read_timeout,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,6 +130,7 @@ def evaluate(
             raise ConfigError(
                 f"the spec of {run} names no validation images; add --set data.val=s3://bucket/test"
             )
+        source = replace(source, classes=_classes_in(run, known))
         loader = opened_loader(spec, source, ranks, tell, training=False, pin_memory=device.type == "cuda")
         stack.callback(loader.close)
         _check_classes(known, loader)
@@ -172,6 +174,16 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
             "training.checkpoint_every=1"
         )
     return found
+
+
+def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
+    """Return the classes that the checkpoint tells apart; none where the run's report does not name them."""
+    try:
+        report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+        classes = list(report["classes"])
+    except (OSError, ValueError, LookupError, TypeError):  # _check_classes compares digests
+        return ()
+    return tuple(classes) if known.facts.get("digest of the classes") == digest(classes) else ()
 
 
 def _check_classes(known: Checkpoint, loader: Loader) -> None:

@@ -245,6 +245,7 @@ class Client:
             key_list=dataset.key_list or "",
             run_id=run,
             renew=renew,
+            classes=dataset.given_classes,
             **dataset.naming._asdict(),
         )
         facts = self.call("RegisterDataset", request, patience.until(end_s), stopped=stopped)
@@ -272,6 +273,11 @@ class Client:
                 moved_s = time.monotonic()
                 end_s += moved_s - asked_s
                 listed(facts.listed)
+        if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older one overlooks them
+            raise ProtocolMismatchError(
+                f"the coordinator at {self.address} does not know classes=: install one version of SUPER on "
+                "both sides"
+            )
         return facts, end_s
 
     def _connection(self) -> Connection:

@@ -56,9 +56,12 @@ def test_a_whole_epoch(cloud_server: CloudServer, bucket: str, tmp_path: Path) -
 def test_pages_and_odd_keys_are_listed_and_read_whole_and_in_spans(cloud_server, bucket):
     keys = [f"t/{name}/{n}.jpg" for name in ("a b", "ö#%20+?&", "c") for n in range(7)]
     cloud_server.objects = {key: f"bytes of {key}".encode() for key in [*keys, "t/loose.jpg", "u/x/1.jpg"]}
+    cloud_server.objects |= dict.fromkeys(("t/none/a.txt", "t/c/._1.jpg", "t/.h/1.jpg"), b"x")
     catalog = list_source(f"{bucket}/t")
     assert [key.decode() for key in catalog.keys] == sorted(keys, key=str.encode)
     assert catalog.classes == ("a b", "c", "ö#%20+?&")
+    left_out = [words.rpartition(": ")[2] for words in catalog.warnings]
+    assert left_out == ["t/.h/1.jpg, t/c/._1.jpg", "t/loose.jpg", "none"]
     for key, version in zip(catalog.keys, catalog.versions, strict=True):
         body, asked = cloud_server.objects[key.decode()], []
         place = bucket, key.decode(), version.decode()

@@ -16,9 +16,11 @@ class BoundDataset:
     recipe: Recipe = field(default_factory=lambda: Recipe.image(resize=32, crop=32))
     key_list: str | None = None
     naming: Naming = field(default_factory=Naming)
+    given_classes: tuple[str, ...] = ()
     reads_straight: bool = True
     coordinator: str | None = None
     bindings: list = field(default_factory=list)
+    warned: set = field(default_factory=set)
     pinged: list = field(default_factory=list)
 
     def bind(self, binding):

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog.catalog import MAX_CLASS_NAMES_BYTES, Catalog
+from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.ids import sample_id
+from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES
 from superdl.super_wire.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]

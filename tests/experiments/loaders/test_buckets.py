@@ -46,6 +46,18 @@ def test_class_folders_of_a_bucket_are_read_as_those_of_a_directory(kind, bucket
     loader.close()
 
 
+@pytest.mark.parametrize("kind", [need["torch"], need["webdataset"], need["mds"], need["litdata"]])
+def test_given_classes_decide_labels(kind, bucket, tmp_path):
+    classes = ("dog", "elk", "cat", "bee", "ant")
+    source = Source("s3://photos/sets/train", classes=classes)
+    loader = opened(kind, source, tmp_path, training=False)
+    assert tuple(loader.classes) == classes
+    labels = Counter(int(label) for _, labels, _ in loader for label in labels)
+    folders = {path.name: len(list(path.rglob("*.*g"))) for path in (bucket / "sets" / "train").iterdir()}
+    assert {classes[label]: count for label, count in labels.items()} == folders
+    loader.close()
+
+
 def test_what_cannot_be_listed_or_read_is_named(bucket, tmp_path, monkeypatch):
     with pytest.raises(SourceNotFoundError, match="s3://absent"):
         opened("torch", Source("s3://absent/train"), tmp_path)

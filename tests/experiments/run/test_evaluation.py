@@ -73,12 +73,18 @@ def test_other_images_take_the_place_of_the_runs_and_must_have_its_classes(train
     run, _ = trained
     found = evaluated(run, capsys, f"--set=data.val={shades / 'train'}", "--set=loader.batch_size=24")
     assert (found["samples"], found["data"]) == (24, f"file://{shades / 'train'}")
+    classes = [one["name"] for one in found["classes"]]
+    (tmp_path / "last").mkdir()  # which alone would have the label of the first
+    (tmp_path / "last" / classes[-1]).symlink_to(shades / "train" / classes[-1])
+    alone = evaluated(run, capsys, f"--set=data.val={tmp_path / 'last'}")["classes"]
+    assert [one["name"] for one in alone] == classes
+    assert [one["samples"] for one in alone][:-1] == [0] * (len(classes) - 1)
     (tmp_path / "val" / "mauve").mkdir(parents=True)
     Image.new("RGB", (16, 16)).save(tmp_path / "val" / "mauve" / "0.png")
     for words, message in (
         (
             [str(run), f"--set=data.val={tmp_path / 'val'}"],
-            "the images have 1 classes, and the model",
+            "classes that were given: 'mauve' (1 images)",
         ),
         ([str(run), "--set=data.val=null"], "names no validation images; add --set data.val="),
         ([str(run), "--set=model.name=small_cnn"], "best.pt is of another model than the spec"),

@@ -173,10 +173,10 @@ def test_a_run_that_fails_reports_why(colours):
     (colours / "val" / "green").mkdir()
     Image.new("RGB", (16, 16), (0, 200, 0)).save(colours / "val" / "green" / "0.png")
     console = quiet()
-    with pytest.raises(ConfigError, match=r"different classes \(only in one of them: green\)"):
+    with pytest.raises(SourceError, match="none of the 2 classes that were given: 'green'"):
         run(spec_of(colours), console=console)
     assert "It failed after 0 of 2 epochs in " in console.file.getvalue()
-    assert ": ConfigError: data.train and data.val have" in console.file.getvalue()
+    assert f": SourceError: file://{colours / 'val'}: " in console.file.getvalue()
     loaded = json.loads((the_run(colours) / "report.json").read_text())
     assert loaded["status"] == "failed"
     assert "green" in loaded["reason"]

@@ -1,0 +1,99 @@
+"""A set that lacks a class gets no other labels in silence: its user is warned, or gives the classes."""
+
+from __future__ import annotations
+
+import logging
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pytest
+
+from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
+from superdl.super_wire.errors import ConfigError, SourceError
+from tests.fixtures.images import CLASSES, SIDE, write_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fixtures.stack import Stack
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+@pytest.fixture
+def val(tmp_path: Path) -> Path:
+    """Images of ant and dog, and a folder of bee without any; there is no cat."""
+    images = write_images(tmp_path / "val", 16, seed=35)
+    for path in [*images.glob("bee/*"), *images.glob("cat/*")]:
+        path.unlink()
+    (images / "cat").rmdir()
+    return images
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is named in each warning since the last look."""
+    records = [record for record in caplog.records if record.levelno == logging.WARNING]
+    caplog.clear()
+    return [record.getMessage().rpartition(": ")[2] for record in records]
+
+
+def test_given_classes_decide_names_and_labels(
+    shared_stack: Stack, val: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = {"coordinator": shared_stack.address}
+    found = SuperDataset(val, RECIPE, **where)
+    assert (found.class_to_idx, len(found)) == ({"ant": 0, "dog": 1}, 8)
+    assert warned(caplog) == ["bee"]
+    with SuperSampler(found, batch_size=8, shuffle=False) as sampler:
+        (of_found,) = sampler
+    assert warned(caplog) == [], "once is enough"
+
+    given = SuperDataset(val, RECIPE, classes=list(CLASSES), return_info=True, **where)
+    assert given.classes == CLASSES
+    assert warned(caplog) == ["bee, cat"]
+    with SuperSampler(given, batch_size=8, shuffle=False) as sampler:
+        (of_given,) = sampler
+        _, labels, info = given[of_given]
+    assert of_given.sample_ids == of_found.sample_ids, "labels are in no id"
+    assert [CLASSES[label] for label in labels.tolist()] == [key.split("/")[-2] for key in info.keys]
+    assert given.targets.tolist() == [0] * 4 + [3] * 4
+
+    rows = [f"{path.relative_to(val)},{path.parent.name}\n" for path in val.glob("*/*")]
+    key_list = tmp_path / "list.csv"
+    key_list.write_text("key,label\n" + "".join(rows))
+    listed = SuperDataset(val, RECIPE, key_list=key_list, classes=CLASSES[::-1], **where)
+    assert (listed.classes, listed.targets.tolist()) == (CLASSES[::-1], [3] * 4 + [0] * 4)
+    assert warned(caplog) == ["bee, cat"]
+
+
+@pytest.mark.parametrize("label", ["dog", "1"])
+def test_labels_of_other_classes_are_refused(
+    shared_stack: Stack, val: Path, tmp_path: Path, label: str
+) -> None:
+    key_list = tmp_path / "list.csv"
+    key_list.write_text(f"key,label\nant/00000.jpg,{label}\n")
+    for source in ({}, {"key_list": key_list}):
+        dataset = SuperDataset(
+            val, RECIPE, classes=["ant", "bee"], coordinator=shared_stack.address, **source
+        )
+        with pytest.raises(SourceError, match=r"'dog'|none of its labels"):
+            len(dataset)
+    for classes in ([], "ant", ["ant", "ant"], ["ant", 1], {"ant": 0}, ["caf\udce9"]):
+        with pytest.raises(ConfigError, match="classes are names in the order of their labels"):
+            SuperDataset(val, RECIPE, classes=classes)
+
+
+def test_a_coordinator_that_forgot_everything_has_the_classes_again(
+    restarted_stack: Stack, val: Path
+) -> None:
+    dataset = SuperDataset(val, RECIPE, classes=CLASSES)
+    with (
+        SuperSampler(dataset, batch_size=1, shuffle=False, coordinator=restarted_stack.address) as sampler,
+        SuperLoader(dataset, sampler) as loader,
+    ):
+        iterator = iter(loader)
+        labels = [int(label) for _, label in islice(iterator, 2)]
+        restarted_stack.kill_coordinator()
+        restarted_stack.start_coordinator()
+        labels += [int(label) for _, label in iterator]
+    assert labels == [0] * 4 + [3] * 4
