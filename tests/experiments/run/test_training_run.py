@@ -19,7 +19,7 @@ from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.run import run
 from superdl.experiments.spec import Spec, load_spec, parse_spec
 from superdl.experiments.training import Trainer
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import SourceError
 
 
 def spec_of(directory: Path, *overrides: str) -> Spec:
