@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.sources import SampleFailedError, check_size
-from superdl.super_wire.clouds import CloudError, Fault, open_cloud
+from superdl.super_wire.clouds import CloudError, open_cloud
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import Outcome
 
@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.sources import Pending, Span
 
 __all__ = ["CloudSource"]
-
-_OUTCOMES = {
-    Fault.MISSING: Outcome.MISSING,
-    Fault.CHANGED: Outcome.CHANGED,
-    Fault.REFUSED: Outcome.REFUSED,
-    Fault.FAILED: Outcome.SOURCE_ERROR,
-}
 
 
 class CloudSource:
@@ -64,4 +57,4 @@ class CloudSource:
         try:
             return self._cloud.read(key, version=version.strip('"'), begin=begin, end=end, before=before)
         except CloudError as error:
-            raise SampleFailedError(_OUTCOMES[error.fault], str(error)) from error
+            raise SampleFailedError(Outcome(error.fault.value), str(error)) from error

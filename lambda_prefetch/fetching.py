@@ -9,6 +9,7 @@ arrive one by one.
 
 from __future__ import annotations
 
+import math
 import queue
 import select
 import sys
@@ -41,6 +42,8 @@ _ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4
 
 _MAX_SILENCE_S = 20  # that objects which were asked for may keep, all of a thread's together
 
+_AWAY_S = 1.0
+"""Once a source has been unavailable for so long, no more is asked of it by this request."""
 
 _RANGES_IN_BUDGET = 4
 """So many ranges fit into the budget of bytes: some are received while others are decoded."""
@@ -113,6 +116,7 @@ class Fetchers:
         self._pusher = pusher
         self._expires_at = expires_at
         self._budget = ByteBudget(settings.fetch_bytes)
+        self._trouble, self._away_since_s = "", math.inf
         self._arrived: queue.SimpleQueue[Arrived | None] = queue.SimpleQueue()  # bounded by the request
         self._untaken = len(request.keys)
         self._enough_arrived = _ENOUGH_ARRIVED
@@ -228,8 +232,12 @@ class Fetchers:
                 answers.unregister(descriptor)
                 if not ready:
                     pending.close()
-                    arrived.fail(Outcome.SOURCE_ERROR, f"no answer came for {_MAX_SILENCE_S} s")
+                    arrived.fail(Outcome.UNAVAILABLE, f"no answer came for {_MAX_SILENCE_S} s")
                 self._finish(arrived, pending)
+
+    def _is_away(self) -> bool:
+        """Whether the source was unavailable for so long that asking it for more only holds a function up."""
+        return time.perf_counter() - self._away_since_s > _AWAY_S
 
     def _rest(self) -> None:
         """Let answers gather while the decoders have enough to do: then many are read at one go."""
@@ -251,6 +259,9 @@ class Fetchers:
             why = f"not tried, since the cache takes nothing: {self._pusher.broken}"
             arrived.fail(Outcome.CACHE_ERROR, why)
             return None
+        if self._is_away():
+            arrived.fail(Outcome.UNAVAILABLE, self._trouble)
+            return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
         if arrived.range is not None and arrived.span is None:
             return None  # only the footer of its file says where the row group lies
@@ -262,12 +273,20 @@ class Fetchers:
     def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
         """Read what has not failed yet, and hand it to the decoders."""
         try:
-            if arrived.failure is None:
+            if arrived.failure is None and self._is_away():
+                if pending is not None:
+                    pending.close()
+                arrived.fail(Outcome.UNAVAILABLE, self._trouble)
+            elif arrived.failure is None:
                 self._read(arrived, pending)
+                self._away_since_s = math.inf
         except SampleFailedError as failure:
             # Without the frames that it passed, which hold what was received and would outlive its room.
             failure.__cause__ = failure.__context__ = None
             arrived.failure = failure.with_traceback(None)
+            is_away = failure.outcome is Outcome.UNAVAILABLE
+            since_s = min(self._away_since_s, time.perf_counter())
+            self._trouble, self._away_since_s = failure.why, since_s if is_away else math.inf
         except BudgetClosedError:
             raise
         except Exception as error:  # noqa: BLE001  # told in the result; a thread that died silently would stop the invocation

@@ -25,6 +25,7 @@ from superdl.lambda_prefetch.s3_connection import (
     object_path,
 )
 from superdl.lambda_prefetch.sources import check_size, check_version
+from superdl.super_wire.clouds import Fault, fault_of
 
 if TYPE_CHECKING:
     import ssl
@@ -46,7 +47,6 @@ __all__ = [
 ]
 
 _MAX_IDLE = 64
-_PASSING = frozenset({0, 408, 429})  # no answer; said to a connection that idled; too many requests
 
 # Per process, endpoint and bucket; None where boto3 is to read.
 _clients: dict[tuple[int, str, str], LeanClient | None] = {}
@@ -153,7 +153,7 @@ class LeanClient:
             data = asked.connection.body(head)
             kept = head.keeps and len(self._idle) < _MAX_IDLE
         except UnusualAnswerError as answer:
-            passing = answer.status in _PASSING or answer.status >= 500  # noqa: PLR2004  # HTTP's server errors
+            passing = not answer.status or fault_of(answer.status) is Fault.UNAVAILABLE
             raise LeanFailedError(f"S3 answered {answer.status}: {answer}", passing=passing) from answer
         except OSError as error:
             raise _failed(error) from error

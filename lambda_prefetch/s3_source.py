@@ -2,8 +2,8 @@
 
 The lean client is asked first, since boto3 alone takes half as much CPU as decoding. What it does not get,
 boto3 is asked for: so every retry, redirect and refusal is boto3's. An object is asked for at most twice by
-the lean client and three times by boto3. Where no way leads to S3, nobody asks again in this invocation. What
-remains failed is the coordinator's to try again.
+each, so that a throttled bucket keeps no function for long: what remains unavailable is the coordinator's to
+try again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.lambda_prefetch.s3_connection import check_range, range_of
 from superdl.lambda_prefetch.s3_lean_client import Asked, LeanClient, LeanFailedError, give_up, lean_client
 from superdl.lambda_prefetch.sources import SampleFailedError, check_size, check_version
+from superdl.super_wire.clouds import fault_of
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -30,16 +31,16 @@ _BOTO3_THREADS = 16
 
 _CONNECT_TIMEOUT_S = 2  # an address; S3 has eight, and each attempt tries all
 _READ_TIMEOUT_S = 20
-_ATTEMPTS = 3
+_ATTEMPTS = 2  # with a pause of a second at most
 _MAX_THREADS = 64
 
-_MEANINGS = {404: Outcome.MISSING, 401: Outcome.REFUSED, 403: Outcome.REFUSED}
-_MEANINGS |= {412: Outcome.CHANGED, 416: Outcome.CHANGED}  # another version; its end is before the span
 _MOVED = 301
 _FORBIDDEN = frozenset({401, 403})
 _ELSEWHERE = frozenset(
     {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
 )
+# S3 says these with the status of a faulty request.
+_UNAVAILABLE = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException"})
 _ARCHIVED = frozenset({"InvalidObjectState"})
 _BAD_CREDENTIALS = frozenset({"InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed"}) | frozenset(
     {"ExpiredToken", "ExpiredTokenException", "SignatureDoesNotMatch"}
@@ -153,6 +154,7 @@ def _read_by_boto3(
     of :class:`superdl.lambda_prefetch.sources.ObjectSource`.
     """
     from botocore import exceptions
+    from urllib3.exceptions import HTTPError
 
     client = s3_client(endpoint_url)
     ranged = {} if span is None else {"Range": range_of(span)}
@@ -173,8 +175,10 @@ def _read_by_boto3(
         ) from error
     except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as error:
         raise _unreachable(str(error)) from error
-    except exceptions.BotoCoreError as error:
-        raise SampleFailedError(Outcome.SOURCE_ERROR, f"S3 could not be read: {error}") from error
+    except (exceptions.BotoCoreError, HTTPError, OSError) as error:  # a body that breaks off is urllib3's
+        connection = exceptions.ConnectionError, exceptions.HTTPClientError, HTTPError, OSError
+        outcome = Outcome.UNAVAILABLE if isinstance(error, connection) else Outcome.SOURCE_ERROR
+        raise SampleFailedError(outcome, f"S3 could not be read: {error}") from error
     return data
 
 
@@ -208,15 +212,17 @@ def refused_by_s3(response: Mapping[str, Any], bucket: str, region: str | None) 
             f"let the function's role do s3:GetObject on arn:aws:s3:::{bucket}/* (and kms:Decrypt with the "
             "key of objects that are encrypted with one), and see that the bucket's policy does not deny it"
         )
+    elif code in _UNAVAILABLE:
+        outcome = Outcome.UNAVAILABLE
     else:
-        outcome = _MEANINGS.get(status, Outcome.SOURCE_ERROR)
+        outcome = Outcome(fault_of(status).value)
     return SampleFailedError(outcome, f"{words}; {remedy}" if remedy else words)
 
 
 def _unreachable(why: str) -> SampleFailedError:
     """No way leads to S3."""
     return SampleFailedError(
-        Outcome.SOURCE_ERROR,
+        Outcome.UNAVAILABLE,
         f"S3 could not be read: {why}; a function in a VPC reaches S3 by a gateway endpoint, which leads to "
         "the buckets of its own region, or by NAT",
     )

@@ -299,9 +299,15 @@ def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
     return data
 
 
+# A network file system's server is away. EIO is not among them: a bad block of a disk gives it for good.
+_AWAY = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET})
+_AWAY |= {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
+
+
 def _failure(error: OSError) -> SampleFailedError:
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return SampleFailedError(Outcome.MISSING, "there is no such file (any more)")
     if isinstance(error, PermissionError):
         return SampleFailedError(Outcome.REFUSED, "permission denied")
-    return SampleFailedError(Outcome.SOURCE_ERROR, f"it could not be read: {error.strerror or error}")
+    outcome = Outcome.UNAVAILABLE if error.errno in _AWAY else Outcome.SOURCE_ERROR
+    return SampleFailedError(outcome, f"it could not be read: {error.strerror or error}")

@@ -23,6 +23,7 @@ __all__ = [
     "RecordError",
     "RecordIdError",
     "RecordVersionError",
+    "SourceBusyError",
     "SourceEmptyError",
     "SourceError",
     "SourceForbiddenError",
@@ -59,6 +60,10 @@ class RecipeError(ConfigError):
 
 class SourceError(SuperError):
     """A source cannot be listed or read."""
+
+
+class SourceBusyError(SourceError):
+    """The source throttles, or does not answer now. Try later."""
 
 
 class SourceNotFoundError(SourceError):

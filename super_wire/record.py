@@ -37,6 +37,7 @@ __all__ = [
     "MAX_NDIM",
     "RECORD_VERSION",
     "SPENDING_CAP",
+    "UNAVAILABLE",
     "Header",
     "RecordKind",
     "Tombstone",
@@ -58,6 +59,9 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 SPENDING_CAP = "spending_cap"
 """Reason of the tombstones that a coordinator writes once no more money may be spent."""
+
+UNAVAILABLE = "unavailable"
+"""Reason of the note, a tombstone under a dataset's id, that its source does not give samples for now."""
 
 MAGIC = b"SUPR"
 RECORD_VERSION = 2

@@ -314,6 +314,11 @@ class Cache:
         ]
         self._nodes.checked(await self._nodes.each(keys, commands))
 
+    async def note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
+        """Write a note that expires under each of these ids, over an earlier one."""
+        for key, each in zip(cache_keys(ids), split_ids(ids), strict=True):
+            await self._nodes.one(key, "SET", key, pack_tombstone(note, each), "PX", int(expires_in_s * 1000))
+
     @_as_asked
     async def read_streams(
         self, positions: dict[bytes, bytes], *, block_ms: int, count: int

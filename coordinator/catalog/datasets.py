@@ -21,8 +21,9 @@ import numpy as np
 
 from superdl.coordinator.catalog.lister import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
+from superdl.coordinator.catalog.recent_ids import RecentIds
 from superdl.coordinator.core import DatasetFacts, runs_of
-from superdl.super_wire.errors import CoordinatorError, SourceError, SuperError
+from superdl.super_wire.errors import CoordinatorError, SourceBusyError, SourceError, SuperError
 from superdl.super_wire.ids import ID_BYTES, Naming, digest128
 from superdl.super_wire.record import HEADER_BYTES
 
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.catalog import Catalog
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Dataset", "DatasetRegistry", "Listing", "RecentIds"]
+__all__ = ["Dataset", "DatasetRegistry", "Listing"]
 
 _log = logging.getLogger(__name__)
 
 _PROGRESS_STEP = 1000
 _PROGRESS_S = 5.0
+_BUSY_S = 100.0  # less than the 120 s for which samplers let a listing stand still
+_BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
@@ -48,42 +51,6 @@ _RENEWED_AFTER = (
 )
 _DEFAULT_RECORD_BYTES = 600_000
 """Expected length of a record whose shape the recipe does not fix: an undistorted 500x400 image."""
-
-_SLOTS = 2**17
-_EPOCH_SHIFT = np.int64(40)  # an index has fewer bits (SIZE_MAX of the plan)
-_EPOCHS = 2**22
-_NONE = np.int64(-1)
-
-
-class RecentIds:
-    """A direct-mapped cache of up to 131,072 ids of a random recipe, 3 MB once it is used.
-
-    Each id is wanted twice: when functions are asked for the sample, and when a sampler asks for its batch.
-    """
-
-    def __init__(self) -> None:
-        self._tags: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._ids: NDArray[np.uint8] = np.empty((0, ID_BYTES), dtype=np.uint8)
-
-    def ids(
-        self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
-    ) -> bytes:
-        """The ids of ``indices`` in ``epoch``, concatenated; ``derive`` gives those that are not here."""
-        if not 0 <= epoch < _EPOCHS:
-            return derive(indices)
-        if not self._tags.size:
-            self._tags = np.full(_SLOTS, _NONE, dtype=np.int64)
-            self._ids = np.empty((_SLOTS, ID_BYTES), dtype=np.uint8)
-        slots = indices & np.int64(_SLOTS - 1)
-        wanted = indices | (np.int64(epoch) << _EPOCH_SHIFT)
-        found = self._ids[slots]
-        missing = np.flatnonzero(self._tags[slots] != wanted)
-        if missing.size:
-            derived = np.frombuffer(derive(indices[missing]), dtype=np.uint8).reshape(-1, ID_BYTES)
-            found[missing] = derived
-            self._ids[slots[missing]] = derived
-            self._tags[slots[missing]] = wanted[missing]
-        return bytes(found)
 
 
 @dataclass(slots=True)
@@ -96,6 +63,7 @@ class Listing:
     classes: tuple[str, ...] = ()
     task: asyncio.Task[None] | None = None
     listed: int = 0
+    trouble: str = ""
     catalog: Catalog | None = None
     error: SuperError | None = None
     begun_at_s: float = 0.0
@@ -247,6 +215,11 @@ class DatasetRegistry:
         """The open dataset of a content digest."""
         return self.opened[content]
 
+    def ids_of(self, content: bytes) -> bytes:
+        """The ids, concatenated, under which a content was registered, once for each run."""
+        ready = (dataset for dataset in self._datasets.values() if dataset.ready)
+        return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
+
     def open(self, dataset: Dataset) -> None:
         """A job reads a listed dataset: remember it until :meth:`close_unknown`.
 
@@ -338,11 +311,8 @@ class DatasetRegistry:
                 listing.listed, told_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
-        place, how = (listing.source, listing.key_list or None), (listing.naming, listing.classes)
         try:
-            catalog = await loop.run_in_executor(
-                self._threads, self._lister, *place, progress, listing.cancelled, *how
-            )
+            catalog = await self._listed(listing, progress)
         except ListingCancelledError:
             listing.error = SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")
         except SuperError as error:
@@ -358,6 +328,24 @@ class DatasetRegistry:
             listing.listed = len(catalog)
         listing.ended_at_s = self._clock()
         await tell()
+
+    async def _listed(self, listing: Listing, progress: Callable[[int], None]) -> Catalog:
+        """List a source; again, after growing pauses, while it is throttled or does not answer."""
+        loop, place = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
+        how = listing.naming, listing.classes
+        until_s, pause_s = self._clock() + _BUSY_S, 1.0
+        while True:
+            try:
+                return await loop.run_in_executor(
+                    self._threads, self._lister, *place, progress, listing.cancelled, *how
+                )
+            except SourceBusyError as error:
+                if self._clock() + pause_s > until_s or listing.cancelled.is_set():
+                    raise
+                listing.trouble = f"{error}: listing it again"
+                _log.warning("%s", listing.trouble)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)
 
     def _shared(self, catalog: Catalog) -> Catalog:
         """An equal catalog that is in memory already, else this one."""

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_sample, list_folders
 from superdl.coordinator.catalog.source import Source
 from superdl.super_wire.clouds import ATTEMPTS, CloudError, Fault, open_cloud, pinned_bucket
-from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.errors import (
+    SourceBusyError,
+    SourceError,
+    SourceForbiddenError,
+    SourceNotFoundError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,7 +163,8 @@ def cloud_failures(what: str) -> Iterator[None]:
             raise SourceNotFoundError(f"{what} does not exist ({error}): check the name") from error
         if error.fault is Fault.REFUSED:
             raise SourceForbiddenError(f"the coordinator may not read {what} ({error})") from error
-        raise SourceError(f"{what} cannot be read, by up to {ATTEMPTS} attempts ({error})") from error
+        kind = SourceBusyError if error.fault is Fault.UNAVAILABLE else SourceError
+        raise kind(f"{what} cannot be read, by up to {ATTEMPTS} attempts ({error})") from error
 
 
 def _checked(version: str, url: str) -> bytes:

@@ -10,7 +10,13 @@ import os
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.clouds import Fault, fault_of
+from superdl.super_wire.errors import (
+    SourceBusyError,
+    SourceError,
+    SourceForbiddenError,
+    SourceNotFoundError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,4 +132,6 @@ def _from_answer(error: exceptions.ClientError, url: str) -> SourceError:
             f"the coordinator may not read {url} ({code}: {text}): grant its credentials s3:ListBucket "
             "on the bucket and s3:GetObject on its objects, or give it others"
         )
-    return SourceError(f"{url}: the object store refused ({code}: {text})")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    kind = SourceBusyError if fault_of(status) is Fault.UNAVAILABLE else SourceError
+    return kind(f"{url}: the object store refused ({code}: {text})")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.events import Action, Prefetch
     from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.samples import SampleState
+    from superdl.coordinator.core.samples import SampleState, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
 __all__ = ["Core"]
@@ -139,6 +139,11 @@ class Core:
     def store_trouble(self) -> str:
         """Why an executor does not read the store now, or not write to it; empty while all is well."""
         return restoring.trouble(self.state)
+
+    def unavailable_for_s(self, key: SetKey) -> float:
+        """For how long the source has not given some samples of a set; 0 if it has given all."""
+        samples = self.state.sets.get(key)
+        return self._now_s - samples.unavailable_since_s if samples and samples.unavailable else 0.0
 
     def filled(self, job: Job) -> filling.Filled:
         """How far a job is that fills the cache or the store."""

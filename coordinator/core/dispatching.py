@@ -21,6 +21,7 @@ from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.neighbours import with_their_neighbours
 from superdl.coordinator.core.requesting import payer_of, race_stragglers, request
 from superdl.coordinator.core.restoring import ways, with_their_packs
+from superdl.coordinator.core.retrying import release_due
 from superdl.coordinator.core.room import (
     fits,
     next_use,
@@ -80,7 +81,7 @@ def _produce(state: State, now: float) -> None:
     if state.teams.several:
         see_shares(state, now)
     relieve(state, now)
-    _release_due(state, now)
+    release_due(state, now)
     state.stragglers.become_late(now, state.requests)
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
@@ -224,13 +225,6 @@ def _request_samples(
         slack_s=_useful_slack_s(cursor, now),
         most=state.most_samples(key),
     )
-
-
-def _release_due(state: State, now: float) -> None:
-    """What has waited for its next attempt is absent from now on, so that a miss of it counts."""
-    for retry in state.retry_queue.become_due(now):
-        samples = state.set_of(retry.samples)
-        samples.move(samples.among(retry.indices, SampleState.WAITING), SampleState.ABSENT)
 
 
 def _request_retries(state: State, now: float) -> tuple[bool, bool]:

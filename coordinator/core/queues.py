@@ -118,7 +118,7 @@ class Retry:
 
     ``place``: the batch whose reader waits for them, which makes the retry urgent; ``None`` for the others.
     ``alone``: each gets an invocation of its own, since one of them may crash it. ``failed_by``: the executor
-    where they came to nothing; another one is tried before it.
+    where they came to nothing; another one is tried before it. ``of_source``: the source did not give them.
     """
 
     samples: SetKey
@@ -128,6 +128,7 @@ class Retry:
     place: BatchPlace | None = None
     alone: bool = False
     failed_by: int | None = None
+    of_source: bool = False
 
     @property
     def urgent(self) -> bool:
@@ -189,12 +190,13 @@ class RetryQueue:
             return self._urgent.pop(_taken(self._arrivals, team))
         return _taken(self._due, team)
 
-    def become_due(self, now: float) -> list[Retry]:
-        """The retries whose time has come since the last call; they can be taken from now on."""
-        due = self._later.take_until(now)
-        for retry in due:
-            self._due.setdefault(retry.team, deque()).append(retry)
-        return due
+    def take_timed(self, now: float) -> list[Retry]:
+        """Remove and return the retries whose time has come: :meth:`make_due`, or add again for later."""
+        return self._later.take_until(now)
+
+    def make_due(self, retry: Retry) -> None:
+        """Let a retry be taken from now on."""
+        self._due.setdefault(retry.team, deque()).append(retry)
 
     @property
     def waiting(self) -> bool:

@@ -23,6 +23,7 @@ from superdl.coordinator.core.requesting import (
     landed,
     settle,
 )
+from superdl.coordinator.core.retrying import await_source, end_outages, try_again, try_at_once
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome
 
@@ -35,16 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = ["record_read_back", "request_done", "request_failed"]
 
-_OUTAGES_PER_WARNING = 8
 _EXPIRED_EARLY = (
     "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
     "of the coordinator differ, or the function's own time limit is too short for anything"
 )
 _UNANSWERED_MAX = 5
 """So often at most no answer may come for a sample, while functions begin late, before it is suspected."""
-
-_BLAMED_ON_EXECUTOR_MAX = 2
-"""So often at most a failure is blamed on an executor that was set aside, where there is another."""
 
 _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 # Not the sample's fault: tried again without counting as an attempt.
@@ -53,11 +50,13 @@ _TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
 _CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
 _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED])
 _NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
-_AT_ONCE = _UNCOUNTED | _NOT_RESTORED
+_UNAVAILABLE = OUTCOME_ORDER.index(Outcome.UNAVAILABLE)
+_AT_ONCE = _UNCOUNTED | _NOT_RESTORED | np.isin(OUTCOME_ORDER, [Outcome.UNAVAILABLE])
 """Where one of these came, an answer was over sooner than usual."""
 _WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
 _EXECUTOR_FAULTS = np.isin(
-    OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR]
+    OUTCOME_ORDER,
+    [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
 )
 _ISOLATING_FAILURES = frozenset({FailureKind.CRASHED, FailureKind.TIMED_OUT, FailureKind.RAISED})
 _EVERY_S = 5.0
@@ -76,8 +75,6 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
             request.indices.size, now - request.made_s, event.duration_us / 1e6
         )
         executor.concurrency.succeeded()
-    if not event.cold_start:
-        executor.concurrency.begun(now - request.made_s - event.duration_us / 1e6, executor.in_flight, now)
     _judge(executor, event, request.made_s, now)
     _judge_loser(state, request, now)
     usd = charge(state, request, event.gb_s, now, answer=event)
@@ -100,31 +97,32 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
     request.counters.samples_failed += int(np.count_nonzero(tombstoned))
     state.ledger.produced(request.samples.dataset, request.job, produced, usd, request.executor)
     if produced:
-        state.outages = 0
+        end_outages(state, request)
     expired_early = _expired_early(state, request, event, now)
     uncounted = open_ & _UNCOUNTED[event.outcomes] & (not expired_early)
     not_restored = open_ & _NOT_RESTORED[event.outcomes] & request.restore
-    counted = open_ & ~(cached | tombstoned | uncounted | not_restored)
+    unavailable = open_ & (event.outcomes == _UNAVAILABLE)
+    counted = open_ & ~(cached | tombstoned | uncounted | not_restored | unavailable)
     request.end(now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not")
     _written_late(state, request, event, ~open_ & (event.outcomes == CACHED))
     settle(state, request, cached | tombstoned)
     if request.rival in state.requests:
         return  # it may still bring the rest
-    settle(state, request, uncounted | counted | not_restored)
-    _try_at_once(state, request, indices[not_restored], now)
+    settle(state, request, uncounted | counted | not_restored | unavailable)
+    try_at_once(state, request, indices[not_restored], now)
     _make_room_for_refused(state, request, int(np.count_nonzero(uncounted & (event.outcomes == _CACHE_FULL))))
     why = {
         int(offset): event.messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
         for offset in np.flatnonzero(uncounted)
     }
-    _try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
+    try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
+    await_source(state, request, np.flatnonzero(unavailable), now, some_came=produced > 0)
     messages = event.messages
     if expired_early:  # else it would be asked for, and paid for, without end
-        words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
-        messages = {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.indices.size)}
+        messages = _with_clocks(state, request, messages, now)
     slow = counted & (event.outcomes == _TIMED_OUT)  # alone, since it keeps a function from all others
-    _try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
-    _try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
+    try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
+    try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 
 
 def _make_room_for_refused(state: State, request: Request, refused: int) -> None:
@@ -141,6 +139,8 @@ def _make_room_for_refused(state: State, request: Request, refused: int) -> None
 
 def _judge(executor: ExecutorState, event: RequestDone, made_s: float, now: float) -> None:
     """What an answer says of the executor: nothing, where it may be the samples' or the clock's fault."""
+    if not event.cold_start:
+        executor.concurrency.begun(now - made_s - event.duration_us / 1e6, executor.in_flight, now)
     if _WORKED[event.outcomes].any():
         executor.breaker.worked()
     elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
@@ -164,6 +164,12 @@ def _expired_early(state: State, request: Request, event: RequestDone, now: floa
     return is_early and bool((event.outcomes == _EXPIRED).all())
 
 
+def _with_clocks(state: State, request: Request, messages: dict[int, str], now: float) -> dict[int, str]:
+    """Add to each message what may be wrong with clocks."""
+    words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
+    return {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.indices.size)}
+
+
 def _all_cached(state: State, request: Request, event: RequestDone, usd: float, now: float) -> None:
     """What nearly every answer says, in fewer steps."""
     count = request.indices.size
@@ -172,7 +178,7 @@ def _all_cached(state: State, request: Request, event: RequestDone, usd: float, 
     choose_to_read_back(state, request, request.indices, event.record_bytes, now)
     _count(request, count)
     state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
-    state.outages = 0
+    end_outages(state, request)
     state.samples_in_flight -= count
     state.reserved_bytes -= request.reserved_bytes
     request.end(now, f"{count} cached")
@@ -209,15 +215,15 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     messages = dict.fromkeys(left.tolist(), message)
     settle(state, request, request.unsettled.copy())
     if not_restored:
-        _try_at_once(state, request, request.indices[left], now)
+        try_at_once(state, request, request.indices[left], now)
         return
     if event.kind is FailureKind.LOST:
         unsuspected = _unsuspected(state, request, left)
-        _try_again(state, request, left[unsuspected], messages, now, counts=False, alone=False)
-        _try_again(state, request, left[~unsuspected], messages, now, counts=True, alone=True)
+        try_again(state, request, left[unsuspected], messages, now, counts=False, alone=False)
+        try_again(state, request, left[~unsuspected], messages, now, counts=True, alone=True)
         return
     counts, alone = event.kind not in UNCOUNTED_FAILURES, event.kind in _ISOLATING_FAILURES
-    _try_again(state, request, left, messages, now, counts=counts, alone=alone)
+    try_again(state, request, left, messages, now, counts=counts, alone=alone)
 
 
 def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -268,91 +274,6 @@ def _count(request: Request, samples: int) -> None:
         request.counters.samples_restored += samples
     else:
         request.counters.samples_produced += samples
-
-
-def _try_at_once(
-    state: State, request: Request, indices: NDArray[np.int64], now: float, *, failed_by: int | None = None
-) -> None:
-    """Have samples tried again without a wait, by no fault of theirs: elsewhere, or in another way."""
-    if indices.size:
-        state.set_of(request.samples).move(indices, SampleState.WAITING)
-        request.counters.retries += indices.size
-        state.retry_queue.add(
-            now, Retry(request.samples, indices, request.job, request.team, failed_by=failed_by)
-        )
-
-
-def _try_again(
-    state: State,
-    request: Request,
-    offsets: NDArray[np.intp],
-    messages: dict[int, str],
-    now: float,
-    *,
-    counts: bool,
-    alone: bool,
-) -> None:
-    """Queue another attempt after a backoff; whose attempts are spent gets a tombstone that expires."""
-    offsets = _turn_elsewhere(state, request, offsets, now, counts=counts)
-    if not offsets.size:
-        return
-    samples, indices = state.set_of(request.samples), request.indices[offsets]
-    if counts:
-        samples.attempts[indices] += 1
-    spent = samples.attempts[indices] >= state.settings.attempts
-    if spent.any():
-        texts = tuple(messages.get(int(offset), "") for offset in offsets[spent])
-        samples.attempts[indices[spent]] = 0
-        samples.clear_failures(indices[spent])
-        state.fail_for_a_while(request.samples, indices[spent], texts, now)
-        request.counters.samples_failed += int(spent.sum())
-    again = indices[~spent]
-    if not again.size:
-        return
-    samples.move(again, SampleState.WAITING)
-    request.counters.retries += again.size
-    tried = samples.attempts[again]
-    outage_s = 0.0 if counts else _outage_wait_s(state, messages.get(int(offsets[0]), ""), now)
-    for attempts in np.unique(tried).tolist():
-        due_s = now + max(state.settings.backoff_after_s(attempts), outage_s)
-        left = again[tried == attempts]
-        failed_by = request.executor if counts else None
-        where = request.samples, left, request.job, request.team
-        retry = Retry(*where, alone=alone, failed_by=failed_by)
-        state.retry_queue.add(due_s, retry)
-
-
-def _turn_elsewhere(
-    state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
-) -> NDArray[np.intp]:
-    """Have what an executor that was set aside did not produce tried at another at once; what is left.
-
-    The executor is more likely to blame than the samples; but each is excused by it a few times only.
-    """
-    executor = state.fleet.executors[request.executor]
-    if not (
-        executor.breaker.tripped and state.eligible_for(request.samples.dataset).can_turn_elsewhere(executor)
-    ):
-        return offsets
-    samples, indices = state.set_of(request.samples), request.indices[offsets]
-    turns = np.ones(offsets.size, dtype=np.bool_)
-    if counts:
-        for place, index in enumerate(indices.tolist()):
-            samples.blamed_on_executor[index] = samples.blamed_on_executor.get(index, 0) + 1
-            turns[place] = samples.blamed_on_executor[index] <= _BLAMED_ON_EXECUTOR_MAX
-    _try_at_once(state, request, indices[turns], now, failed_by=request.executor)
-    return offsets[~turns]
-
-
-def _outage_wait_s(state: State, reason: str, now: float) -> float:
-    """Wait after a failure that no sample is to blame for: the longer, the longer nothing succeeds."""
-    if now >= state.outage_until_s:
-        state.outages += 1
-        if state.outages % _OUTAGES_PER_WARNING == 0:
-            text = f"{state.outages} times in a row nothing could be produced, by no sample's fault: {reason}"
-            state.actions.append(Warn(text))
-        state.outage_until_s = now + state.settings.backoff_after_s(state.outages)
-    return state.settings.backoff_after_s(state.outages)
 
 
 def choose_to_read_back(

@@ -104,7 +104,8 @@ class SampleSet:
     where no place is known; ``None`` where none is known at all, as always of a random recipe. ``pointed``
     bool, the cache holds a pointer into the store; ``None`` where it never did. Before ``pointers_from_s``
     none is wanted, since a reader could not follow one. ``has_lost_packs``: packs with some of them
-    were removed.
+    were removed. ``unavailable`` counts, of those that the source did not give, how often in a row;
+    it has held some ``unavailable_since_s``.
     """
 
     def __init__(
@@ -132,6 +133,8 @@ class SampleSet:
         self._doubted: NDArray[np.bool_] | None = None
         self.unanswered: dict[int, int] = {}
         self.blamed_on_executor: dict[int, int] = {}
+        self.unavailable: dict[int, int] = {}
+        self.unavailable_since_s = 0.0
         self.resident_bytes = 0
         self.resident_count = 0
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
@@ -257,10 +260,18 @@ class SampleSet:
 
     def clear_failures(self, indices: NDArray[np.int64]) -> None:
         """It is known what became of these: what was before is not held against them any more."""
-        for counts in (self.unanswered, self.blamed_on_executor):
+        for counts in (self.unanswered, self.blamed_on_executor, self.unavailable):
             if counts:
                 for index in indices.tolist():
                     counts.pop(index, None)
+
+    def not_available(self, indices: NDArray[np.int64], now: float) -> NDArray[np.int64]:
+        """Count that the source did not give these; return how often in a row it has not, for each."""
+        if not self.unavailable:
+            self.unavailable_since_s = now
+        for index in indices.tolist():
+            self.unavailable[index] = self.unavailable.get(index, 0) + 1
+        return np.array([self.unavailable[index] for index in indices.tolist()])
 
     @property
     def idle(self) -> bool:

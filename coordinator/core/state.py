@@ -29,6 +29,7 @@ from superdl.coordinator.core.queues import (
 )
 from superdl.coordinator.core.samples import EVERY_EPOCH, CacheMemory, SampleSet, SampleState, SetKey
 from superdl.coordinator.core.teams import NO_TEAM, Teams
+from superdl.coordinator.core.throttling import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -143,9 +144,10 @@ class State:
     wanted_bytes: int = 0
     """What all ranks would like to look ahead to, in memory of the cache."""
     samples_in_flight: int = 0
-    outages: int = 0
-    """Failures in a row that were no sample's fault, at most one for each wait that follows one."""
-    outage_until_s: float = 0.0
+    outage: Outage = field(default_factory=Outage)
+    """Of all that produces samples."""
+    source_outages: dict[bytes, Outage] = field(default_factory=dict)
+    """Of datasets whose source gave nothing when it was asked last."""
     events: int = 0
     """Events handled so far, ticks apart."""
     budget_bytes: int = 0

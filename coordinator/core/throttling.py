@@ -15,8 +15,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["OPEN_MAX_S", "CircuitBreaker", "Concurrency"]
+if TYPE_CHECKING:
+    from superdl.coordinator.core.settings import CoreSettings
+
+__all__ = ["OPEN_MAX_S", "CircuitBreaker", "Concurrency", "Outage"]
 
 _HALVING_PAUSE_S = 1.0
 _RAISE_SHARE = 0.02
@@ -146,6 +151,32 @@ class Concurrency:
     def _fill(self, now: float) -> None:
         self._tokens = min(self._burst, self._tokens + (now - self._filled_s) * self._per_s)
         self._filled_s = now
+
+
+@dataclass(slots=True)
+class Outage:
+    """Failures in a row that no sample is to blame for, at most one for each wait that follows one."""
+
+    failures: int = 0
+    until_s: float = 0.0
+    """Until then nothing more is tried."""
+    probing: bool = False
+    """Whether something is tried, to see whether it is over."""
+
+    def failed(self, settings: CoreSettings, now: float) -> bool:
+        """Count a failure, and wait the longer, the more there were; return whether it is a new one."""
+        if now < self.until_s and not self.probing:
+            return False
+        self.failures, self.probing = self.failures + 1, False
+        self.until_s = now + settings.backoff_after_s(self.failures)
+        return True
+
+    def may_try(self, settings: CoreSettings, now: float) -> bool:
+        """Return whether one more may be tried now; during an outage that is one in each wait."""
+        if now < self.until_s:
+            return False
+        self.until_s, self.probing = now + settings.backoff_after_s(self.failures), True
+        return True
 
 
 class CircuitBreaker:

@@ -22,6 +22,7 @@ from superdl.coordinator.executors.base import (
     PayloadTooLargeError,
     Scaling,
     ThrottledError,
+    failure_kind,
 )
 from superdl.super_wire.executors import EXECUTORS
 
@@ -42,6 +43,7 @@ __all__ = [
     "ThrottledError",
     "executor_class",
     "executor_classes",
+    "failure_kind",
 ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from superdl.coordinator.core import FailureKind
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.message_fields import clean_text
 
@@ -33,6 +34,7 @@ __all__ = [
     "Scaling",
     "ThrottledError",
     "check_settings",
+    "failure_kind",
     "one_line",
     "setting",
 ]
@@ -81,6 +83,23 @@ class PayloadTooLargeError(ExecutorError):
 
 class ThrottledError(ExecutorError):
     """No function was free in time; the request was not begun."""
+
+
+_KINDS: tuple[tuple[type[SuperError], FailureKind], ...] = (
+    (FunctionCrashedError, FailureKind.CRASHED),
+    (FunctionTimedOutError, FailureKind.TIMED_OUT),
+    (FunctionLostError, FailureKind.LOST),
+    (FunctionRaisedError, FailureKind.RAISED),
+    (PayloadTooLargeError, FailureKind.RAISED),
+    (ThrottledError, FailureKind.THROTTLED),
+    (ExecutorError, FailureKind.UNAVAILABLE),
+    (ConfigError, FailureKind.RAISED),
+)
+
+
+def failure_kind(error: ExecutorError | ConfigError) -> FailureKind:
+    """Classify a failed invocation, as the core needs it."""
+    return next(kind for cause, kind in _KINDS if isinstance(error, cause))
 
 
 @dataclass(frozen=True, slots=True)

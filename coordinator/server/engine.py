@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,15 +37,7 @@ from superdl.coordinator.core import (
     Warn,
     WriteTombstones,
 )
-from superdl.coordinator.executors import (
-    ExecutorError,
-    FunctionCrashedError,
-    FunctionLostError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    PayloadTooLargeError,
-    ThrottledError,
-)
+from superdl.coordinator.executors import ExecutorError, FunctionRaisedError, failure_kind
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.executors.cancelling import HeldTasks
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
@@ -58,7 +51,7 @@ from superdl.super_wire.errors import (
     RecordVersionError,
 )
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.record import Tombstone, unpack
+from superdl.super_wire.record import UNAVAILABLE, Tombstone, unpack
 from superdl.super_wire.request import Outcome
 from superdl.super_wire.sizes import counted
 
@@ -84,16 +77,7 @@ _RETRY_S = 0.5
 _SAVING_S = 2.0
 _TICK_LEAST_S = 0.001
 _SENDS_PER_TURN = 16
-_KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
-    (FunctionCrashedError, FailureKind.CRASHED),
-    (FunctionTimedOutError, FailureKind.TIMED_OUT),
-    (FunctionLostError, FailureKind.LOST),
-    (FunctionRaisedError, FailureKind.RAISED),
-    (PayloadTooLargeError, FailureKind.RAISED),
-    (ThrottledError, FailureKind.THROTTLED),
-    (ExecutorError, FailureKind.UNAVAILABLE),
-    (ConfigError, FailureKind.RAISED),
-)
+_NOTED_S = 60.0  # longer than from one attempt to the next
 
 
 class Engine:
@@ -271,7 +255,7 @@ class Engine:
             result = await executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
             done = self._done(action, result, dataset)
         except (ExecutorError, ConfigError) as error:
-            kind = next(kind for cause, kind in _KINDS if isinstance(error, cause))
+            kind = failure_kind(error)
             about = {"cause": f"{executor.name}: {kind.value}", "executor": executor.name}
             about |= {"request": request.request_id, "job": action.job, "dataset": dataset.listing.source}
             words = "request %s to %s failed: %s: %s"
@@ -286,6 +270,24 @@ class Engine:
             if self._tracing:
                 self._tracing.answered(done)
             self.post(done)
+            self._tell_unavailable(action, result, dataset)
+
+    def _tell_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
+        """Warn of samples that the source does not give now, and note it for readers that give up."""
+        places = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
+        if not places:
+            return
+        for_s = self.core.unavailable_for_s(action.samples)
+        why = f"{one_line(result.messages.get(str(places[0]), ''))} (for {for_s:.0f} s)"
+        source, count = dataset.listing.source, counted(len(places), "sample")
+        about = {"cause": "source unavailable", "dataset": source}
+        _log.warning("%s of %s cannot be read now: %s", count, source, why, extra=about)
+        note = Tombstone(source, UNAVAILABLE, why, permanent=False)
+        self._tasks.start(self._note(self.datasets.ids_of(dataset.content), note))
+
+    async def _note(self, dataset_ids: bytes, note: Tombstone) -> None:
+        with suppress(CacheError):  # upkeep says what is wrong with the cache
+            await self._cache.note(dataset_ids, note, _NOTED_S)
 
     def _done(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> RequestDone:
         """An answer as an event; answers come from a network."""

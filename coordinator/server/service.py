@@ -304,7 +304,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         answer = pb.Dataset(
             protocol_version=PROTOCOL_VERSION, dataset_id=dataset.dataset_id, listed=dataset.listing.listed
         )
-        if self._is_ready(dataset):
+        if not self._is_ready(dataset):
+            answer.warnings.extend(filter(None, [dataset.listing.trouble]))
+        else:
             catalog = dataset.catalog
             answer.ready = True
             answer.size = len(catalog)

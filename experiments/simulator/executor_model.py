@@ -33,7 +33,8 @@ _STRAGGLER_SHAPE = 1.5
 _STRAGGLER_LEAST = 3.0
 _COLD_SPREAD = 0.3
 _PASSING = tuple(
-    OUTCOME_ORDER.index(outcome) for outcome in (Outcome.SOURCE_ERROR, Outcome.MISSING, Outcome.STEP_ERROR)
+    OUTCOME_ORDER.index(outcome)
+    for outcome in (Outcome.SOURCE_ERROR, Outcome.MISSING, Outcome.STEP_ERROR, Outcome.UNAVAILABLE)
 )
 _CACHED, _TOMBSTONE, _CACHE_ERROR, _CACHE_FULL, _EXPIRED = map(
     OUTCOME_ORDER.index,

@@ -5,6 +5,7 @@ Every call is idempotent. One that found nobody, or no answer in time, is made a
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import Bindable
 
 __all__ = ["FIRST_CONTACT", "LISTING_SILENCE_S", "RUNNING", "CallStoppedError", "Client", "Patience"]
+
+_LOG = logging.getLogger(__name__)
 
 # Nobody there, no answer in time, a server that went down in the middle of the call, or one with too many.
 # UNKNOWN and INTERNAL are what gRPC makes of a proxy's HTTP error and of a broken stream or message: the
@@ -269,6 +272,8 @@ class Client:
                 facts = self.call("GetDataset", poll, still, wait_s=poll_s, stopped=stopped)
             except UnknownJobError:  # the coordinator was restarted meanwhile; asking again is idempotent
                 facts = self.call("RegisterDataset", request, still, stopped=stopped)
+            for warning in () if facts.ready else facts.warnings:
+                _LOG.warning("%s", warning)
             if facts.listed > so_far:
                 moved_s = time.monotonic()
                 end_s += moved_s - asked_s

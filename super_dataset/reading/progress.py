@@ -176,8 +176,8 @@ class BatchProgress:
             corrupt=tuple(sorted(self.corrupt)),
         )
 
-    def timeout_error(self, waited_s: float) -> CacheError | ReadTimeoutError:
-        """The error for a batch whose time or attempts are used up."""
+    def timeout_error(self, waited_s: float, of_source: str = "") -> CacheError | ReadTimeoutError:
+        """The error for a batch whose time is used up; ``of_source``: why its source gives no samples."""
         ref, missing = self.ref, self.missing
         text = (
             f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
@@ -191,6 +191,8 @@ class BatchProgress:
                 f"The cache at {ref.cache} holds corrupt records: {reasons}. Do trainer and functions have "
                 "one version of SUPER, and does nobody else write to this cache?"
             )
+        elif of_source:
+            text += f"Their source does not give them: {of_source}. A longer read_timeout waits longer"
         elif self.out_of_memory:
             text += (
                 f"The cache at {ref.cache} is out of memory: it refuses to write (OOM). Raise its maxmemory, "

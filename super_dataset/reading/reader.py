@@ -33,10 +33,10 @@ from superdl.super_dataset.reading.packs import (
     read_pointed,
 )
 from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
-from superdl.super_wire.cache import CacheAddress, Credentials, encode_command
-from superdl.super_wire.errors import CacheError, CacheUnreachableError
-from superdl.super_wire.keys import report_stream
-from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.cache import CacheAddress, Command, Credentials, encode_command, exchange
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, RecordError
+from superdl.super_wire.keys import cache_keys, report_stream
+from superdl.super_wire.record import HEADER_BYTES, read_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -244,8 +244,22 @@ class BatchReader:
             if not read.missing:
                 return read
             if late:
-                raise read.timeout_error(self._clock() - began_s)
+                trouble = "" if read.trouble else self._trouble_of_source(ref)
+                raise read.timeout_error(self._clock() - began_s, trouble)
             self._pause(state, read, last_begin_s)
+
+    def _trouble_of_source(self, ref: BatchRef) -> str:
+        """Why the source does not give samples, as the coordinator has noted it in the cache; or nothing."""
+        (key,) = cache_keys(ref.dataset_id)
+        state = ReaderState(None, self._clock, self._open_link)
+        try:
+            nodes = state.link(ref.cache, timeout_s=_REPORT_TIMEOUT_S).nodes
+            (reply,) = exchange(nodes, [Command.of(key, b"GET", key)], timeout_s=_REPORT_TIMEOUT_S)
+            return read_tombstone(reply).message if isinstance(reply, bytes) else ""
+        except (CacheError, RecordError):  # the error that is about to be raised is worth more
+            return ""
+        finally:
+            state.drop()
 
     def announce(self, ref: BatchRef) -> None:
         """A batch will be read soon: the kernel may begin to fetch what of it lies in packs."""

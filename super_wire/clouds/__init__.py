@@ -8,10 +8,10 @@ says by :class:`CloudError` what remains.
 
 from __future__ import annotations
 
-from superdl.super_wire.clouds.base import ATTEMPTS, Cloud, CloudError, Fault, Page
+from superdl.super_wire.clouds.base import ATTEMPTS, Cloud, CloudError, Fault, Page, fault_of
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["ATTEMPTS", "Cloud", "CloudError", "Fault", "Page", "open_cloud", "pinned_bucket"]
+__all__ = ["ATTEMPTS", "Cloud", "CloudError", "Fault", "Page", "fault_of", "open_cloud", "pinned_bucket"]
 
 
 def open_cloud(bucket: str, hosts: tuple[str, ...] | None = None) -> Cloud:

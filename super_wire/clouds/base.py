@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ATTEMPTS", "Cloud", "CloudError", "Fault", "Page"]
+__all__ = ["ATTEMPTS", "Cloud", "CloudError", "Fault", "Page", "fault_of"]
 
 ATTEMPTS = 3
 """So many times one request is made, at most."""
@@ -21,13 +21,26 @@ Page = list[tuple[str, str]]
 
 
 class Fault(enum.Enum):
-    """What became of a request that failed."""
+    """Why a request failed; a value names the :class:`superdl.super_wire.request.Outcome` of a sample."""
 
     MISSING = "missing"
     CHANGED = "changed"
     REFUSED = "refused"
-    FAILED = "failed"
-    """In another, perhaps passing, way."""
+    UNAVAILABLE = "unavailable"
+    """The server throttles, fails, or does not answer: a later request may succeed."""
+    FAILED = "source_error"
+    """Anything else."""
+
+
+_FAULTS = {401: Fault.REFUSED, 403: Fault.REFUSED, 404: Fault.MISSING, 410: Fault.MISSING}
+_FAULTS |= {412: Fault.CHANGED, 416: Fault.CHANGED}  # another version; the object ends before the span
+_FAULTS |= dict.fromkeys((408, 429), Fault.UNAVAILABLE)
+_FAULTS |= dict.fromkeys({*range(500, 600)} - {501, 505}, Fault.UNAVAILABLE)
+
+
+def fault_of(status: int) -> Fault:
+    """Classify the HTTP status of an answer that brings no object, whichever store gave it."""
+    return _FAULTS.get(status, Fault.FAILED)
 
 
 class CloudError(Exception):

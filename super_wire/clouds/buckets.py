@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_wire.clouds.base import ATTEMPTS, CloudError, Fault
+from superdl.super_wire.clouds.base import ATTEMPTS, CloudError, Fault, fault_of
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,13 +45,7 @@ _REMEDIES = {
 }
 _OURS = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
 _STATUS = re.compile(r"status code: (\d{3})")
-_FAULTS = {
-    401: Fault.REFUSED,
-    403: Fault.REFUSED,
-    404: Fault.MISSING,
-    412: Fault.CHANGED,
-    416: Fault.CHANGED,  # it ends before the span begins
-}
+_NO_ANSWER = ("HTTP error: ", "error decoding response body")  # obstore's words for a broken connection
 _WORDS = 300
 
 
@@ -154,8 +148,9 @@ class _Bucket:
         except (BaseError, OSError, ValueError) as error:  # OSError: FileNotFoundError; ValueError: odd keys
             said = str(error).partition("\n")[0][:_WORDS]
             status = int(found[1]) if (found := _STATUS.search(str(error))) else 0
-            fault = Fault.MISSING if isinstance(error, FileNotFoundError) else Fault.FAILED
-            fault = _FAULTS.get(status, fault)
+            fault = Fault.MISSING if isinstance(error, FileNotFoundError) else fault_of(status)
+            if not status and any(words in str(error) for words in _NO_ANSWER):
+                fault = Fault.UNAVAILABLE
             remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
             raise CloudError(fault, f"{said}{remedy}") from error
 

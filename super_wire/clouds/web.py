@@ -21,7 +21,7 @@ from urllib.request import getproxies_environment, proxy_bypass_environment  # t
 
 import urllib3
 
-from superdl.super_wire.clouds.base import ATTEMPTS, CloudError, Fault
+from superdl.super_wire.clouds.base import ATTEMPTS, CloudError, Fault, fault_of
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.source_url import WEB_BUCKET, split_url
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Site", "answered", "checked_path", "may_read", "range_header", "server_of"]
 
 _OK, _PARTIAL = 200, 206
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
-_FAULTS = {401: Fault.REFUSED, 403: Fault.REFUSED, 404: Fault.MISSING, 410: Fault.MISSING}
-_FAULTS |= {412: Fault.CHANGED, 416: Fault.CHANGED}  # it ends before the span begins
 _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
 _PAUSE_S = 0.1  # doubled for each attempt
 _CONNECTIONS = 32
@@ -149,7 +146,7 @@ class Answer(NamedTuple):
     def failure(self, remedy: str = "") -> CloudError:
         """The error for what brings no object."""
         said = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
-        return CloudError(_FAULTS.get(self.status, Fault.FAILED), said + remedy)
+        return CloudError(fault_of(self.status), said + remedy)
 
     def content(self, begin: int, end: int | None, before: Callable[[int], None]) -> bytes:
         """The bytes of the span that was asked for; ``before`` as in ``Cloud.read``."""
@@ -220,7 +217,9 @@ def answered(
             url = target
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: no URL
         why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # what follows may be a signature
-        raise CloudError(Fault.FAILED, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
+        lasting = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
+        fault = Fault.FAILED if lasting else Fault.UNAVAILABLE
+        raise CloudError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
     raise CloudError(Fault.FAILED, f"more than {_REDIRECTS} redirects lead to it")
 
 
@@ -231,7 +230,7 @@ def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             response = _pool_for(url).request(method, url, headers=headers, decode_content=False, **options)
-            if response.status not in _PASSING or attempt == ATTEMPTS:
+            if fault_of(response.status) is not Fault.UNAVAILABLE or attempt == ATTEMPTS:
                 return response
             response.close()
         except urllib3.exceptions.HTTPError:

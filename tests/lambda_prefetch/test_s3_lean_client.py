@@ -158,8 +158,8 @@ def test_attempts_are_bounded(server):
     server.script = [refusal("503 Slow Down", "SlowDown")] * 10
     with pytest.raises(SampleFailedError, match="503 SlowDown") as caught:
         read(S3Source("data", endpoint_url=server.url))
-    assert caught.value.outcome is Outcome.SOURCE_ERROR
-    assert (len(server.agents), server.lean_requests()) == (4, 1)
+    assert caught.value.outcome is Outcome.UNAVAILABLE
+    assert (len(server.agents), server.lean_requests()) == (3, 1)
 
 
 def test_another_version_costs_no_body_and_no_second_question(server):
@@ -261,6 +261,6 @@ def test_an_invocation_waits_once_for_all_addresses_and_names_the_way(nowhere):
     for key in ("a.jpg", "b.jpg"):
         with pytest.raises(SampleFailedError, match=r"none of 8 addresses of s3\.nowhere\.test") as caught:
             source.read(key, "0" * 32, limit_bytes=10**6, reserve=lambda _size: None)
-        assert caught.value.outcome == Outcome.SOURCE_ERROR
+        assert caught.value.outcome == Outcome.UNAVAILABLE
         assert "a function in a VPC reaches S3 by a gateway endpoint" in caught.value.why
     assert looked_up == ["s3.nowhere.test"]  # neither the lean client again, nor boto3

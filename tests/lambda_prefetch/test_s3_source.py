@@ -77,7 +77,7 @@ def test_no_credentials(failure, s3, moto_url, monkeypatch, tmp_path):
 
 def test_a_server_that_is_not_there_fails_within_bounds(failure, s3):
     found = failure(f"http://127.0.0.1:{free_port()}", "one.jpg", "0" * 32)
-    assert found.outcome is Outcome.SOURCE_ERROR
+    assert found.outcome is Outcome.UNAVAILABLE
     assert "Could not connect" in found.why
     assert "gateway endpoint" in found.why
 
@@ -118,7 +118,7 @@ def answer(status, code):
         (400, "AuthorizationHeaderMalformed", Outcome.REFUSED, "in another region"),
         (400, "InvalidRequest", Outcome.SOURCE_ERROR, "S3 answered 400 InvalidRequest: words$"),
         (404, "NoSuchKey", Outcome.MISSING, "S3 answered 404 NoSuchKey: words$"),
-        (503, "SlowDown", Outcome.SOURCE_ERROR, "S3 answered 503 SlowDown: words$"),
+        (503, "SlowDown", Outcome.UNAVAILABLE, "S3 answered 503 SlowDown: words$"),
     ],
 )
 def test_the_remedy_is_that_of_the_code(status, code, outcome, remedy):

@@ -82,7 +82,7 @@ def test_what_is_no_sample_s_fault_is_tried_again_less_and_less_often(reason):
     assert waits_s[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
     assert max(waits_s) == pytest.approx(5.0)
     driver.answer(driver.requests[0])
-    assert driver.state.outages == 0
+    assert driver.state.outage.failures == 0
 
 
 def test_a_sample_that_was_decoded_for_too_long_goes_alone_and_what_waited_behind_it_is_not_blamed():

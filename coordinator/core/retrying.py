@@ -1,0 +1,160 @@
+"""Another attempt for samples that did not come: when, where, and how many there are.
+
+What is a sample's fault uses up its attempts. What is not (a throttled executor, a full cache, a source that
+does not answer) uses up none; the waits grow for as long as nothing succeeds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.core.events import Warn
+from superdl.coordinator.core.queues import Retry
+from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.throttling import Outage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core.state import Request, State
+
+__all__ = ["await_source", "end_outages", "release_due", "try_again", "try_at_once"]
+
+_OUTAGES_PER_WARNING = 8
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, less their whole parts, lie evenly from 0 to 1
+
+_BLAMED_ON_EXECUTOR_MAX = 2
+"""So often at most a failure is blamed on an executor that was set aside, where there is another."""
+
+
+def end_outages(state: State, request: Request) -> None:
+    """Samples were produced, or restored, which says nothing of their source."""
+    state.outage.failures = 0
+    if not request.restore:
+        state.source_outages.pop(request.samples.dataset, None)
+
+
+def release_due(state: State, now: float) -> None:
+    """What has waited for its next attempt is absent from now on, so that a miss of it counts.
+
+    While a source gives nothing, one retry in each wait tries it. The others are put off, and spread over the
+    wait, lest they all come at once when it is back.
+    """
+    for retry in state.retry_queue.take_timed(now):
+        outage = state.source_outages.get(retry.samples.dataset) if retry.of_source else None
+        if outage is not None and not outage.may_try(state.settings, now):
+            spread = int(retry.indices[0]) * _GOLDEN % 1.0  # a core draws no random numbers
+            due_s = outage.until_s + spread * state.settings.backoff_after_s(outage.failures)
+            state.retry_queue.add(due_s, retry)
+            continue
+        state.retry_queue.make_due(retry)
+        samples = state.set_of(retry.samples)
+        samples.move(samples.among(retry.indices, SampleState.WAITING), SampleState.ABSENT)
+
+
+def try_at_once(
+    state: State, request: Request, indices: NDArray[np.int64], now: float, *, failed_by: int | None = None
+) -> None:
+    """Have samples tried again without a wait, by no fault of theirs: elsewhere, or in another way."""
+    if indices.size:
+        state.set_of(request.samples).move(indices, SampleState.WAITING)
+        request.counters.retries += indices.size
+        state.retry_queue.add(
+            now, Retry(request.samples, indices, request.job, request.team, failed_by=failed_by)
+        )
+
+
+def try_again(
+    state: State,
+    request: Request,
+    offsets: NDArray[np.intp],
+    messages: dict[int, str],
+    now: float,
+    *,
+    counts: bool,
+    alone: bool,
+) -> None:
+    """Queue another attempt after a backoff; whose attempts are spent gets a tombstone that expires."""
+    offsets = _turn_elsewhere(state, request, offsets, now, counts=counts)
+    if not offsets.size:
+        return
+    samples, indices = state.set_of(request.samples), request.indices[offsets]
+    if counts:
+        samples.attempts[indices] += 1
+    spent = samples.attempts[indices] >= state.settings.attempts
+    if spent.any():
+        texts = tuple(messages.get(int(offset), "") for offset in offsets[spent])
+        samples.attempts[indices[spent]] = 0
+        samples.clear_failures(indices[spent])
+        state.fail_for_a_while(request.samples, indices[spent], texts, now)
+        request.counters.samples_failed += int(spent.sum())
+    again = indices[~spent]
+    if not again.size:
+        return
+    samples.move(again, SampleState.WAITING)
+    request.counters.retries += again.size
+    tried = samples.attempts[again]
+    outage_s = 0.0 if counts else _outage_wait_s(state, messages.get(int(offsets[0]), ""), now)
+    for attempts in np.unique(tried).tolist():
+        due_s = now + max(state.settings.backoff_after_s(attempts), outage_s)
+        left = again[tried == attempts]
+        failed_by = request.executor if counts else None
+        where = request.samples, left, request.job, request.team
+        retry = Retry(*where, alone=alone, failed_by=failed_by)
+        state.retry_queue.add(due_s, retry)
+
+
+def await_source(
+    state: State, request: Request, offsets: NDArray[np.intp], now: float, *, some_came: bool
+) -> None:
+    """Queue what the source does not give now, at no cost in attempts: the later, the longer it does not.
+
+    Where it gave nothing at all, one retry in each wait tries it until something comes, lest all that wait
+    keep it down.
+    """
+    offsets = _turn_elsewhere(state, request, offsets, now, counts=False)
+    if not offsets.size:
+        return
+    samples, indices = state.set_of(request.samples), request.indices[offsets]
+    if not some_came:
+        state.source_outages.setdefault(request.samples.dataset, Outage()).failed(state.settings, now)
+    samples.move(indices, SampleState.WAITING)
+    request.counters.retries += indices.size
+    times = samples.not_available(indices, now)
+    for count in np.unique(times).tolist():
+        due_s = now + state.settings.backoff_after_s(count)
+        where = request.samples, indices[times == count], request.job, request.team
+        state.retry_queue.add(due_s, Retry(*where, of_source=True))
+
+
+def _turn_elsewhere(
+    state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
+) -> NDArray[np.intp]:
+    """Have what an executor that was set aside did not produce tried at another at once; what is left.
+
+    The executor is more likely to blame than the samples; but each is excused by it a few times only.
+    """
+    executor = state.fleet.executors[request.executor]
+    if not (
+        executor.breaker.tripped and state.eligible_for(request.samples.dataset).can_turn_elsewhere(executor)
+    ):
+        return offsets
+    samples, indices = state.set_of(request.samples), request.indices[offsets]
+    turns = np.ones(offsets.size, dtype=np.bool_)
+    if counts:
+        for place, index in enumerate(indices.tolist()):
+            samples.blamed_on_executor[index] = samples.blamed_on_executor.get(index, 0) + 1
+            turns[place] = samples.blamed_on_executor[index] <= _BLAMED_ON_EXECUTOR_MAX
+    try_at_once(state, request, indices[turns], now, failed_by=request.executor)
+    return offsets[~turns]
+
+
+def _outage_wait_s(state: State, reason: str, now: float) -> float:
+    """Wait after a failure that no sample is to blame for: the longer, the longer nothing succeeds."""
+    outage = state.outage
+    if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
+        text = f"{outage.failures} times in a row nothing could be produced, by no sample's fault: {reason}"
+        state.actions.append(Warn(text))
+    return state.settings.backoff_after_s(outage.failures)
