@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.distributed import is_own, job_id
 from superdl.sampler.registration import binding_of, tells_progress, warn_of
-from superdl.sampler.rpc.client import FIRST_CONTACT, LISTING_SILENCE_S, RUNNING, Client, Patience
+from superdl.sampler.rpc.client import (
+    FIRST_CONTACT,
+    LISTING_SILENCE_S,
+    RUNNING,
+    Client,
+    Patience,
+    job_start,
+)
 from superdl.sampler.stats import SamplerStats, StatusChecks
 from superdl.super_wire.errors import (
     ConfigError,
@@ -106,7 +113,7 @@ class Session:
                 dataset.recipe.json,
                 **{field.name: getattr(spec, field.name) for field in fields(spec)},
             )
-            warn_of(dataset, self._open(facts, FIRST_CONTACT, (0, 0)), spec.rank)
+            warn_of(dataset, self._open(facts, job_start(), (0, 0)), spec.rank)
 
     def _check_fits(self, size: int) -> None:
         wanted = self._spec.batch_size * self._spec.num_replicas

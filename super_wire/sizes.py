@@ -1,4 +1,4 @@
-"""The one parser of sizes, for trainers, coordinators and launchers alike, and counts as people read them."""
+"""The one parser of sizes and of seconds in variables, and counts as people read them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from typing import TYPE_CHECKING
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["counted", "parse_bytes", "some_of"]
+__all__ = ["counted", "parse_bytes", "seconds_from", "some_of"]
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def seconds_from(environment: Mapping[str, str], name: str, default: float) -> float:
+    """Read a number of seconds from a variable; ``ConfigError`` if it is none above 0."""
+    text = environment.get(name) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 1e6:  # noqa: PLR2004  # more than a week is a mistake
+        raise ConfigError(f"{name} is a number of seconds above 0, such as {default:g}; not {text!r}")
+    return seconds
 
 
 def parse_bytes(text: str, name: str) -> int:

@@ -41,9 +41,6 @@ __all__ = ["LocalExecutor", "LocalSettings"]
 
 _log = logging.getLogger(__name__)
 
-_WARM_TIMEOUT_S = 30.0
-"""How long a worker may take from its start to its answer to the warm event."""
-
 _MODULE = "superdl.coordinator.executors.worker"
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -52,10 +49,11 @@ _CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of the local executor: how many worker processes it has, and at which priority they run."""
+    """Settings of the local executor: its worker processes, their priority, and how long they may start."""
 
     workers: int = setting(1, "processes of the local executor (1)", low=1, high=4096)
     worker_nice: int = setting(0, "their niceness: 19 gives way to all else (0)", low=0, high=19)
+    start_timeout_s: int = setting(300, "how long they may take to start (300)", low=1, high=86400)
 
 
 class LocalExecutor(Executor):
@@ -78,7 +76,7 @@ class LocalExecutor(Executor):
         workers = settings.workers
         self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
         self._function, self._environment = context.function, context.environment
-        self._nice = settings.worker_nice
+        self._nice, self._start_timeout_s = settings.worker_nice, settings.start_timeout_s
         self.fingerprint = ""
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()  # those who wait are served in their order
         self._workers: set[_Worker] = set()
@@ -99,7 +97,7 @@ class LocalExecutor(Executor):
         return sorted(worker.pid for worker in self._workers)
 
     async def start(self) -> None:
-        """Start all workers and wait, bounded, until the first is warm.
+        """Start all workers and wait until the first is warm, as long as they live.
 
         Raises:
             ExecutorError: none became warm; the message says why, and the workers' words are on standard
@@ -112,10 +110,10 @@ class LocalExecutor(Executor):
             self._keepers.append(asyncio.create_task(keeping, name="local worker"))
         late = ""
         try:
-            async with asyncio.timeout(_WARM_TIMEOUT_S):
+            async with asyncio.timeout(self._start_timeout_s):
                 await self._ready.wait()
         except TimeoutError:
-            late = f" within {_WARM_TIMEOUT_S} s"
+            late = f" within {self._start_timeout_s} s (SUPER_START_TIMEOUT_S)"
         if not self.fingerprint:
             await self.close()
             reason = self._last_failure or "none of its workers answered"
@@ -172,7 +170,7 @@ class LocalExecutor(Executor):
             arguments = (self._function, str(self._nice))
             worker = await _Worker.start(_MODULE, *arguments, environment=environment)
             self._workers.add(worker)
-            self._admit(await worker.warm())
+            self._admit(await worker.warm(self._start_timeout_s))
             self._free.put_nowait(worker)
             await worker.wait()
         except ExecutorError as error:
@@ -218,9 +216,9 @@ class _Worker(ChildProcess):
         """Whether it may be called."""
         return not self._given_up and super().alive
 
-    async def warm(self) -> str:
+    async def warm(self, timeout_s: float) -> str:
         """Let the function open what it needs; returns its decoder's fingerprint, or raises."""
-        answer = await self.call(warm_event(cache=""), _WARM_TIMEOUT_S)
+        answer = await self.call(warm_event(cache=""), timeout_s)
         self.served = False
         return read_warmed(answer, "a worker", "it does not run SUPER's function").fingerprint
 

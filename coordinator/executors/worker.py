@@ -131,7 +131,6 @@ def run_task(
 def main(arguments: list[str]) -> int:
     """Serve until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to answer
-    os.nice(int(arguments[1]))
     requests_in, answers_out = take_standard_streams(_STDERR)
     try:
         _load(arguments[0])
@@ -143,8 +142,12 @@ def main(arguments: list[str]) -> int:
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()  # the executor sends one at a time
     reader = threading.Thread(target=_read, args=(requests_in, requests), name="super-requests", daemon=True)
     reader.start()
+    niceness = int(arguments[1])
     while True:
-        answers_out.write(_serve(arguments[0], requests.get()))
+        answer = _serve(arguments[0], requests.get())
+        os.nice(niceness)  # once it can serve: on a busy host it would hardly get there with less
+        niceness = 0
+        answers_out.write(answer)
         answers_out.flush()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 from superdl.sampler.rpc.forking import HeldSockets
 from superdl.super_wire.errors import EmbeddedError, SuperError
 from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.sizes import seconds_from
 
 if TYPE_CHECKING:
     import socket
@@ -29,9 +31,10 @@ __all__ = ["Embedded", "embedded_for", "question_answered", "release_all", "tell
 
 _LOG = logging.getLogger(__name__)
 
-START_WAIT_S = 90.0
+_START_TIMEOUT_S = 300.0
 """For everything: an earlier supervisor's end, imports, starting; usually two seconds."""
 
+_TELL_EVERY_S = 10.0
 _MAX_REVIVALS = 3
 _REVIVAL_SPAN_S = 60.0
 _REVIVAL_PAUSE_S = 0.5
@@ -55,6 +58,7 @@ class Embedded:
     """One process's hold on the supervisor of one run; made by :func:`embedded_for`, once for each run.
 
     Attributes:
+        path: the run's directory.
         coordinator: the coordinator's address, which a supervisor that is started again keeps.
         was_told: whether its user was told where it keeps records.
         supervisor: the process id of the supervisor that was found or started.
@@ -76,6 +80,7 @@ class Embedded:
     ) -> None:
         self._settings = settings or SupervisorSettings.of_this_host()
         self._directory = RunDirectory.of_run(run, self._settings.choice.variant)
+        self.path = self._directory.path
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self.was_told = False
         self.supervisor: object = None
@@ -85,6 +90,7 @@ class Embedded:
         self.variables = _its_variables()
         # One cache serves several coordinators only in turn, and that of another process may be the next.
         self.question_hold_s = 0.0 if self._settings.choice.cache else QUESTION_HOLD_S
+        self._start_timeout_s = seconds_from(os.environ, "SUPER_START_TIMEOUT_S", _START_TIMEOUT_S)
         self._failure: EmbeddedError | None = None
         self._released = threading.Event()
         self._revivals_s: deque[float] = deque(maxlen=_MAX_REVIVALS)
@@ -136,7 +142,7 @@ class Embedded:
     def _end_and_clear(self) -> None:
         """Remove what a supervisor that ended too early has left, unless there is another by now."""
         self._await_ends()
-        with self._directory.locked_for_start(START_WAIT_S):
+        with self._directory.locked_for_start(self._start_timeout_s):
             other = self._call()
             if other is None:
                 self._directory.remove()
@@ -166,7 +172,7 @@ class Embedded:
 
     def _find_or_start(self) -> tuple[socket.socket, bool]:
         """A connection to the supervisor, which may not be ready, and whether it was there already."""
-        with self._directory.locked_for_start(START_WAIT_S):
+        with self._directory.locked_for_start(self._start_timeout_s):
             self._directory.create()
             hold = self._call()
             if hold is not None:
@@ -219,13 +225,16 @@ class Embedded:
         self._processes = [old for old in self._processes if old.poll() is None] + [process]
 
     def _await_ready(self, hold: socket.socket) -> None:
-        hold.settimeout(START_WAIT_S)
-        try:
-            answer = _read_line(hold)
-        except TimeoutError:
-            message = f"the supervisor was not ready after {START_WAIT_S:g} s{self._directory.log_tail()}"
-            raise EmbeddedError(message) from None
-        hold.settimeout(None)
+        answers, begun_s = select.poll(), time.monotonic()
+        answers.register(hold, select.POLLIN)
+        while not answers.poll(1000 * min(_TELL_EVERY_S, self._start_timeout_s)):
+            waited_s = time.monotonic() - begun_s
+            words = f"the embedded coordinator is not ready after {waited_s:.0f} s"
+            if waited_s >= self._start_timeout_s:
+                raise EmbeddedError(f"{words} (SUPER_START_TIMEOUT_S){self._directory.log_tail()}")
+            load = f"{os.getloadavg()[0]:.0f} processes share {os.cpu_count()} cores"
+            _LOG.warning("%s, still starting: %s; see %s", words, load, self._directory.log)
+        answer = _read_line(hold)
         self.supervisor = (answer or {}).get("supervisor")
         if answer is None:
             raise _LostSupervisorError(f"the supervisor ended while it started{self._directory.log_tail()}")
@@ -316,6 +325,7 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
             before.release()
         if hold is None or hold.is_over:
             _end_questions_of_others(key)
+            RunDirectory.sweep({other.path for other in _holds.values()})
             hold = _holds[key] = Embedded(run, settings, before)
             if before is not None and changed and hold.supervisor == before.supervisor:
                 _LOG.warning(

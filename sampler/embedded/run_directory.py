@@ -21,7 +21,7 @@ from superdl.super_wire.ids import ID_BYTES, digest128
 from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 __all__ = ["RunDirectory"]
 
@@ -57,12 +57,20 @@ class RunDirectory:
     @classmethod
     def of_this_user(cls) -> list[RunDirectory]:
         """Those of all runs on this host whose coordinator listens, the newest first."""
-        found, parent = [], _parent()
-        with contextlib.suppress(OSError):  # there is none, or a run has just ended
-            if _is_private(parent.lstat()):
-                found = [(path.stat().st_mtime_ns, path) for path in parent.iterdir() if path.is_dir()]
-        runs = [cls(path) for _, path in sorted(found, reverse=True)]
+        runs = [cls(path) for path in _newest_first(_parent())]
         return [run for run in runs if _listens(run.coordinator_socket)]
+
+    @classmethod
+    def sweep(cls, kept: Container[Path]) -> None:
+        """Remove the directories of killed runs of which no process is left, but those that are ``kept``.
+
+        A process must keep those that it holds itself: it would take their locks from itself.
+        """
+        for run in (cls(path) for path in _newest_first(_parent()) if path not in kept):
+            with contextlib.suppress(EmbeddedError, OSError), run.locked_for_start(0.0):
+                os.close(run.lock_for_children(0.0))
+                if not _listens(run.supervisor_socket):
+                    run.remove()
 
     def create(self) -> None:
         """Make the directory, private to this user (or ``EmbeddedError``); the start lock is held."""
@@ -177,6 +185,14 @@ def _parent() -> Path:
     ):
         return parent
     return "/tmp" / Path(parent.name)  # noqa: S108  # its owner and mode are checked when it is made
+
+
+def _newest_first(parent: Path) -> list[Path]:
+    found = []
+    with contextlib.suppress(OSError):  # there is none, or a run has just ended
+        if _is_private(parent.lstat()):
+            found = [(path.stat().st_mtime_ns, path) for path in parent.iterdir() if path.is_dir()]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _listens(path: Path) -> bool:

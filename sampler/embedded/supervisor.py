@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor", "main"]
 
 _PROBE_PAUSE_S = 0.05
-_READY_WAIT_S = 60.0
 _QUICK_DEATH_S = 10.0
 _QUICK_DEATHS_AT_START = 2
 _QUICK_DEATHS = 5
@@ -112,11 +111,6 @@ class Supervisor:
         for child in list(self._unready):
             if child.ready():
                 self._unready.discard(child)
-            elif time.monotonic() - child.started_s > _READY_WAIT_S:
-                raise EmbeddedError(
-                    f"the embedded {child.name} did not answer within {_READY_WAIT_S:g} "
-                    f"s{self._directory.log_tail()}"
-                )
         if self._unready:
             self._set_timer("probe", _PROBE_PAUSE_S, self._probe)
         elif self._all_run():

@@ -29,6 +29,7 @@ from superdl.super_wire.errors import (
     error_from_name,
 )
 from superdl.super_wire.protocol import PROTOCOL_VERSION, host_and_port
+from superdl.super_wire.sizes import seconds_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,15 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.batch_ref import Bindable
 
-__all__ = ["FIRST_CONTACT", "LISTING_SILENCE_S", "RUNNING", "CallStoppedError", "Client", "Patience"]
+__all__ = [
+    "FIRST_CONTACT",
+    "LISTING_SILENCE_S",
+    "RUNNING",
+    "CallStoppedError",
+    "Client",
+    "Patience",
+    "job_start",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,6 +62,7 @@ _OF_THE_WAY = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
 _PROBING_S = 3.0  # of a call, for all its looks at why nobody answers: who is silent takes that long
 _LEAST_PROBING_S = 0.5  # also when the call's own time is up
 _LONG_POLL_S = 10.0
+_TELL_FIRST_S, _TELL_EVERY_S = 1.0, 10.0  # of a call that nobody answers
 _MAX_CUTS = 1000  # each is a fork of this process, or a holder that left
 # Not the global generator: its state is the trainer's, and ranks that seed it alike would come back at once.
 _JITTER = random.SystemRandom()  # no state that ranks forked from one process would share
@@ -83,7 +93,13 @@ class CallStoppedError(Exception):
 
 
 FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
-"""While the sampler is being made: a wrong address should be told soon."""
+"""For a question from the command line: a wrong address should be told soon."""
+
+
+def job_start() -> Patience:
+    """While a sampler is made: batch schedulers start jobs and coordinators in any order."""
+    return Patience(attempts=10_000, total_s=seconds_from(os.environ, "SUPER_CONNECT_TIMEOUT_S", 60.0))
+
 
 RUNNING = Patience(attempts=60, total_s=120.0)
 """In the middle of an epoch: a coordinator may be restarted, a network may be cut for a while."""
@@ -155,6 +171,7 @@ class Client:
         self._probing_left_s = _PROBING_S
         last: CallFailedError | None = None
         attempt = cuts = 0
+        tell_s = begin_s + _TELL_FIRST_S
         while attempt < patience.attempts and not stopped.is_set():
             left_s = patience.total_s - (time.monotonic() - begin_s)
             if attempt and left_s <= 0:
@@ -174,6 +191,9 @@ class Client:
                 return answer
             attempt += 1
             left_s = patience.total_s - (time.monotonic() - begin_s)
+            if time.monotonic() >= tell_s:
+                _LOG.warning("waiting for the coordinator at %s, %.0f s more: %s", self.address, left_s, last)
+                tell_s = time.monotonic() + _TELL_EVERY_S
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
         if stopped.is_set():
             raise CallStoppedError
@@ -211,7 +231,7 @@ class Client:
         self,
         dataset: Bindable,
         run: str,
-        patience: Patience = FIRST_CONTACT,
+        patience: Patience | None = None,
         end_s: float = math.inf,
         *,
         renew: bool = False,
@@ -225,7 +245,7 @@ class Client:
         Args:
             dataset: what is registered.
             run: the run that shares the listing.
-            patience: of each call.
+            patience: of each call; by default that of :func:`job_start`.
             end_s: when to give up, a monotonic time; later by the time in which the listing gets on.
             renew: whether to list again what this run has listed, if that costs little.
             silence_s: how long it may stand still.
@@ -251,6 +271,7 @@ class Client:
             classes=dataset.given_classes,
             **dataset.naming._asdict(),
         )
+        patience = patience or job_start()
         facts = self.call("RegisterDataset", request, patience.until(end_s), stopped=stopped)
         if facts.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
@@ -304,5 +325,5 @@ class Client:
         return CoordinatorUnreachableError(
             f"no coordinator answered at {self.address} in {attempts} attempts over {waited_s:.1f} s "
             f"({reason}): check that it runs there (superdl coordinator --listen ...) and that coordinator= "
-            "or SUPER_COORDINATOR names it"
+            "or SUPER_COORDINATOR names it; a job waits SUPER_CONNECT_TIMEOUT_S for it to start"
         )

@@ -219,7 +219,7 @@ def test_a_worker_that_ended_before_it_was_asked_still_tells_why():
         )
         await worker.wait()
         with pytest.raises(FunctionRaisedError, match="no_such_module_anywhere"):
-            await worker.warm()
+            await worker.warm(30.0)
 
     asyncio.run(main())
 

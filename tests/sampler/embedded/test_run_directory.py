@@ -156,3 +156,31 @@ def test_no_temporary_directory_is_a_typed_error(tmp_path):
     )
     assert "TMPDIR" in ended.stdout
     assert (ended.returncode, "Traceback" in ended.stderr, "TMPDIR" in ended.stderr) == (2, False, True)
+
+
+def test_the_next_start_removes_what_killed_runs_left_and_nothing_that_lives(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="super-i-") as place, socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        names = ("killed", "served", "ending", "held", "starting")
+        killed, served, ending, held, starting = runs = [RunDirectory.of_run(name) for name in names]
+        for run in runs:
+            with run.locked_for_start(1.0):
+                run.create()
+        killed.supervisor_socket.touch()
+        listener.bind(str(served.supervisor_socket))
+        listener.listen()
+        lock = ending.lock_for_children(1.0)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(starting.path)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            RunDirectory.sweep({held.path})
+            left = {path.name for path in killed.path.parent.iterdir() if path.is_dir()}
+            assert left == {run.path.name for run in (served, ending, held, starting)}
+        finally:
+            os.close(lock)
+            holder.communicate(timeout=30)

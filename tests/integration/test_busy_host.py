@@ -1,0 +1,70 @@
+"""Starts that take long: on a host whose cores are taken, and of a job that comes before its coordinator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.utils.data import DataLoader
+
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import Stack
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+BALLAST_PER_CORE = 16
+DOWN_S = 20.0
+READ_ALL = """
+import sys
+from superdl import Recipe, SuperDataset, SuperLoader
+
+dataset = SuperDataset(sys.argv[1], recipe=Recipe.image(resize=32, crop=32))
+print(sum(len(labels) for _, labels in SuperLoader(dataset, batch_size=8)))
+"""
+
+
+@pytest.fixture
+def busy_cores() -> Iterator[None]:
+    """Many processes on each core that do nothing but run; they end by themselves, too."""
+    spin = "import time\nuntil = time.monotonic() + 400\nwhile time.monotonic() < until: pass"
+    count = BALLAST_PER_CORE * len(os.sched_getaffinity(0))
+    ballast = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(count)]
+    yield
+    for process in ballast:
+        process.kill()
+    for process in ballast:
+        process.wait()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("busy_cores")
+def test_a_busy_host_starts_the_embedded_default_late_and_says_so(images: Path) -> None:
+    count = len(expected_pixels(images, resize=SIDE, crop=SIDE))
+    read = subprocess.run(
+        [sys.executable, "-c", READ_ALL, str(images)], capture_output=True, text=True, check=False
+    )
+    assert read.stdout.split() == [str(count)], read.stderr
+    assert "the embedded coordinator is not ready after" in read.stderr
+
+
+def test_a_job_waits_for_a_coordinator_that_starts_after_it(images: Path) -> None:
+    with Stack(arguments=("--workers", "2")) as stack:
+        stack.kill_coordinator()
+        late = threading.Timer(DOWN_S, stack.start_coordinator)
+        late.start()
+        dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
+        with SuperSampler(dataset, batch_size=8, coordinator=stack.address) as sampler:
+            delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+        late.join()
+    assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
