@@ -97,7 +97,7 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(cloud_server, b
         assert variable in why
     for status in (429, 503):
         outcome, why = failure("1.jpg", one, statuses=[status] * 9)
-        assert (outcome, len(cloud_server.asked)) == (Outcome.SOURCE_ERROR, 3)
+        assert (outcome, len(cloud_server.asked)) == (Outcome.UNAVAILABLE, 3)
         assert str(status) in why
         cloud_server.statuses[:] = [status, status]  # it passes
         assert read(bucket, "1.jpg", one) == b"one"

@@ -168,13 +168,13 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(hub_server, mon
         hub_server.asked.clear()
         hub_server.statuses[:] = [status] * 3
         outcome, why = failure("0.jpg", one)
-        assert (outcome, len(hub_server.asked)) == (Outcome.SOURCE_ERROR, 3)
+        assert (outcome, len(hub_server.asked)) == (Outcome.UNAVAILABLE, 3)
         assert str(status) in why
         hub_server.statuses[:] = [status] * 2  # it passes
         assert failure("0.jpg", one)[0] is Outcome.MISSING
     hub_server._cdn.close()
     outcome, why = failure("2.jpg", oid_of(LARGE))
-    assert outcome is Outcome.SOURCE_ERROR
+    assert outcome is Outcome.UNAVAILABLE
     assert hub_server.cdn.removeprefix("http://") in why
     assert "signature=" not in why
     monkeypatch.setenv("HF_TOKEN", "hf_ofSomebodyElse")

@@ -153,7 +153,7 @@ def test_answers_that_bring_no_file(web_server):
     assert failure(bucket, "big", "v")[0] is Outcome.TOMBSTONE
     for key in ("a/../1.jpg", "a//1.jpg", "./1.jpg", "/1.jpg"):
         assert failure(bucket, key, "v")[0] is Outcome.REFUSED
-    for status, outcome in ((401, Outcome.REFUSED), (403, Outcome.REFUSED), (503, Outcome.SOURCE_ERROR)):
+    for status, outcome in ((401, Outcome.REFUSED), (403, Outcome.REFUSED), (503, Outcome.UNAVAILABLE)):
         web_server.told["1.jpg"] = lambda request, status=status: request.answer(status, good, b"no")
         web_server.asked.clear()
         assert failure(bucket, "1.jpg", "v")[0] is outcome
@@ -190,7 +190,7 @@ def test_answers_that_bring_no_file(web_server):
 
     for answer in (without_length, cut_off, lambda request: request.hang_up()):
         web_server.told["1.jpg"] = answer
-        assert failure(bucket, "1.jpg", "v")[0] is Outcome.SOURCE_ERROR
+        assert failure(bucket, "1.jpg", "v")[0] is Outcome.UNAVAILABLE
 
 
 def test_what_the_coordinator_cannot_list_is_told(web_server, tmp_path):
