@@ -103,6 +103,12 @@ class MixSampler(SuperSampler):
         return self.samplers[0].kept
 
     @property
+    def bad_samples(self) -> tuple[Any, ...]:
+        """Those of all its datasets."""
+        wholes = {id(sampler.dataset): sampler for sampler in self.samplers}
+        return tuple(bad for sampler in wholes.values() for bad in sampler.bad_samples)
+
+    @property
     def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on
         """The epoch that the next iteration begins."""
         return self.samplers[0].epoch

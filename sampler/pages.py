@@ -234,6 +234,7 @@ class Pager:
                 batch = planned_batch(
                     *(message, page.packs, session.binding, session.job, rank, epoch, session.seed),
                     may_be_empty=session.may_be_empty,
+                    alone=session.alone,
                 )
                 buffer.add(batch, ready=is_ready(message))
             reason = "" if page.batches else "it is empty"

@@ -75,7 +75,7 @@ class Cursor:
 class PlanIterator(Iterator[BatchRef]):
     """Yields ``BatchRef``, in plan order unless the sampler, its owner, was made with ``in_order=False``."""
 
-    def __init__(self, cursor: Cursor, pager: Pager, checkpoint: Checkpoint, owner: object) -> None:
+    def __init__(self, cursor: Cursor, pager: Pager, checkpoint: Checkpoint, owner: Any) -> None:
         self._cursor = cursor
         self._pager = pager
         self._checkpoint = checkpoint
@@ -124,6 +124,8 @@ class PlanIterator(Iterator[BatchRef]):
 
     def __next__(self) -> BatchRef:
         self._check_process()
+        # A DataLoader asks once for each batch that it receives, also after the end of the plan.
+        self._owner.dataset.name_bad_samples()
         if self._buffer is None:
             self._buffer = self._pager.begin(self._begin())
         batch = self._pager.take(self._buffer)

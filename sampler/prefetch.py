@@ -181,10 +181,12 @@ def planned_batch(
     seed: int = 0,
     *,
     may_be_empty: bool = False,
+    alone: bool = False,
 ) -> BatchRef:
     """The proto message ``Batch`` as something to give out; ``ValueError`` if it is none of its dataset's.
 
-    ``packs`` are those that its page names. What is part of a mix's batch may be empty.
+    ``packs`` are those that its page names. What is part of a mix's batch may be empty. ``alone`` is as in
+    :class:`BatchRef`.
     """
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
     for what, length, right in (
@@ -223,6 +225,7 @@ def planned_batch(
         places=places,
         seed=seed,
         repetitions=batch.repetitions,
+        alone=alone,
     )
 
 

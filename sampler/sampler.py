@@ -220,6 +220,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self._session.kept
 
     @property
+    def bad_samples(self) -> tuple[Any, ...]:
+        """The bad samples that the dataset's readers passed over until now; see :class:`SuperDataset`."""
+        return tuple(self.dataset.bad_samples)
+
+    @property
     def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on
         """The epoch that the next iteration begins."""
         return self._cursor.peek().epoch
@@ -323,6 +328,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self._closed = True
         OPEN_JOBS.discard(self._client.address, self.job, self.rank)
         self._pager.stop()
+        self.dataset.name_bad_samples()
         try:
             self._session.close()
         except SuperError as error:  # a courtesy: the lease of a job that says nothing runs out by itself

@@ -94,6 +94,8 @@ class Session:
         self.seed = spec.seed
         self.may_be_empty = bool(spec.mix)
         """Whether a batch may have no sample: it is a part of a mix's."""
+        self.alone = spec.num_replicas == 1 and not spec.mix
+        """Whether a step of training takes no other batch than one of this rank's."""
         self._run = run
         self._listing_silence_s = listing_silence_s
         self._reopening_s = reopening_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,8 +20,13 @@ from superdl.super_dataset.listed_source import ListedSource
 from superdl.super_dataset.memory import map_tensors, memory_here, send_by_value
 from superdl.super_dataset.per_sample import PerSample, for_batches
 from superdl.super_dataset.reading import (
+    LEAVES_OUT,
+    BadSamples,
+    BatchLeftOut,
     BatchReader,
+    LastGood,
     ReadSettings,
+    bad_sample_error,
     batch_info,
     check_policies,
     delivered_order,
@@ -38,12 +44,22 @@ from superdl.super_wire.source_url import file_url, join_url, split_url
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.super_dataset.reading import BatchInfo, OnBadSample, Padding, Verify
+    from superdl.super_dataset.reading import (
+        BadSample,
+        BatchInfo,
+        BatchProgress,
+        OnBadSample,
+        Padding,
+        SampleTensors,
+        Verify,
+    )
+    from superdl.super_wire.batch_ref import DatasetBinding
     from superdl.super_wire.ids import Versions
 
 __all__ = ["SuperDataset", "normalise_url"]
 
 _PING_TIMEOUT_S = 5.0
+_HANDLED = {"skip": "skipped", "replace": "replaced"}
 _THREE_LINES = """\
     dataset = SuperDataset(source, recipe)
     sampler = SuperSampler(dataset, batch_size=256)
@@ -100,7 +116,10 @@ class SuperDataset(ListedSource, Dataset[Any]):
             "labels"}`` or ``["image", "mask"]``: ``"images"`` or the names of arrays, ``"labels"``, and
             ``"labels.NAME"`` where labels have names. With ``return_info`` an item is (dict, info).
         on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
-            batch) or ``"replace"`` (by the next good sample of the same batch).
+            batch) or ``"replace"`` (by the next good sample of the same batch). Both warn of each bad sample
+            once; see :attr:`bad_samples`. A batch of bad samples alone is filled with up to eight samples
+            of the last good batch of its process, so that ranks take equally many steps, flagged as padding;
+            with ``"skip"`` and one rank a ``SuperLoader`` leaves it out.
         padding: what becomes of the samples that fill the last batches of several ranks by repeating others:
             ``"keep"``, or ``"skip"`` for validation (a shorter batch, so that each sample counts once; one
             stays where a batch has nothing else, flagged in its ``BatchInfo``).
@@ -169,12 +188,33 @@ class SuperDataset(ListedSource, Dataset[Any]):
             stop_at_bad=on_bad_sample == "raise",
         )
         self._reader = BatchReader(settings)
+        self._bad_samples: BadSamples | None = None
 
     def __repr__(self) -> str:
         known = self._binding
         size = "not listed yet" if known is None else f"{known.size} samples"
         classes = f" of {len(known.classes)} classes" if known is not None and known.classes else ""
         return f"<SuperDataset {self.source}: {size}{classes}, {self.recipe!r}>"
+
+    @property
+    def bad_samples(self) -> tuple[BadSample, ...]:
+        """The bad samples that were skipped or replaced until now, each once: key, reason, what was done,
+        and how often it was met. They are those of this process and its DataLoader workers, so of one rank.
+        """
+        return () if self._bad_samples is None else self._bad_samples.listed()
+
+    def name_bad_samples(self) -> None:
+        """Warn of bad samples that workers met since the last call. A sampler calls it for each batch."""
+        if self._bad_samples is not None:
+            self._bad_samples.hear()
+
+    def bind(self, binding: DatasetBinding) -> None:
+        """Take what a coordinator told; see :class:`ListedSource`. This process keeps the bad samples."""
+        super().bind(binding)
+        kept = self._bad_samples
+        if self._on_bad_sample != "raise" and (kept is None or kept.pid != os.getpid()):
+            self._bad_samples = BadSamples(self.source)
+            weakref.finalize(self, self._bad_samples.close)
 
     def ping_cache(self, cache: str) -> None:
         """Reach the cache once, with this process's credentials, within 5 s. Called by ``SuperSampler``.
@@ -194,7 +234,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
         Raises:
             UsageError: ``ref`` is no ``BatchRef``, or one of another dataset.
-            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"`` or left nothing.
+            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"``; or none of the
+                batch can, and this process has not read a good one yet.
             ReadTimeoutError: samples were missing for ``read_timeout`` seconds.
             CacheUnreachableError: the cache was not to be reached for as long.
             CacheError: the cache refused.
@@ -204,11 +245,17 @@ class SuperDataset(ListedSource, Dataset[Any]):
         self._check_ours(ref)
         read = self._reader.read(ref, memory_here())
         order = delivered_order(ref, read.bad, self._on_bad_sample, self._padding)
-        if read.bad:
-            self._reader.state().bad_samples.add(ref, read.bad, self._on_bad_sample)
-        images = sample_tensors(read.buffer, order)
-        labels = map_tensors(label_tensor(ref.label_array(), order), send_by_value)
-        info = None if self._transform is None and not self._return_info else batch_info(read, order)
+        needs_info = self._transform is not None or self._return_info or self._bad_samples is not None
+        info = batch_info(read, order) if needs_info else None
+        if order == []:
+            images, labels, info = self._instead_of(read, batch_info(read, order))
+        else:
+            images, labels = sample_tensors(read.buffer, order), label_tensor(ref.label_array(), order)
+            if self._bad_samples is not None and info is not None:
+                self._bad_samples.last_good = LastGood(images, labels, info)
+            if read.bad:
+                self._note_bad(read, _HANDLED[self._on_bad_sample])
+        labels = map_tensors(labels, send_by_value)
         if info is not None and isinstance(self._transform, PerSample):
             images, labels = self._transform(images, labels, info)
         elif info is not None and self._transform is not None:
@@ -219,6 +266,31 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if self._return_info:
             return (*item, info)
         return item if self._columns is None else item[0]
+
+    def _instead_of(
+        self, read: BatchProgress, info: BatchInfo
+    ) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
+        """Fill a batch that has no good sample, from the last one that had some.
+
+        Raises:
+            BatchLeftOut: the batch is to be skipped, and the caller can do so.
+            BadSampleError: this process has not read a good sample.
+        """
+        ref = read.ref
+        last_good = None if self._bad_samples is None else self._bad_samples.last_good
+        if ref.alone and self._on_bad_sample == "skip" and LEAVES_OUT.get():
+            self._note_bad(read, "batch left out")
+            raise BatchLeftOut
+        if last_good is None:
+            remedy = "All of them are bad, and this process has read no good sample yet to repeat instead"
+            raise bad_sample_error(ref, read.bad, remedy)
+        self._note_bad(read, "batch filled")
+        # Padding that is left out leaves one sample of a batch that is nothing else.
+        return last_good.fill(info, 1 if self._padding == "skip" else len(ref))
+
+    def _note_bad(self, read: BatchProgress, handled: str) -> None:
+        if self._bad_samples is not None:
+            self._bad_samples.add(read.ref, read.bad, handled)
 
     def __getitems__(self, refs: Any) -> NoReturn:
         """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""

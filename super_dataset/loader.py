@@ -18,6 +18,7 @@ from superdl.super_dataset.dataset import SuperDataset
 from superdl.super_dataset.listed_source import coordination
 from superdl.super_dataset.memory import mover_to
 from superdl.super_dataset.mixing import SuperMix, whole_of
+from superdl.super_dataset.reading import BatchLeftOut
 from superdl.super_dataset.reading_threads import ReadingThreads
 from superdl.super_wire.errors import ConfigError, UsageError
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from superdl.super_dataset.memory import Mover
+    from superdl.super_dataset.reading import BadSample
 
 __all__ = ["SuperLoader"]
 
@@ -195,6 +197,12 @@ class SuperLoader(Generic[_Ref]):
         """Whether the sampler leaves out the short last global batch."""
         return bool(getattr(self.sampler, "drop_last", False))
 
+    @property
+    def bad_samples(self) -> tuple[BadSample, ...]:
+        """The bad samples that its datasets skipped or replaced until now; see :class:`SuperDataset`."""
+        bad: tuple[BadSample, ...] = getattr(self.sampler, "bad_samples", ())
+        return bad
+
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one that the next iteration begins: the sampler's ``set_epoch``.
 
@@ -312,23 +320,26 @@ class _Pass(Iterator[Any]):
         weakref.finalize(self, _give_up, self._ahead).atexit = False
 
     def __next__(self) -> Any:
-        self._ask_ahead()
-        if not self._ahead:
-            trouble, self._trouble = self._trouble, None
-            if trouble is not None:
-                raise trouble
-            self._progress.finished = True
-            raise StopIteration
-        self._threads.check()
-        wait([self._ahead[0]])  # may be interrupted: the batch stays the next one
-        future = self._ahead.popleft()
-        self._passed += 1
-        try:
-            item = self._mover.receive(future.result())
-        finally:
-            del future  # or an error, its frames and the future would hold one another
-        self._progress.taken = self._passed
-        return item
+        while True:
+            self._ask_ahead()
+            if not self._ahead:
+                trouble, self._trouble = self._trouble, None
+                if trouble is not None:
+                    raise trouble
+                self._progress.finished = True
+                raise StopIteration
+            self._threads.check()
+            wait([self._ahead[0]])  # may be interrupted: the batch stays the next one
+            future = self._ahead.popleft()
+            self._passed += 1
+            try:
+                item = self._mover.receive(future.result())
+            except BatchLeftOut:
+                continue
+            finally:
+                del future  # or an error, its frames and the future would hold one another
+            self._progress.taken = self._passed
+            return item
 
     def _ask_ahead(self) -> None:
         """Have the next batch read and those to come after it."""

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_dataset.memory import receiving_into
+from superdl.super_dataset.reading import LEAVES_OUT
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class ReadingThreads:
                 self._threads.append(thread)
 
     def _serve(self) -> None:
+        LEAVES_OUT.set(True)
         with receiving_into(self._mover.memory, finished_elsewhere=self._finished_elsewhere):
             while (task := self._tasks.get()) is not None:
                 _work(self._load, *task)

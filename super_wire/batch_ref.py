@@ -7,7 +7,7 @@ connection and no pixels. Before the first one, the sampler binds its dataset by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class BatchRef:
     messages and may be empty where they did not fit into the page. ``cache`` is an address without
     credentials. Where the trainer sees the store's directory, ``store`` names it, and ``places`` say what of
     the batch is in its packs. ``seed`` is the sampler's, for transforms that have none of their own.
+    ``alone``: no other rank, and no other dataset of a mix, has a part of the same step.
     """
 
     dataset_id: bytes
@@ -89,6 +90,7 @@ class BatchRef:
     places: Places | None = None
     seed: int = 0
     repetitions: bytes = b""
+    alone: bool = False
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -198,6 +200,13 @@ class Bindable(Protocol):
 
     def bind(self, binding: DatasetBinding) -> None:
         """Take what the coordinator told; called again with the same or newer facts."""
+
+    @property
+    def bad_samples(self) -> tuple[Any, ...]:
+        """The bad samples that its readers passed over until now."""
+
+    def name_bad_samples(self) -> None:
+        """Warn of bad samples that its readers in other processes met since the last call."""
 
     def ping_cache(self, cache: str) -> None:
         """Reach the cache with the dataset's own credentials, or raise a :class:`CacheError` in time."""

@@ -14,7 +14,7 @@ from superdl.super_dataset.memory.batch_memory import (
     receiving_into,
 )
 from superdl.super_dataset.memory.device import Mover, Unfinished, map_tensors, mover_to
-from superdl.super_dataset.memory.handover import send_by_value
+from superdl.super_dataset.memory.handover import file_path, open_file, send_by_value
 
 __all__ = [
     "FreshMemory",
@@ -24,11 +24,13 @@ __all__ = [
     "Unfinished",
     "cut_up",
     "empty_batch",
+    "file_path",
     "finished_elsewhere_here",
     "in_one_block",
     "map_tensors",
     "memory_here",
     "mover_to",
+    "open_file",
     "receiving_into",
     "send_by_value",
 ]

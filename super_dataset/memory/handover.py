@@ -37,7 +37,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["WorkerMemory", "files_can_be_opened", "send_by_value", "shared_bytes"]
+__all__ = [
+    "WorkerMemory",
+    "file_path",
+    "files_can_be_opened",
+    "open_file",
+    "send_by_value",
+    "shared_bytes",
+]
 
 _MAX_BLOCKS = 16
 """A worker's blocks, at most; a trainer that keeps more batches than that gets the others by torch's way."""
@@ -80,7 +87,7 @@ class Block:
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.token = secrets.token_bytes(_TOKEN_BYTES)
-        self.fd = _open_file()
+        self.fd = open_file()
         try:
             # Reserved now: a page that cannot be had later would be a SIGBUS in the middle of a receive.
             os.posix_fallocate(self.fd, 0, self.size + _TRAILER_BYTES)
@@ -144,9 +151,9 @@ def files_can_be_opened() -> bool:
         if Path(f"/proc/{os.getpid()}").stat().st_uid != os.geteuid():
             return False
         os.listdir(f"/proc/{os.getppid()}/fd")  # noqa: PTH208 # the error is what is asked for
-        fd = _open_file()
+        fd = open_file()
         try:
-            os.close(os.open(_file_path(os.getpid(), fd), os.O_RDWR | os.O_CLOEXEC))
+            os.close(os.open(file_path(os.getpid(), fd), os.O_RDWR | os.O_CLOEXEC))
         finally:
             os.close(fd)
     except OSError:
@@ -154,12 +161,13 @@ def files_can_be_opened() -> bool:
     return True
 
 
-def _file_path(pid: int, fd: int) -> str:
-    """Where a process's open file is to be found by others."""
+def file_path(pid: int, fd: int) -> str:
+    """The path by which other processes open a file that this one holds open."""
     return f"/proc/{pid}/fd/{fd}"
 
 
-def _open_file() -> int:
+def open_file() -> int:
+    """A new file in memory, without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("super-batch", os.MFD_CLOEXEC)
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 # nameless, so unguessable
@@ -304,7 +312,7 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
         return known
     reason = ""
     try:
-        opened = os.open(_file_path(pid, fd), os.O_RDWR | os.O_CLOEXEC)
+        opened = os.open(file_path(pid, fd), os.O_RDWR | os.O_CLOEXEC)
         try:
             memory = mmap.mmap(opened, size + _TRAILER_BYTES)
         finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from superdl.super_dataset.reading.bad_samples import LEAVES_OUT, BadSample, BadSamples, BatchLeftOut
 from superdl.super_dataset.reading.checks import Verify
 from superdl.super_dataset.reading.delivery import (
-    BadSampleLog,
     BatchInfo,
+    LastGood,
     OnBadSample,
     Padding,
+    SampleTensors,
     batch_info,
     check_label_dtype,
     check_policies,
@@ -15,17 +17,25 @@ from superdl.super_dataset.reading.delivery import (
     label_tensor,
     sample_tensors,
 )
+from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 
 __all__ = [
+    "LEAVES_OUT",
     "Backoff",
-    "BadSampleLog",
+    "BadSample",
+    "BadSamples",
     "BatchInfo",
+    "BatchLeftOut",
+    "BatchProgress",
     "BatchReader",
+    "LastGood",
     "OnBadSample",
     "Padding",
     "ReadSettings",
+    "SampleTensors",
     "Verify",
+    "bad_sample_error",
     "batch_info",
     "check_label_dtype",
     "check_policies",

@@ -8,28 +8,25 @@ named arrays come as a dict of such tensors and lists.
 
 from __future__ import annotations
 
-import logging
-import math
 from bisect import bisect_left
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import torch
 
 from superdl.super_dataset.memory import cut_up, in_one_block
 from superdl.super_dataset.reading.checks import layout_columns
-from superdl.super_dataset.reading.progress import bad_sample_error, batch_name
+from superdl.super_dataset.reading.progress import bad_sample_error
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.label_dtype import label_fields_of
 from superdl.super_wire.labels import RaggedLabels
 from superdl.super_wire.record import RecordKind, parse_header
 from superdl.super_wire.record_kinds import array_places
-from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,8 +37,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.record_kinds import ArrayPlace
 
 __all__ = [
-    "BadSampleLog",
     "BatchInfo",
+    "LastGood",
     "OnBadSample",
     "Padding",
     "SampleTensors",
@@ -58,8 +55,6 @@ Padding: TypeAlias = Literal["keep", "skip"]
 _Tensors: TypeAlias = "torch.Tensor | list[torch.Tensor]"
 SampleTensors: TypeAlias = "_Tensors | dict[str, _Tensors]"
 
-_LOG = logging.getLogger("superdl.super_dataset")
-_LOG_EVERY_S = 60.0
 _IMAGE_CHANNELS = (1, 3, 4)
 _IMAGE_NDIM = 3
 
@@ -75,13 +70,13 @@ def check_policies(on_bad_sample: object, padding: object) -> None:
 def delivered_order(
     ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample, padding: Padding = "keep"
 ) -> list[int] | None:
-    """Which samples of the planned batch are delivered, by offset, in order; ``None``: all, as planned.
+    """The offsets of the samples to deliver, in order; ``None``: all, as planned; none: all are bad.
 
     ``skip`` leaves the bad out. ``replace`` puts the next good sample of the same batch in the place of each,
     cyclically. Padding that is skipped leaves one sample of a batch that is nothing else.
 
     Raises:
-        BadSampleError: the policy is ``raise``, or no sample is good.
+        BadSampleError: the policy is ``raise``.
     """
     wanted = list(range(len(ref)))
     if padding == "skip" and ref.padding:
@@ -91,40 +86,9 @@ def delivered_order(
     if policy == "raise":
         raise bad_sample_error(ref, bad)
     good = [offset for offset in wanted if offset not in bad]
-    if not good:
-        raise bad_sample_error(
-            ref, bad, f'on_bad_sample="{policy}" needs at least one good sample in the batch'
-        )
-    if policy == "skip":
+    if policy == "skip" or not good:
         return good
     return [good[bisect_left(good, offset) % len(good)] for offset in wanted]
-
-
-class BadSampleLog:
-    """Warns of skipped and replaced samples, at most once a minute, and tells how many there were since."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._count = 0
-        self._warned_s = -math.inf
-
-    def add(self, ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample) -> None:
-        """Count the bad samples of one delivered batch, and warn if it is time."""
-        self._count += len(bad)
-        now_s = self._clock()
-        if now_s - self._warned_s < _LOG_EVERY_S:
-            return
-        first = min(bad)
-        _LOG.warning(
-            "%s since the last warning (on_bad_sample=%r); in %s: %s (%s)",
-            counted(self._count, "bad sample"),
-            policy,
-            batch_name(ref),
-            ref.name_of(first),
-            bad[first],
-        )
-        self._warned_s = now_s
-        self._count = 0
 
 
 def check_label_dtype(name: str) -> None:
@@ -252,7 +216,8 @@ class BatchInfo:
     It pickles small; pinning and collating leave it as it is, and so does moving it to a device.
     ``sample_ids`` (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding``
     (bool of shape (samples,); ``None``: no sample is padding) follow the delivered samples, in their order,
-    also where some were skipped or replaced.
+    also where some were skipped or replaced. Where all were bad, and samples of an earlier batch are
+    repeated instead, all are padding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
     >>> sampler = SuperSampler(dataset, batch_size=3, shuffle=False, job="info")
@@ -345,3 +310,42 @@ def batch_info(read: BatchProgress, order: Sequence[int] | None) -> BatchInfo:
         bad=tuple((ref.name_of(at), reason) for at, reason in sorted(read.bad.items())),
         repetitions=repetitions,
     )
+
+
+_KEPT_MAX = 8
+
+
+class LastGood:
+    """A few samples of the last good batch that a reader delivered, to fill a batch that has no good one.
+
+    They are copies: the loop may change a batch in place. Eight suffice, and cost far less than a batch.
+    """
+
+    def __init__(self, images: SampleTensors, labels: SampleTensors, info: BatchInfo) -> None:
+        self._count = min(_KEPT_MAX, len(info.sample_ids) // ID_BYTES)
+        kept = range(self._count)
+        self._images, self._labels, self._info = _copies(images, kept), _copies(labels, kept), info
+
+    def fill(self, info: BatchInfo, size: int) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
+        """A batch of ``size`` of them, cyclically, in the place of the one that ``info`` describes. All its
+        samples are flagged as padding.
+        """
+        places, last = [place % self._count for place in range(size)], self._info
+        ids = (last.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in places)
+        filled = replace(
+            info,
+            sample_ids=b"".join(ids),
+            keys=tuple(last.keys[at] for at in places) if last.keys else (),
+            padding=np.ones(size, dtype=np.bool_),
+            repetitions=None if last.repetitions is None else last.repetitions[places],
+        )
+        return _copies(self._images, places), _copies(self._labels, places), filled
+
+
+def _copies(tensors: SampleTensors, places: Sequence[int]) -> Any:
+    """The samples at ``places``, each a copy."""
+    if isinstance(tensors, dict):
+        return {name: _copies(part, places) for name, part in tensors.items()}
+    if isinstance(tensors, list):
+        return [tensors[at].clone() for at in places]
+    return tensors[list(places)]

@@ -23,7 +23,6 @@ import numpy as np
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
 from superdl.super_dataset.reading.cache_link import open_link
 from superdl.super_dataset.reading.checks import SeenRecords
-from superdl.super_dataset.reading.delivery import BadSampleLog
 from superdl.super_dataset.reading.gather import Wanted, encode_gets
 from superdl.super_dataset.reading.packs import (
     OPEN_PACKS,
@@ -110,16 +109,13 @@ class ReaderState:
     connection is opened for a report alone.
     """
 
-    def __init__(
-        self, record_bytes: int | None, clock: Callable[[], float], open_link: Callable[..., CacheLink]
-    ) -> None:
+    def __init__(self, record_bytes: int | None, open_link: Callable[..., CacheLink]) -> None:
         self.pid = os.getpid()
         # Not the random module's own state: that is the user's. Jitter guards no secret.
         self.random = random.Random()  # noqa: S311
         self.record_bytes = record_bytes
         self.uniform = True
         self.told_astray = False
-        self.bad_samples = BadSampleLog(clock)
         self.silent_until_s = -math.inf
         self._open_link = open_link
         self._link: CacheLink | None = None
@@ -188,12 +184,12 @@ class BatchReader:
             return state
         if state is not None:  # the parent's copy: closing it does not disturb the parent
             state.drop()
-        self._local.state = state = ReaderState(self._settings.record_bytes, self._clock, self._open_link)
+        self._local.state = state = ReaderState(self._settings.record_bytes, self._open_link)
         return state
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
         """Reach the cache once over connections of its own; see ``SuperDataset.ping_cache``."""
-        state = ReaderState(None, self._clock, self._open_link)
+        state = ReaderState(None, self._open_link)
         try:
             state.link(cache, timeout_s=timeout_s).nodes.ping()
         finally:

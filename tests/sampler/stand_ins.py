@@ -26,6 +26,11 @@ class BoundDataset:
     def bind(self, binding):
         self.bindings.append(binding)
 
+    bad_samples = ()
+
+    def name_bad_samples(self):
+        pass
+
     def ping_cache(self, cache):
         self.pinged.append(cache)
 

@@ -1,0 +1,160 @@
+"""Bad samples that readers passed over: each is named once and counted, whatever process met it.
+
+The process that trains keeps the list. Its DataLoader workers append to a file in memory, which it reads
+whenever it takes the next batch: a pipe would block a worker whose trainer is busy, and workers end without
+a last word. The file is emptied under a lock, so it stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from superdl.super_dataset.memory import file_path, open_file
+from superdl.super_wire.redaction import shown
+from superdl.super_wire.sizes import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from superdl.super_dataset.reading.delivery import LastGood
+    from superdl.super_wire.batch_ref import BatchRef
+
+__all__ = ["LEAVES_OUT", "BadSample", "BadSamples", "BatchLeftOut"]
+
+_LOG = logging.getLogger("superdl.super_dataset")
+_NAMED_MAX = 100
+_LISTED_MAX = 10_000
+_REASON_MAX = 1000
+
+LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)
+"""Whether this thread's caller goes on to the next batch when :class:`BatchLeftOut` is raised."""
+
+
+class BatchLeftOut(Exception):  # noqa: N818 # no error: the loader catches it and goes on
+    """All samples of the batch are bad, and the policy is to leave them out."""
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be produced, and what readers did instead of delivering it."""
+
+    key: str
+    """As a BatchInfo names it: with the member of an archive."""
+    reason: str
+    handled: str
+    """The latest: ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``."""
+    times: int
+    """How often it was met by readers of this process and its workers."""
+
+
+class BadSamples:
+    """The list of one dataset, kept by the process that made it; copies in others send to that process."""
+
+    def __init__(self, source: str) -> None:
+        self.pid = os.getpid()
+        self.last_good: LastGood | None = None
+        """Of this process's threads."""
+        self._source = source
+        self._lock = threading.Lock()
+        self._file = open_file()
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
+        self._listed: dict[str, BadSample] = {}
+        self._times = self._unlisted = 0
+
+    def __reduce__(self) -> Any:
+        return _in_worker, (self.pid, self._file, self._source)
+
+    def add(self, ref: BatchRef, bad: Mapping[int, str], handled: str) -> None:
+        """Note the bad samples of one batch, by offset with the reason, and what was done about them."""
+        met = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
+        if os.getpid() == self.pid:
+            self._note(met)
+            return
+        lines = "".join(f"{json.dumps(entry)}\n" for entry in met)
+        with _locked(self._file):
+            os.write(self._file, lines.encode())
+
+    def listed(self) -> tuple[BadSample, ...]:
+        """All distinct ones until now, in the order in which they were met."""
+        self.hear()
+        with self._lock:
+            return tuple(self._listed.values())
+
+    def hear(self) -> None:
+        """Take what workers have sent; costs a microsecond if that is nothing."""
+        if os.getpid() != self.pid or not os.fstat(self._file).st_size:
+            return
+        with self._lock, _locked(self._file):
+            sent = os.pread(self._file, os.fstat(self._file).st_size, 0)
+            os.ftruncate(self._file, 0)
+        self._note(json.loads(line) for line in sent.splitlines())
+
+    def close(self) -> None:
+        """Name all once more: the dataset, or its process, is at its end."""
+        if os.getpid() == self.pid:
+            self.hear()
+            if self._listed:
+                keys = [shown(key) for key in [*self._listed][:_NAMED_MAX]]
+                more = len(self._listed) + self._unlisted - len(keys)
+                _LOG.warning(
+                    "%s of %s could not be produced, and readers did without them %s: %s%s",
+                    counted(len(self._listed) + self._unlisted, "sample"),
+                    self._source,
+                    counted(self._times, "time"),
+                    ", ".join(keys),
+                    f" and {more:,} more" if more else "",
+                )
+        os.close(self._file)
+
+    def _note(self, met: Iterable[tuple[str, str, str]]) -> None:
+        with self._lock:
+            for key, reason, handled in met:
+                self._times += 1
+                known = self._listed.get(key)
+                if known is None and len(self._listed) >= _LISTED_MAX:
+                    self._unlisted += 1
+                    continue
+                self._listed[key] = BadSample(key, reason, handled, known.times + 1 if known else 1)
+                if known is None:
+                    self._name(self._listed[key], len(self._listed))
+
+    def _name(self, sample: BadSample, number: int) -> None:
+        if number <= _NAMED_MAX:
+            words = "a bad sample of %s (%s): %s (%s)"
+            _LOG.warning(words, self._source, sample.handled, shown(sample.key), shown(sample.reason))
+        elif number.bit_count() == 1:  # a line for each doubling
+            words = "%d bad samples of %s by now; bad_samples of dataset, loader and sampler lists them"
+            _LOG.warning(words, number, self._source)
+
+
+def _in_worker(pid: int, file: int, source: str) -> BadSamples:
+    """Unpickle a list: one that sends to the first, or a new one where that is not another process's or is
+    out of reach.
+    """
+    copy = BadSamples(source)
+    if pid == os.getpid():
+        return copy
+    try:
+        reached = os.open(file_path(pid, file), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        return copy
+    os.dup2(reached, copy._file, inheritable=False)  # noqa: SLF001 # it makes one
+    os.close(reached)
+    copy.pid = pid
+    return copy
+
+
+@contextlib.contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """Keep other processes away; the lock of a process that is killed ends with it."""
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(file, fcntl.LOCK_UN)

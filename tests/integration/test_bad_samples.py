@@ -1,0 +1,151 @@
+"""Samples that nobody can decode, with every loader: all are named, and the epoch goes on without them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from superdl import Recipe, SuperDataset, SuperLoader, SuperMix, SuperSampler
+from superdl.super_wire.errors import BadSampleError
+from tests.fixtures.images import SIDE, write_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fixtures.stack import Stack
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+BAD = ("ant/broken.jpg", "bee/broken.jpg", "dog/broken.jpg")
+
+
+@pytest.fixture
+def dirty(tmp_path: Path) -> Path:
+    """Sixteen good images, and three files that are none."""
+    directory = write_images(tmp_path / "dirty", 16)
+    for name in BAD:
+        (directory / name).write_text("this is no image")
+    return directory
+
+
+def named_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The bad files that warnings name, in the order of their names."""
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    return sorted(name for name in BAD for line in told if name in line)
+
+
+def loader_of(kind: str, dataset: Any, sampler: Any) -> Any:
+    if kind == "threads":
+        return SuperLoader(dataset, sampler)
+    workers = 0 if kind == "none" else 2
+    how = {"multiprocessing_context": kind} if workers else {}
+    return DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers, **how)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["none", "threads", "fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))],
+)
+def test_all_bad_samples_are_named_by_the_end_of_the_epoch(
+    shared_stack: Stack, dirty: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    dataset = SuperDataset(dirty, RECIPE, on_bad_sample="skip")
+    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=shared_stack.address) as sampler:
+        loader = loader_of(kind, dataset, sampler)
+        for epoch in (1, 2):
+            assert sum(len(images) for images, _ in loader) == 16
+            assert named_in(caplog) == [*BAD]  # in the second epoch no more than in the first
+            bad = sorted(sampler.bad_samples)
+            assert [(one.key, one.handled, one.times) for one in bad] == [
+                (name, "skipped", epoch) for name in BAD
+            ]
+            assert all("not_an_image" in one.reason for one in bad)
+        assert getattr(loader, "bad_samples", sampler.bad_samples) == dataset.bad_samples
+
+
+def test_a_mix_names_the_bad_samples_of_each_of_its_datasets(
+    shared_stack: Stack, dirty: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = shutil.copytree(dirty, dirty.parent / "other")
+    parts = [SuperDataset(place, RECIPE, on_bad_sample="replace") for place in (dirty, other)]
+    how: dict[str, Any] = {"batch_size": 4, "coordinator": shared_stack.address}
+    with SuperLoader(SuperMix(parts), **how) as loader:
+        assert sum(len(images) for images, _ in loader) == 38
+        assert sorted(one.key for one in loader.bad_samples) == sorted(BAD * 2)
+    assert named_in(caplog) == sorted(BAD * 2)
+
+
+LEFT_EARLY = """
+import sys
+from torch.utils.data import DataLoader
+from superdl import Recipe, SuperDataset, SuperSampler
+dataset = SuperDataset(sys.argv[1], Recipe.image(resize=32, crop=32), on_bad_sample="replace")
+sampler = SuperSampler(dataset, batch_size=19, shuffle=False, coordinator=sys.argv[2])
+for batch in DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=1):
+    break
+"""
+
+
+def test_a_script_that_leaves_its_loop_names_them_at_exit(shared_stack: Stack, dirty: Path) -> None:
+    command = [sys.executable, "-c", LEFT_EARLY, str(dirty), shared_stack.address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    *each, last = ended.stderr.splitlines()
+    assert [name in line for name, line in zip(BAD, each[-3:], strict=True)] == [True] * 3
+    assert all(name in last for name in BAD)
+
+
+def batches_of_one(
+    stack: Stack, dirty: Path, policy: Any, kind: str, ranks: int
+) -> tuple[list[list[tuple[Any, Any]]], SuperDataset]:
+    """What each rank gets: of each batch its keys, and which of its samples are flagged."""
+    dataset = SuperDataset(dirty, RECIPE, on_bad_sample=policy, return_info=True)
+    came = []
+    for rank in range(ranks):
+        job = f"{policy} {kind} {ranks}"
+        how: dict[str, Any] = {"rank": rank, "num_replicas": ranks, "job": job, "shuffle": False}
+        with SuperSampler(dataset, batch_size=1, coordinator=stack.address, **how) as sampler:
+            infos = [info for *_, info in loader_of(kind, dataset, sampler)]
+            assert len(sampler) == -(-19 // ranks)
+        came.append([(info.keys, info.padding is not None and info.padding.all()) for info in infos])
+    return came, dataset
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("kind", ["none", "threads"])
+def test_a_batch_of_bad_samples_alone_ends_no_run(
+    shared_stack: Stack, dirty: Path, policy: Any, kind: str, ranks: int
+) -> None:
+    came, dataset = batches_of_one(shared_stack, dirty, policy, kind, ranks)
+    left_out = policy == "skip" and kind == "threads" and ranks == 1
+    delivered = [key for batches in came for (key,), _ in batches]
+    assert not set(delivered) & set(BAD)
+    assert sorted({*delivered, *BAD}) == [path for path, _ in relative(dataset)]
+    assert {one.handled for one in dataset.bad_samples} == {"batch left out" if left_out else "batch filled"}
+    assert [len(batches) for batches in came] == [16 if left_out else -(-19 // ranks)] * ranks
+    for batches in came:
+        for (before, _), (key, flagged) in pairwise(batches):
+            assert flagged or key != before
+    assert sum(flagged for batches in came for _, flagged in batches) >= (0 if left_out else 3)
+
+
+def relative(dataset: SuperDataset) -> list[tuple[str, Any]]:
+    place = dataset.source.removeprefix("file://")
+    return [(path.removeprefix(f"{place}/"), label) for path, label in dataset.samples]
+
+
+def test_a_reader_that_never_saw_a_good_sample_raises(shared_stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(3):
+        (tmp_path / "a" / f"{number}.jpg").write_text("this is no image")
+    dataset = SuperDataset(tmp_path, RECIPE, on_bad_sample="replace")
+    with SuperSampler(dataset, batch_size=2, coordinator=shared_stack.address) as sampler:
+        batches = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
+        with pytest.raises(BadSampleError):
+            next(batches)
