@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.message_fields import clean_text
+from superdl.super_wire.record import CHANGED_SINCE
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class ResultColumns:
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
         """Note what became of a sample that is not cached, and why; the sentence for people names it."""
         self.outcomes[index] = outcome
+        if outcome is Outcome.CHANGED:
+            why = f"{CHANGED_SINCE}: {why}"
         message = clean_text(f"{self._request.bucket}/{self._request.name_of(index)}: {why}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message

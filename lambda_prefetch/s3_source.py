@@ -34,7 +34,7 @@ _READ_TIMEOUT_S = 20
 _ATTEMPTS = 2  # with a pause of a second at most
 _MAX_THREADS = 64
 
-_MOVED = 301
+_MOVED, _OTHER_VERSION = 301, 412
 _FORBIDDEN = frozenset({401, 403})
 _ELSEWHERE = frozenset(
     {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
@@ -216,6 +216,8 @@ def refused_by_s3(response: Mapping[str, Any], bucket: str, region: str | None) 
         outcome = Outcome.UNAVAILABLE
     else:
         outcome = Outcome(fault_of(status).value)
+        if status == _OTHER_VERSION:  # S3's words are of preconditions, which users never set
+            words = "S3 has another version (ETag) of it"
     return SampleFailedError(outcome, f"{words}; {remedy}" if remedy else words)
 
 

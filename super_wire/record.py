@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "CHANGED_SINCE",
     "DTYPE_CODES",
     "DTYPE_NAMES",
     "HEADER_BYTES",
@@ -56,6 +57,9 @@ __all__ = [
 ]
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
+
+CHANGED_SINCE = "changed since it was listed"
+"""So begins the reason of each sample whose object has another version than the catalog lists."""
 
 SPENDING_CAP = "spending_cap"
 """Reason of the tombstones that a coordinator writes once no more money may be spent."""

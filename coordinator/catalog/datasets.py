@@ -25,7 +25,7 @@ from superdl.coordinator.catalog.recent_ids import RecentIds
 from superdl.coordinator.core import DatasetFacts, runs_of
 from superdl.super_wire.errors import CoordinatorError, SourceBusyError, SourceError, SuperError
 from superdl.super_wire.ids import ID_BYTES, Naming, digest128
-from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.record import CHANGED_SINCE, HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -68,6 +68,8 @@ class Listing:
     error: SuperError | None = None
     begun_at_s: float = 0.0
     ended_at_s: float = 0.0
+    ended_at: str = ""
+    """The same as a date and time in UTC, for people."""
     runs: set[str] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -76,6 +78,10 @@ class Listing:
     def ended(self) -> bool:
         """Whether there is a catalog or an error."""
         return self.catalog is not None or self.error is not None
+
+    def dated(self, reason: str) -> str:
+        """Why a sample could not be produced; of one that changed since the listing, with its time."""
+        return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
 
 
 @dataclass(slots=True)
@@ -327,6 +333,7 @@ class DatasetRegistry:
             listing.catalog = self._shared(catalog)
             listing.listed = len(catalog)
         listing.ended_at_s = self._clock()
+        listing.ended_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         await tell()
 
     async def _listed(self, listing: Listing, progress: Callable[[int], None]) -> Catalog:

@@ -370,7 +370,7 @@ class Engine:
     async def _bury(self, action: WriteTombstones) -> None:
         dataset = self.datasets[action.samples.dataset]
         tombstones = [
-            Tombstone(key.decode(), action.reason, message, permanent=False)
+            Tombstone(key.decode(), action.reason, dataset.listing.dated(message), permanent=False)
             for key, message in zip(dataset.catalog.names_at(action.indices), action.messages, strict=True)
         ]
         first = tombstones[0]

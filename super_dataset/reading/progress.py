@@ -20,7 +20,7 @@ from superdl.super_wire.errors import (
     SpendingCapError,
 )
 from superdl.super_wire.read_report import ReadReport
-from superdl.super_wire.record import SPENDING_CAP
+from superdl.super_wire.record import CHANGED_SINCE, SPENDING_CAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["BatchProgress", "bad_sample_error", "batch_name"]
 
 _NAMED_AT_MOST = 3
-_CHANGED = "; the catalog lists "  # of each source that has another version now
 _OF_CHANGED = (
     "They were written again since they were listed: make a new sampler, which lists them; of shards, run "
     "superdl index again"
@@ -217,7 +216,7 @@ def batch_name(ref: BatchRef) -> str:
 
 def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") -> BadSampleError:
     """The error that names the batch, the bad samples' keys and the reasons."""
-    remedy = remedy or (_OF_CHANGED if all(_CHANGED in reason for reason in bad.values()) else _REMEDY)
+    remedy = remedy or (_OF_CHANGED if all(CHANGED_SINCE in reason for reason in bad.values()) else _REMEDY)
     named = _listed(f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad))
     return BadSampleError(
         f"{batch_name(ref)}: {len(bad)} of {len(ref)} samples cannot be produced: {named}. {remedy}"

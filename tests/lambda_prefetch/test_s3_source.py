@@ -125,3 +125,9 @@ def test_the_remedy_is_that_of_the_code(status, code, outcome, remedy):
     failure = refused_by_s3(answer(status, code), "photos", "us-east-1")
     assert failure.outcome == outcome
     assert re.search(remedy, failure.why)
+
+
+def test_another_version_is_told_in_words_of_our_own():
+    failure = refused_by_s3(answer(412, "PreconditionFailed"), "photos", "us-east-1")
+    assert failure.outcome is Outcome.CHANGED
+    assert "PreconditionFailed" not in failure.why
