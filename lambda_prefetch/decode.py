@@ -10,22 +10,43 @@ from __future__ import annotations
 import io
 import re
 import struct
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError, features
 
 from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FORMATS", "check_pixels", "decode", "lift_pillows_bound"]
+__all__ = ["FORMATS", "check_pixels", "decode", "set_pillows_bounds"]
 
-FORMATS = ("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP")
-"""ImageFolder's formats, and GIF, which some data sets hold under a wrong name. Pillow knows many more, some
-of which run other programs.
+_OPTIONAL = {"AVIF": "avif", "JPEG2000": "jpg_2000"}
+FORMATS = (
+    *("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP"),
+    *(kind for kind, feature in _OPTIONAL.items() if features.check(feature)),
+)
+"""ImageFolder's formats; GIF, which some data sets hold under a wrong name; and AVIF and JPEG 2000 where
+Pillow was built with them. Pillow knows many more, some of which run other programs.
 """
+
+_FILLS: ContextVar[bool] = ContextVar("_FILLS", default=False)
+
+
+class _FillsHere:
+    """Pillow's switch for truncated images, with a value for each thread: Pillow asks it for its truth."""
+
+    def __init__(self, elsewhere: object) -> None:
+        self._elsewhere = elsewhere
+
+    def __bool__(self) -> bool:
+        return _FILLS.get() or bool(self._elsewhere)
+
+
+# Pillow has one switch for the whole process, which would change what other threads decode.
+ImageFile.LOAD_TRUNCATED_IMAGES = _FillsHere(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
 
 MAX_SCANS = 100
 """A JPEG's scans at most. Encoders write some ten; each one makes a decoder pass over all pixels again."""
@@ -66,7 +87,12 @@ _UPRIGHT = {
 
 
 def decode(
-    data: bytes | bytearray, *, limit_pixels: int, enough_side: int = 0, of_mask: bool = False
+    data: bytes | bytearray,
+    *,
+    limit_pixels: int,
+    enough_side: int = 0,
+    of_mask: bool = False,
+    fills: bool = False,
 ) -> Image.Image:
     """An RGB image, upright; or a mask's numbers as they are stored.
 
@@ -79,6 +105,7 @@ def decode(
         enough_side: where it is not 0, a JPEG is decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8
             that leaves its shorter side this many pixels, if it has as many.
         of_mask: give the numbers of its one channel instead.
+        fills: whether what is missing of a truncated image is filled.
 
     Raises:
         SampleFailedError: a permanent failure.
@@ -88,6 +115,15 @@ def decode(
         raise spoiled("empty", "the object has 0 bytes")
     if not enough_side and not of_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
         return plain
+    token = _FILLS.set(fills)
+    try:
+        return _decode(data, limit_pixels, enough_side, of_mask=of_mask)
+    finally:
+        _FILLS.reset(token)
+
+
+def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_mask: bool) -> Image.Image:
+    """Decode by Pillow's long way, which knows all formats."""
     image = _open(data)
     check_pixels(*image.size, limit_pixels)
     if image.format in _JPEGS:
@@ -139,9 +175,13 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
     return Image.fromarray(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False))
 
 
-def lift_pillows_bound() -> None:
-    """Leave the bound on pixels to the request alone, in this process: Pillow's own counts crops too."""
+def set_pillows_bounds(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
+    """Bound each text of a PNG, unpacked, in this process. Pixels are bounded by :func:`decode` alone, since
+    Pillow's own bound counts crops too.
+    """
     Image.MAX_IMAGE_PIXELS = None
+    PngImagePlugin.MAX_TEXT_CHUNK = text_bytes
+    PngImagePlugin.MAX_TEXT_MEMORY = max(text_bytes, 64 * 2**20)
 
 
 def check_pixels(width: int, height: int, limit_pixels: int) -> None:

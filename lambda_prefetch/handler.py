@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from superdl.lambda_prefetch.caches import keep_cache, take_cache, warm_connection
-from superdl.lambda_prefetch.decode import lift_pillows_bound
+from superdl.lambda_prefetch.decode import set_pillows_bounds
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.restoring import restore
@@ -101,7 +101,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
     cold_start = os.getpid() not in _seen_processes
     if cold_start:
         _seen_processes.add(os.getpid())
-        lift_pillows_bound()
+        set_pillows_bounds(settings.text_bytes)
         keep_secrets_out_of_logs()
     if "super_warm" in event:
         return _warm(event, settings, cold_start=cold_start)
@@ -229,7 +229,7 @@ def _prefetch(
             bucket=request.id_bucket,
             prefix=request.prefix,
             epoch=request.epoch,
-            limit_pixels=request.limits.image_pixels,
+            limit_pixels=settings.max_pixels or request.limits.image_pixels,
             step_modules=settings.step_modules,
         )
         if any(map(is_row, set(request.encodings))):

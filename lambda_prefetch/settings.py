@@ -37,6 +37,7 @@ class FunctionSettings:
 
     ``s3_client`` is ``auto`` or ``boto3``. ``decoders`` 0 means one for each core of Lambda's, elsewhere one.
     A sample that is decoded, its steps counted, for longer than ``decode_timeout_s`` is given up for now.
+    ``max_pixels`` 0 means the request's bound, ``text_bytes`` bounds each text in a PNG, unpacked.
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
     larger than that. ``http_hosts`` are the web servers that may be read; ``None``: see
@@ -56,6 +57,8 @@ class FunctionSettings:
     s3_client: str = "auto"
     decoders: int = 0
     decode_timeout_s: int = 20
+    max_pixels: int = 0
+    text_bytes: int = _MIB
     fetch_threads: int = 0
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB
@@ -90,6 +93,8 @@ class FunctionSettings:
             s3_client=_one_of(variables, "SUPER_S3_CLIENT", ("auto", "boto3")),
             decoders=_whole(variables, "SUPER_DECODERS", 0, 64, 0),
             decode_timeout_s=_whole(variables, "SUPER_DECODE_TIMEOUT_S", 1, 3600, 20),
+            max_pixels=_whole(variables, "SUPER_MAX_PIXELS", 0, 2**40, 0),
+            text_bytes=_whole(variables, "SUPER_MAX_TEXT_BYTES", 1, 2**40, _MIB),
             fetch_threads=_whole(variables, "SUPER_FETCH_THREADS", 0, 64, 0),
             fetch_bytes=_whole(variables, "SUPER_FETCH_BYTES", _MIB, 2**40, 64 * _MIB),
             push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),

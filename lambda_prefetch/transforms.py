@@ -125,8 +125,13 @@ class Program:
             for number, step in enumerate(recipe.steps, start=1)
             if step["op"] == "custom"
         }
-        sides = [step["size"] for step in recipe.steps[:1] if step["op"] == "reduced_decode"]
-        self._enough_side: int = sides[0] if sides else 0
+        first = recipe.steps[0] if recipe.steps and OPS[recipe.steps[0]["op"]].decodes else {}
+        self._how: Any = {
+            "limit_pixels": limit_pixels,
+            "enough_side": first.get("size", 0),
+            "of_mask": self._of_mask,
+            "fills": first.get("truncated") == "fill",
+        }
 
     def make(
         self,
@@ -146,8 +151,7 @@ class Program:
             return self._parts[part].make(data, key, sizes=sizes)
         if not self._decodes:
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key, sizes)
-        enough: Any = {"enough_side": self._enough_side, "of_mask": self._of_mask}
-        return self.run(decode(data, limit_pixels=self._limit_pixels, **enough), key, sizes)
+        return self.run(decode(data, **self._how), key, sizes)
 
     def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Made:
         """The sample's array: uint8 of shape (height, width, 3), or 1 where it is grey, or (height, width) of

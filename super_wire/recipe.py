@@ -152,6 +152,7 @@ class Recipe:
         resize: int | None = None,
         crop: int | None = None,
         reduced_decode: bool = False,
+        truncated: str = "error",
         **unknown: Never,
     ) -> Recipe:
         """The usual evaluation preprocessing of torchvision, as pixels.
@@ -164,9 +165,11 @@ class Recipe:
             reduced_decode: JPEGs whose shorter side is at least twice ``resize`` are decoded at 1/2, 1/4 or
                 1/8 of their size before they are resized. That is several times faster for large images and
                 gives other pixels, so these are other samples than those of the same recipe without it.
+            truncated: ``"fill"`` fills what is missing of truncated images with grey, as Pillow's
+                ``LOAD_TRUNCATED_IMAGES`` does; by default they are bad samples.
 
         Raises:
-            RecipeError: a size is out of range, or ``reduced_decode`` has no ``resize`` to decode for.
+            RecipeError: an argument is out of range, or ``reduced_decode`` has no ``resize`` to decode for.
             TypeError: there is no such argument; the message has what to write for names of other libraries.
         """
         for name in unknown:
@@ -176,7 +179,9 @@ class Recipe:
         if reduced_decode:
             if resize is None:
                 raise RecipeError("reduced_decode decodes for the size of resize: give resize too")
-            steps.append({"op": "reduced_decode", "size": resize})
+            steps.append({"op": "reduced_decode", "size": resize, "truncated": truncated})
+        elif truncated != "error":
+            steps.append({"op": "decode", "truncated": truncated})
         if resize is not None:
             steps.append({"op": "resize", "size": resize})
         if crop is not None:

@@ -6,6 +6,9 @@ steps do to pixels is :mod:`superdl.lambda_prefetch`'s. A new step is a row of :
 function there.
 
 =======================  =================================================================================
+``decode``               ``truncated``: always ``fill``: what is missing of a truncated image is filled, as
+                         by Pillow's ``LOAD_TRUNCATED_IMAGES``. Only the first step may be this. The next
+                         two take ``truncated``* too, ``error`` by default.
 ``reduced_decode``       JPEGs are decoded at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves the
                          shorter side ``size`` pixels: faster for large images, and other pixels. Other
                          formats are decoded whole. Only the first step may be this.
@@ -272,12 +275,16 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
 
 _AREA, _ASPECT = (0.0, 1.0), (0.0, 100.0)
 _PROBABILITY = Parameter(_Value.probability, 0.5)
+_TRUNCATED = Parameter(lambda value: value.word(("error", "fill")), "error", later=True)
 _INTERPOLATION = Parameter(lambda value: value.word(INTERPOLATIONS), "bilinear", later=True)
 
 OPS: Mapping[str, Op] = MappingProxyType(
     {
-        "reduced_decode": Op(_any_size, {"size": Parameter(_Value.side)}, decodes=True),
-        "mask": Op(_one_channel, {}, decodes=True),
+        "decode": Op(_any_size, {"truncated": Parameter(lambda value: value.word(("fill",)))}, decodes=True),
+        "reduced_decode": Op(
+            _any_size, {"size": Parameter(_Value.side), "truncated": _TRUNCATED}, decodes=True
+        ),
+        "mask": Op(_one_channel, {"truncated": _TRUNCATED}, decodes=True),
         "resize": Op(
             _resized,
             {

@@ -34,7 +34,8 @@ __all__ = [
     "list_folders",
 ]
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+_EXTENSIONS = ".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp .avif .jp2 .j2k"
+EXTENSIONS = tuple(_EXTENSIONS.split())
 """The extensions of torchvision's ImageFolder; upper and lower case are one."""
 
 _REPORT_EVERY = 500

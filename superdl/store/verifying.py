@@ -260,12 +260,12 @@ class _Maker:
 
 def _maker_of(meta: PackMeta, keys: _Keys, wanted: set[bytes]) -> _Maker | str:
     """What makes these samples again; or why that cannot be."""
-    from superdl.lambda_prefetch.decode import lift_pillows_bound
+    from superdl.lambda_prefetch.decode import set_pillows_bounds
     from superdl.lambda_prefetch.handler import open_source
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.lambda_prefetch.transforms import Program
 
-    lift_pillows_bound()
+    set_pillows_bounds()
     try:
         recipe, settings = Recipe.from_json(meta.recipe), FunctionSettings.from_environment()
         # As a local function of one's own is started: links may lead wherever this user may read.

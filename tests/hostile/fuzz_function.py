@@ -194,6 +194,7 @@ def _images() -> tuple[bytes, ...]:
         (colour.convert("RGBA"), "WEBP", {"lossless": True, "exif": exif}),
         (frames[0], "WEBP", {"save_all": True, "append_images": frames[1:]}),
     ]
+    kinds += [(colour, kind, {}) for kind in ("AVIF", "JPEG2000") if kind in FORMATS]
     assert {kind for _, kind, _ in kinds} == set(FORMATS)
     return tuple(encode(image, kind, **options) for image, kind, options in kinds)
 

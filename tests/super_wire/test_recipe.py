@@ -253,6 +253,7 @@ def test_a_recipe_of_another_pipeline_version_is_refused(version):
 
 
 GOOD = {
+    "decode": {"truncated": "fill"},
     "reduced_decode": {"size": 8},
     "mask": {},
     "resize": {"size": 8},
@@ -281,6 +282,7 @@ NOT_JSON = [
     None, 5, "{}", [], {"a": object()}, {"a": float("nan")}, {"a": {1, 2}}, {"a": "x" * 70_000},
 ]  # fmt: skip
 BAD = {
+    **{(op, "truncated"): [None, 5, "FILL", "skip", True] for op in ("decode", "reduced_decode", "mask")},
     ("reduced_decode", "size"): [*NOT_SIDES, [8, 8]],
     ("resize", "size"): NOT_AREAS,
     ("resize", "max_size"): [one for one in NOT_SIDES if one is not None],
@@ -336,7 +338,7 @@ REFUSED = {
         [FLIP, step]
         for step in (None, "flip", [], ["op", "resize"], {}, {"op": 5}, {"op": None}, {"size": 8})
     ],
-    "no step 'resise'; there are reduced_decode, mask, resize, center_crop": [[{"op": "resise"}]],
+    "no step 'resise'; there are decode, reduced_decode, mask, resize, center_crop": [[{"op": "resise"}]],
     "at most 64 steps; this one has 65": [[FLIP] * 65],
     r"step 2 \(mask\).*first step": [[FLIP, {"op": "mask"}]],
     r"step 2 \(resize\): the numbers of a mask cannot be mixed": [
