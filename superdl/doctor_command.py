@@ -46,17 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, default=4, help="reading processes or threads; default 4")
     patience = "for the first sample; default 120"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
+    add("--all", action="store_true", help="decode every sample, and list all bad ones")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check one after the other, and print; 1 if something is bad."""
-    from superdl.doctor import CHECKS, CheckStatus, run_checks
+    from superdl.doctor import ALL_SAMPLES, CHECKS, CheckStatus, run_checks
 
     case = _case_of(arguments)
-    width = max(len(check.name) for check in CHECKS)
+    checks = (*CHECKS, ALL_SAMPLES) if arguments.all else CHECKS
+    width = max(len(check.name) for check in checks)
     findings = []
-    for finding in run_checks(CHECKS, case):
+    for finding in run_checks(checks, case):
         findings.append(finding)
         if not arguments.json:
             remedy = f"\n{'':{width + _INDENT + 4}}{finding.remedy}" if finding.remedy else ""

@@ -30,7 +30,7 @@ __all__ = ["LEAVES_OUT", "BadSample", "BadSamples", "BatchLeftOut"]
 
 _LOG = logging.getLogger("superdl.super_dataset")
 _NAMED_MAX = 100
-_LISTED_MAX = 10_000
+_LISTED_MAX = 100_000
 _REASON_MAX = 1000
 
 LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)

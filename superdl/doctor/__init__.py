@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from superdl.doctor.all_samples import check_all_samples
 from superdl.doctor.cache import check_cache, check_coordinator, check_memory
 from superdl.doctor.checking import Case, Check, CheckStatus, Finding, run_checks
 from superdl.doctor.function import check_function
@@ -14,7 +15,7 @@ from superdl.doctor.sample import check_bandwidth, check_dataset_fits, check_sam
 from superdl.doctor.source import check_credentials, check_listing
 from superdl.doctor.store import check_store
 
-__all__ = ["CHECKS", "Case", "Check", "CheckStatus", "Finding", "preflight", "run_checks"]
+__all__ = ["ALL_SAMPLES", "CHECKS", "Case", "Check", "CheckStatus", "Finding", "preflight", "run_checks"]
 
 _FOR_A_SAMPLE = ("listing", "coordinator", "cache", "function")
 
@@ -31,3 +32,6 @@ CHECKS = (
     Check("bandwidth", check_bandwidth, needs=("sample",)),
     Check("shared memory", check_shared_memory),
 )
+
+ALL_SAMPLES = Check("all samples", check_all_samples, needs=_FOR_A_SAMPLE, limit_s=1e7)
+"""Looked at only where it is asked for: it takes as long as an epoch."""

@@ -30,6 +30,7 @@ __all__ = [
     "check_dataset_fits",
     "check_sample",
     "check_shared_memory",
+    "embedded_variables",
     "judge_bandwidth",
     "samples_at_once",
 ]
@@ -65,7 +66,7 @@ def check_sample(case: Case) -> Finding:
         read_timeout=case.patience_s,
     )
     began_s = time.monotonic()
-    with _variables(case):
+    with embedded_variables(case):
         sampler = SuperSampler(
             dataset,
             batch_size=_SAMPLES,
@@ -122,7 +123,7 @@ def _fresh(recipe: Recipe) -> Recipe:
 
 
 @contextlib.contextmanager
-def _variables(case: Case) -> Iterator[None]:
+def embedded_variables(case: Case) -> Iterator[None]:
     """The embedded default reads from the environment where functions run, and their cache."""
     before, named = (
         dict(os.environ),

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from superdl.main import main
+from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.superdl.doctor.asking import asked, only
 
@@ -99,3 +100,18 @@ def test_a_coordinator_of_another_version(tmp_path, monkeypatch, capsys):
     assert code == 0
     assert found["coordinator"]["verdict"] == "warn"
     assert "it is SUPER 9.9.9" in found["coordinator"]["reason"]
+
+
+def test_all_decodes_everything_and_lists_every_bad_file(stack, tmp_path, capsys, monkeypatch):
+    only(monkeypatch, "listing", "coordinator")
+    good, dirty = (write_images(tmp_path / name, 12) for name in ("good", "dirty"))
+    broken = [f"{name}/broken.jpg" for name in ("ant", "bee", "dog")]
+    for name in broken:
+        (dirty / name).write_text("no image")
+    words = (*RECIPE, "--coordinator", stack.address, "--batch-size", "1", "--all")
+    code, found = asked(capsys, str(good), *words)
+    assert (code, found["all samples"]["measured"]["samples"]) == (0, 12)
+    code, found = asked(capsys, str(dirty), *words)
+    assert code == 1
+    assert [name in found["all samples"]["reason"] for name in broken] == [True] * 3
+    assert found["all samples"]["measured"] == {"samples": 12, "bad": 3}

@@ -1,0 +1,64 @@
+"""Every sample of a source through the real path, as one epoch: planned, fetched, decoded, read.
+
+Memory stays that of a training job: batches are read ahead by a bounded number, and dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from superdl.doctor.checking import bad, good, skipped
+from superdl.doctor.sample import embedded_variables
+from superdl.super_wire.redaction import shown
+
+if TYPE_CHECKING:
+    from superdl.doctor.checking import Case, Finding
+
+__all__ = ["check_all_samples"]
+
+_PROGRESS_EVERY_S = 10.0
+_REMEDY = 'mend or remove these objects, or train with on_bad_sample="skip" or "replace"'
+
+
+def check_all_samples(case: Case) -> Finding:
+    """Each sample of the source; the bad are listed with their reasons. Progress goes to standard error."""
+    if not case.source:
+        return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix --all")
+    from superdl.sampler import SuperSampler
+    from superdl.sampler.embedded.embedded import release_all
+    from superdl.super_dataset import SuperDataset, SuperLoader
+
+    if not case.coordinator:
+        case.closing.callback(release_all)
+    key_list, patience_s = case.key_list or None, case.patience_s
+    dataset = SuperDataset(
+        case.source, case.recipe, key_list=key_list, on_bad_sample="skip", read_timeout=patience_s
+    )
+    with embedded_variables(case):
+        sampler = SuperSampler(
+            dataset,
+            batch_size=case.batch_size,
+            shuffle=False,
+            rank=0,
+            num_replicas=1,
+            coordinator=case.coordinator or None,
+            job=f"doctor-{os.urandom(8).hex()}",
+        )
+    read, told_s = 0, time.monotonic()
+    with sampler, SuperLoader(dataset, sampler) as loader:
+        for _, labels in loader:
+            read += len(labels)
+            if time.monotonic() - told_s >= _PROGRESS_EVERY_S:
+                told_s = time.monotonic()
+                sys.stderr.write(
+                    f"{read:,} of {len(dataset):,} samples are good, {len(loader.bad_samples):,} are bad\n"
+                )
+        found = loader.bad_samples
+    if read == len(dataset):
+        return good(f"all {read:,} samples can be produced", samples=read)
+    lines = "".join(f"\n  {shown(sample.key)} ({shown(sample.reason)})" for sample in found)
+    words = f"{len(dataset) - read:,} of {len(dataset):,} samples cannot be produced:{lines}"
+    return bad(words, _REMEDY, samples=read, bad=len(dataset) - read)
