@@ -125,13 +125,22 @@ class RecipeSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class LoaderSpec:
-    """How batches come; ``read_timeout`` is in seconds, ``coordinator`` host:port or null (default)."""
+    """How batches come; ``read_timeout`` is in seconds, ``coordinator`` host:port or null (default).
+
+    ``on_bad_sample`` is a SuperDataset's; the report lists what was skipped or replaced.
+    """
 
     kind: Annotated[str, one_of(LOADER_KINDS)] = "super"
     batch_size: AtLeastOne = 32
     num_workers: AtLeastZero = 2
     read_timeout: PositiveNumber = 120.0
     coordinator: Text | None = None
+    on_bad_sample: Annotated[str, one_of(("raise", "skip", "replace"))] = "raise"
+
+    def __post_init__(self) -> None:
+        """Refuse what other loaders do not know."""
+        if self.on_bad_sample != "raise" and not self.runs_functions:
+            raise ConfigError(f"loader.on_bad_sample is SUPER's; loader.kind {self.kind} raises")
 
     @property
     def runs_functions(self) -> bool:

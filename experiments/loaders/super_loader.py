@@ -47,6 +47,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         classes=request.source.classes or None,
         return_info=True,
         read_timeout=request.loader.read_timeout,
+        on_bad_sample=request.loader.on_bad_sample,  # type: ignore[arg-type]  # the spec has checked it
     )
     sampler = SuperSampler(
         dataset,
@@ -113,6 +114,10 @@ class _SuperLoader:
     @property
     def classes(self) -> Sequence[str]:
         return self._dataset.classes
+
+    @property
+    def bad_samples(self) -> Sequence[Any]:
+        return self._dataset.bad_samples
 
     @property
     def sample_count(self) -> int:

@@ -33,6 +33,8 @@ from superdl.experiments.training.checkpoints import LAST, bring_best, check_bes
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.redaction import shown
+from superdl.super_wire.sizes import counted
 from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ __all__ = [
 
 _EXECUTOR = "SUPER_EXECUTOR"
 _STEP_MODULES = "SUPER_STEP_MODULES"
+_BAD_SAMPLES_NAMED = 100
 _UNPINNED = (
     "torch computes with {} threads on this CPU, which wait for one another where cores are busy: set "
     "training.threads to the cores that the model is to have (1 beside functions or workers on few cores)"
@@ -168,11 +171,13 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
     on_gpu = state.device.type == "cuda"
     train = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)
     stack.callback(train.close)
+    stack.callback(_note_bad_samples, state, train)
     val = None
     if data.val is not None:
         source = replace(data.val, classes=tuple(train.classes))
         val = opened_loader(spec, source, ranks, tell, training=False, pin_memory=on_gpu)
         stack.callback(val.close)
+        stack.callback(_note_bad_samples, state, val)
         if tuple(val.classes) != source.classes:
             raise ConfigError("the labels of data.val name classes, and those of data.train are numbers")
     report = state.report
@@ -186,6 +191,16 @@ def _loaders(state: RunState, stack: ExitStack, tell: Callable[[str], None]) -> 
         + (f", {ranks.process.replicas} ranks" if ranks.several else "")
     )
     return train, val
+
+
+def _note_bad_samples(state: RunState, loader: Loader) -> None:
+    """List what was skipped or replaced, which only SUPER's loaders do."""
+    bad = getattr(loader, "bad_samples", ())
+    for sample in bad[:_BAD_SAMPLES_NAMED]:
+        what = f"bad sample, {sample.handled}, {counted(sample.times, 'time')}"
+        state.note(f"{what}: {shown(sample.key)} ({shown(sample.reason)})")
+    if len(bad) > _BAD_SAMPLES_NAMED:
+        state.note(f"{len(bad) - _BAD_SAMPLES_NAMED:,} more bad samples")
 
 
 def _note_room(state: RunState, train: Loader) -> None:

@@ -19,7 +19,8 @@ from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.run import run
 from superdl.experiments.spec import Spec, load_spec, parse_spec
 from superdl.experiments.training import Trainer
-from superdl.super_wire.errors import SourceError
+from superdl.super_wire.errors import ConfigError, SourceError
+from tests.fixtures.stack import Stack
 
 
 def spec_of(directory: Path, *overrides: str) -> Spec:
@@ -167,6 +168,23 @@ def test_without_tensorboard_and_validation_the_run_goes_on_and_says_so(colours,
     assert threads.startswith("torch computes with 3 threads on this CPU, which wait for one another")
     assert "pip install 'superdl[train]'" in tensorboard
     assert not (the_run(colours) / "tensorboard").exists()
+
+
+def test_skipped_samples_are_listed_in_the_report(colours):
+    broken = next((colours / "train").glob("*/*.png"))
+    broken.write_text("no image")
+    with Stack() as stack:
+        own = (
+            "loader.kind=super-threads",
+            "loader.on_bad_sample=skip",
+            f"loader.coordinator={stack.address}",
+        )
+        report = run(spec_of(colours, "epochs=1", *own), console=quiet())
+    (note,) = [note for note in report.notes if "bad sample" in note]
+    assert f"{broken.parent.name}/{broken.name}" in note
+    assert note in json.loads((the_run(colours) / "report.json").read_text())["notes"]
+    with pytest.raises(ConfigError, match="on_bad_sample"):
+        spec_of(colours, "loader.on_bad_sample=skip")
 
 
 def test_a_run_that_fails_reports_why(colours):
