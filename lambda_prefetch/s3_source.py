@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.s3_connection import check_range, range_of
@@ -154,13 +155,12 @@ def _read_by_boto3(
     of :class:`superdl.lambda_prefetch.sources.ObjectSource`.
     """
     from botocore import exceptions
-    from urllib3.exceptions import HTTPError
 
     client = s3_client(endpoint_url)
     ranged = {} if span is None else {"Range": range_of(span)}
     try:
         response = client.get_object(Bucket=bucket, Key=key, IfMatch=f'"{etag}"', **ranged)
-        with response["Body"] as body:
+        with closing(response["Body"]) as body:  # as a context it is urllib3's, with errors of its own
             check_version(response["ETag"].strip('"'), etag)  # not every server heeds If-Match
             if span is not None:
                 check_range(response.get("ContentRange", ""), response["ContentLength"], span)
@@ -175,8 +175,8 @@ def _read_by_boto3(
         ) from error
     except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as error:
         raise _unreachable(str(error)) from error
-    except (exceptions.BotoCoreError, HTTPError, OSError) as error:  # a body that breaks off is urllib3's
-        connection = exceptions.ConnectionError, exceptions.HTTPClientError, HTTPError, OSError
+    except exceptions.BotoCoreError as error:
+        connection = exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError
         outcome = Outcome.UNAVAILABLE if isinstance(error, connection) else Outcome.SOURCE_ERROR
         raise SampleFailedError(outcome, f"S3 could not be read: {error}") from error
     return data
