@@ -6,19 +6,22 @@ In a tar a sample is what shares its name up to the first dot, as WebDataset wri
 
 from __future__ import annotations
 
+import posixpath
+import re
 import struct
 import tarfile
 import zipfile
 import zlib
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.index.index_files import end_of, indexed_members, stale
 from superdl.index.label_files import LABEL_FILE_BYTES, json_label, text_label
 from superdl.index.shard import Member, ShardFile, refuse_compressed
+from superdl.super_wire.hidden_names import is_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from superdl.index.shard import Choices, Label, Shard, Shards
 
@@ -26,7 +29,11 @@ __all__ = ["tar_members", "zip_members"]
 
 _BLOCK = tarfile.BLOCKSIZE
 _PADDING_BYTES = 2**24  # zeros that may follow the end mark: tar -b fills up whole records
-_HEADER_BYTES = 2**20  # of long names and pax headers
+_HEADER_BYTES = 2**16  # of a long name, or a pax header, whose numbers Python takes minutes for
+_DIGITS_MAX = 20  # of a number in a pax header
+_NUMBERS = re.compile(rb"[0-9]{%d}" % (_DIGITS_MAX + 1))
+_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _LABELS = ("cls", "cls.txt")
 # What Python's parsers raise for bytes that are no archive.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError)
@@ -38,6 +45,27 @@ _LOCAL_MAGIC = b"PK\3\4"
 _UTF8 = 0x800
 _ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a masked header
 _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
+
+
+_TWICE = "its name comes more than once, so that samples share a key: pack each under a key of its own"
+
+
+class _BoundedHeader(tarfile.TarInfo):
+    """A header of a tar whose extended headers are looked at before Python's parser takes them."""
+
+    def _proc_member(self, archive: Any) -> tarfile.TarInfo:
+        """Read what belongs to this header, as subclasses of ``TarInfo`` may."""
+        if self.type in _EXTENDED:
+            size = self.size
+            if not 0 <= size <= _HEADER_BYTES:
+                raise tarfile.ReadError(
+                    f"an extended header has {size:,} bytes; at most {_HEADER_BYTES:,} are read"
+                )
+            at = archive.fileobj.tell()
+            if self.type in _PAX and _NUMBERS.search(archive.fileobj.read(size)):
+                raise tarfile.ReadError(f"a number in a pax header has more than {_DIGITS_MAX} digits")
+            archive.fileobj.seek(at)
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]  # not in typeshed
 
 
 class _File(NamedTuple):
@@ -60,32 +88,57 @@ def tar_members(
     Raises:
         ShardError: it is cut off, broken, compressed or sparse, or its index is another tar's.
     """
-    yield from _all_or_none(shard, _tar_samples(shard, choices, shards, index))
+    names: list[str] = []
+    samples = _tar_samples(shard, choices, shards, index, names)
+    yield from _all_or_none(shard, samples, choices, names)
 
 
-def _all_or_none(shard: Shard, members: Iterator[Member]) -> Iterator[Member]:
-    """See that a label stands beside each image, or beside none: then the folder is it."""
+def _all_or_none(
+    shard: Shard, members: Iterator[Member], choices: Choices, names: Collection[str]
+) -> Iterator[Member]:
+    """See that a label stands beside each image, or beside none: then the folder is it.
+
+    ``names`` are those of all files that have the extension of a label, once ``members`` are through.
+    """
     first: dict[bool, str] = {}
+    bare: dict[str, str] = {}
     for member in members:
         first.setdefault(member.label is None, member.name)
-        if len(first) > 1:
-            raise shard.error(
-                f"no label stands beside it, and one beside {first[False]}: give it one, or --labels folder "
-                "takes the folder's name for all",
-                first[True],
-            )
+        if member.label is None:
+            bare[posixpath.splitext(member.name)[0]] = member.name
         yield member
+    for name in names if choices.reads_labels else ():
+        key = posixpath.splitext(name)[0]
+        if (image := bare.get(key)) and _stem(image, choices)[0] != key:
+            raise shard.error(
+                f"its key is {_stem(image, choices)[0]!r}, up to its {choices.key_at.replace('-', ' ')}, so "
+                f"that {name} is not its label: --key-at last-dot cuts keys at their last dot",
+                image,
+            )
+    if len(first) > 1:
+        rule = f"keys end at their {choices.key_at.replace('-', ' ')} (--key-at)"
+        raise shard.error(
+            f"no label stands beside it, and one beside {first[False]} ({rule}): give it one, or --labels "
+            "folder takes the folder's name for all",
+            first[True],
+        )
 
 
-def _tar_samples(shard: Shard, choices: Choices, shards: Shards | None, index: str) -> Iterator[Member]:
+def _tar_samples(
+    shard: Shard, choices: Choices, shards: Shards | None, index: str, names: list[str]
+) -> Iterator[Member]:
     labels = _label_extensions(choices)
     alone = _Alone(shard)
     group: list[_File] = []
     stem = ""
     entries = _indexed_entries(shard, shards.open(index)) if shards and index else _tar_entries(shard)
     for info in entries:
+        if is_hidden(info.name):
+            continue
         shard.check(info.offset_data, info.size, info.name)
-        now, extension = _stem(info.name)
+        now, extension = _stem(info.name, choices)
+        if _ends_as_a_label(info.name, labels):
+            names.append(info.name)
         if stem != now:
             alone.look(stem, group)
             yield from _samples(shard, group, choices)
@@ -144,7 +197,7 @@ def _indexed_entries(shard: Shard, index: Shard) -> Iterator[tarfile.TarInfo]:
     yield from found or ()
     for info in _tar_entries(shard, end_of(found[-1]) if found else 0):
         # Hidden files and links are not in it.
-        if found and info.isreg() and not info.name.rpartition("/")[2].startswith("."):
+        if found and info.isreg() and not is_hidden(info.name):
             raise stale(shard, index, info.name)
         yield info
 
@@ -157,7 +210,9 @@ def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
         file = ShardFile(shard, _HEADER_BYTES)
         file.seek(begin)
         # Not by tarfile.open, which would try to uncompress.
-        tar = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
+        tar = tarfile.TarFile(
+            fileobj=file, tarinfo=_BoundedHeader, encoding="utf-8", errors="surrogateescape"
+        )
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             if not info.isdir():
@@ -184,10 +239,15 @@ def _samples(shard: Shard, group: list[_File], choices: Choices) -> Iterator[Mem
     if not images or not beside:
         yield from (Member(file.name, file.offset, file.size) for file in images)
         return
+    names_of = [file.name for file in group]
+    if twice := next((name for name in names_of if names_of.count(name) > 1), None):
+        raise shard.error(_TWICE, twice)
     if len(images) > 1 and not choices.fields:
         names = ", ".join(file.name for file in images)
         raise shard.error(
-            f"a sample has several images ({names}): name one by --image-field EXTENSION", images[0].name
+            f"a sample has several images ({names}): name one by --image-field EXTENSION, or, where their "
+            "keys have dots, cut these by --key-at last-dot",
+            images[0].name,
         )
     label = _label(shard, beside, choices)
     yield from (Member(image.name, image.offset, image.size, label) for image in images)
@@ -221,7 +281,9 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
             )
     except _BROKEN_ZIP as error:
         raise shard.error(f"it is no zip, or cut off: {error}") from error
-    yield from _all_or_none(shard, _zip_samples(shard, choices, entries, directory))
+    extensions = _label_extensions(choices)
+    names = [info.filename for info in entries if _ends_as_a_label(info.filename, extensions)]
+    yield from _all_or_none(shard, _zip_samples(shard, choices, entries, directory), choices, names)
 
 
 def _zip_samples(
@@ -230,7 +292,7 @@ def _zip_samples(
     labels = _zip_labels(entries, choices)
     for info in entries:
         name = info.filename
-        if not choices.is_image(name) or name.endswith("/"):
+        if not choices.is_image(name) or name.endswith("/") or is_hidden(name):
             continue
         if info.flag_bits & _ENCRYPTED:
             raise shard.refusal("it is encrypted: pack it without a password", name)
@@ -242,7 +304,7 @@ def _zip_samples(
         length = info.compress_size if info.file_size else 0  # deflate makes two bytes of nothing
         beside = {
             extension: _File(one.filename, extension, 0, one.file_size, _content(shard, one))
-            for extension, one in labels.get(_stem(name)[0], {}).items()
+            for extension, one in labels.get(_stem(name, choices)[0], {}).items()
         }
         label = _label(shard, beside, choices) if beside else None
         yield Member(name, offset, length, label, _ENCODINGS[info.compress_type])
@@ -252,15 +314,24 @@ def _zip_labels(entries: list[zipfile.ZipInfo], choices: Choices) -> dict[str, d
     """The files that may hold labels: by their names up to the first dot, and by what is after it."""
     extensions, found = _label_extensions(choices), dict[str, dict[str, zipfile.ZipInfo]]()
     for info in entries:
-        stem, extension = _stem(info.filename)
-        if extension in extensions:
+        stem, extension = _stem(info.filename, choices)
+        if extension in extensions and not is_hidden(info.filename):
             found.setdefault(stem, {})[extension] = info
     return found
 
 
-def _stem(name: str) -> tuple[str, str]:
+def _ends_as_a_label(name: str, extensions: tuple[str | None, ...]) -> bool:
+    """Whether what follows the last dot is the extension of a label, and its image may be sought by that."""
+    return not is_hidden(name) and name.rpartition(".")[2] in extensions
+
+
+def _stem(name: str, choices: Choices) -> tuple[str, str]:
+    """A sample's key, and what is after it."""
     folder, slash, base = name.rpartition("/")
-    first, _, extension = base.partition(".")
+    if choices.key_at == "last-dot":
+        first, _, extension = base.rpartition(".")
+    else:
+        first, _, extension = base.partition(".")
     return folder + slash + first, extension
 
 
@@ -274,9 +345,15 @@ def _content(shard: Shard, info: zipfile.ZipInfo) -> bytes | None:
     if info.compress_type == zipfile.ZIP_STORED:
         return packed
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, LABEL_FILE_BYTES)
+        content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, info.file_size + 1)
     except zlib.error as error:
         raise shard.error(f"it cannot be inflated: {error}", info.filename) from error
+    if len(content) != info.file_size:
+        raise shard.error(
+            f"it is not the {info.file_size:,} bytes that the zip's directory says: the zip is broken",
+            info.filename,
+        )
+    return content
 
 
 def _data_offset(shard: Shard, info: zipfile.ZipInfo) -> int:

@@ -14,42 +14,33 @@ import threading
 import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from superdl.index.archives import tar_members, zip_members
 from superdl.index.chunks import INDEX_FILE, Layout, chunk_members, layouts_of
+from superdl.index.classes import EVERY_SPLIT, Labelling, folders_of, keys_of_split
 from superdl.index.fields import columns_of, with_fields
 from superdl.index.index_files import index_files, index_of_tar
 from superdl.index.loose import loose_readers
 from superdl.index.parquet import parquet_members
-from superdl.index.shard import Choices, Member, ShardError, ShardFormatError, Shards
+from superdl.index.shard import LABELS, Choices, Member, ShardError, ShardFormatError, Shards
 from superdl.index.tfrecord import tfrecord_members
 from superdl.index.writing import Row, check_out, writing_to
 from superdl.super_wire.errors import ConfigError, SourceEmptyError
+from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.request import Limits, is_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from superdl.index.loose import LooseRow
     from superdl.index.shard import Label, Shard
 
     Reader = Callable[[Shard, Choices], Iterator[Member]]
 
-__all__ = ["FORMATS", "LABELS", "Built", "build_index"]
-
-LABELS = {
-    "auto": "what the shard says beside the image, else the first folder of its name",
-    "numbers": "the same, with numbers in place of the names of Hugging Face's ClassLabel",
-    "folder": "the folder that the image lies in",
-    "shard": "the shard's name, up to its first dot",
-    "none": "0",
-    "yolo": "the boxes in the .txt that YOLO has beside an image, or below labels for images",
-}
-"""Where labels come from."""
+__all__ = ["FORMATS", "Built", "build_index"]
 
 FORMATS: dict[str, Reader] = {
     ".tar": tar_members,
@@ -86,10 +77,11 @@ class Built:
     member_bytes: int = 0
     seconds: float = 0.0
     formats: dict[str, int] = field(default_factory=dict)
+    classes: Counter[Any] = field(default_factory=Counter)  # samples of each label, of up to 100,000
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON has it."""
-        return asdict(self)
+        return {**asdict(self), "classes": {str(name): count for name, count in self.classes.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +91,13 @@ class _Job:
     reader: Any  # of a shard a Reader, of some loose images what gives their rows
 
 
-def build_index(
+def build_index(  # noqa: PLR0915  # one story: list, read, write
     sources: Sequence[str],
     out: str,
     choices: Choices,
     *,
     only: str | None = None,
+    split: str | None = None,
     threads: int | None = None,
     force: bool = False,
     tell: Callable[[int, int, int], None] = lambda *_: None,
@@ -117,6 +110,7 @@ def build_index(
         out: path or ``s3://`` URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
         choices: what the user says of the samples.
         only: a pattern such as ``train-*`` for keys of shards or images, relative to the source.
+        split: the one that is read of several that files or folders name; ``all``: all of them.
         threads: shards read at a time; ``None``: 16 of a bucket, 4 of a directory.
         force: replace what is at ``out``.
         tell: told shards done, shards in all, and samples found.
@@ -148,44 +142,53 @@ def build_index(
         (place.directory, os.path.realpath(out)) if place.is_file else (place.url.rstrip("/"), out)
     )
     # Without the list that is replaced.
-    every = {key: version for key, version in every.items() if f"{root}/{key}" != place_of_out}
+    every = {
+        key: version
+        for key, version in every.items()
+        if f"{root}/{key}" != place_of_out and not is_hidden(key)
+    }
     keys = named or sorted(every)
     chosen = [key for key in keys if only is None or fnmatch.fnmatchcase(key, only)]
     loose = not named and any(map(choices.is_image, chosen)) and not any(map(_may_be_shard, chosen))
     shards: Shards | None = None
+    labelling = Labelling(place.url)
     try:
         if loose or choices.of_loose_images:
+            chosen = chosen if choices.coco else _images(chosen, choices, split, place.url)
             readers, built.passed_over, built.unlabelled = loose_readers(place, every, chosen, choices)
             jobs, read = [_Job("", "", reader) for reader in readers], _loose_rows
         else:
             shards = Shards(place, stop)
             indexes = index_files(shards, keys)
             jobs, others = _jobs(shards, keys, only, place.url, indexes, listed=not named)
+            jobs, choices = _of_split(jobs, choices, split, place.url)
             if choices.fields and (formats := {job.format for job in jobs} - {"tar", "zip"}):
                 raise ConfigError(f"--fields are of tars, zips and loose images; here are {sorted(formats)}")
             built.passed_over, built.index_files = others - len(indexes), len(indexes)
             built.indexes = sum(job.format == "tar" and bool(index_of_tar(job.key, indexes)) for job in jobs)
             read = partial(_rows, shards, choices)
+        for job, rows, empty, incomplete in _read_all(
+            read, jobs, threads or (_THREADS if place.is_file else _BUCKET_THREADS), stop
+        ):
+            labelling.take(rows)
+            built.samples, built.incomplete = built.samples + len(rows), built.incomplete + incomplete
+            if shards is not None:
+                built.shards, built.empty = built.shards + 1, built.empty + empty
+                built.member_bytes += sum(row.length for row in rows if not is_row(row.encoding))
+                built.formats[job.format] = built.formats.get(job.format, 0) + 1
+            tell(built.shards, len(jobs), built.samples)
+        if not built.samples:
+            raise SourceEmptyError(
+                f"{place.url}: {built.shards:,} shards were read, and none holds an image"
+                f"{' with all its fields' * bool(choices.fields)}: "
+                "name its extension or column by --image-field or --fields"
+            )
         with writing_to(out) as sink:
-            labels = _OneKind()
-            for job, rows, empty, incomplete in _read_all(
-                read, jobs, threads or (_THREADS if place.is_file else _BUCKET_THREADS), stop
-            ):
-                labels.check(rows)
+            for rows in labelling.labelled():
                 sink.write(rows)
-                built.samples, built.incomplete = built.samples + len(rows), built.incomplete + incomplete
-                if shards is not None:
-                    built.shards, built.empty = built.shards + 1, built.empty + empty
-                    built.member_bytes += sum(row.length for row in rows if not is_row(row.encoding))
-                    built.formats[job.format] = built.formats.get(job.format, 0) + 1
-                tell(built.shards, len(jobs), built.samples)
-            if not built.samples:
-                raise SourceEmptyError(
-                    f"{place.url}: {built.shards:,} shards were read, and none holds an image"
-                    f"{' with all its fields' * bool(choices.fields)}: "
-                    "name its extension or column by --image-field or --fields"
-                )
+        built.classes = labelling.counts
     finally:
+        labelling.close()
         if shards is not None:
             shards.close()
         close_lean_clients()
@@ -205,6 +208,24 @@ def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
             "makes their names of https://host/train-{0000..0099}.tar, without quotes"
         )
     return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
+
+
+def _of_split(jobs: list[_Job], choices: Choices, split: str | None, url: str) -> tuple[list[_Job], Choices]:
+    """The shards of a split; where no name of a shard tells one, folders in archives do."""
+    keys = [job.key for job in jobs]
+    try:
+        chosen = set(keys_of_split(keys, split, url, of_shards=True))
+    except ConfigError:
+        if split is None or {job.format for job in jobs} - {"tar", "zip"}:
+            raise
+        return jobs, replace(choices, split=split)
+    return [job for job in jobs if job.key in chosen], choices
+
+
+def _images(keys: Sequence[str], choices: Choices, split: str | None, url: str) -> list[str]:
+    """The images of a split, by their folders."""
+    images = [key for key in keys if choices.is_image(key)]
+    return keys_of_split(images, split, url, of_shards=False)
 
 
 def _loose_rows(job: _Job) -> tuple[list[Any], int, int]:
@@ -312,6 +333,8 @@ def _rows(shards: Shards, choices: Choices, job: _Job) -> tuple[list[Row], int, 
         members = sorted(job.reader(shard, choices), key=lambda member: (member.offset, member.length))
     finally:
         shard.close()
+    if choices.split not in {None, EVERY_SPLIT}:
+        members = [member for member in members if choices.split in folders_of(member.name)]
     end, before, empty = 0, "", 0
     for member in members:
         if not is_row(member.encoding):
@@ -358,9 +381,9 @@ def _name(shard: Shard, member: Member) -> str:
     return member.name
 
 
-def _label(shard: Shard, member: Member, choices: Choices) -> Label:
-    """The label of a member, as the choices have it."""
-    folders = member.name.removeprefix("./").split("/")[:-1]
+def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
+    """The label of a member, as the choices have it; ``None``: a folder's, once all samples are known."""
+    folders = folders_of(member.name)
     if choices.labels == "none":
         return 0
     if choices.labels == "shard":
@@ -369,31 +392,10 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label:
     if choices.labels == "folder":
         label = folders[-1] if folders else None
     elif label is None and folders and choices.label_field is None:
-        label = folders[0]
+        return None
     if label is None or label == "":
         raise shard.error(
             f"it has no label: say where labels are by --label-field NAME or --labels ({', '.join(LABELS)})",
             member.name,
         )
     return label
-
-
-class _OneKind:
-    """Sees that all labels are numbers, or all are texts: a key list has one kind."""
-
-    def __init__(self) -> None:
-        self._first: Row | LooseRow | None = None
-
-    def check(self, rows: Sequence[Row | LooseRow]) -> None:
-        """Look at some more."""
-        for row in rows:
-            first = self._first = self._first or row
-            if isinstance(row.label, str) is not isinstance(first.label, str):
-                raise ShardError(
-                    f"{_shown(row)}: its label is {row.label!r:.60}, that of {_shown(first)} is "
-                    f"{first.label!r:.60}: labels are all numbers or all texts (--label-field, --labels)"
-                )
-
-
-def _shown(row: Row | LooseRow) -> str:
-    return f"{row.key}: member {row.member!r}" if isinstance(row, Row) else row.key

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from superdl.index.shard import LABELS
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.sizes import counted
 
@@ -23,7 +24,6 @@ __all__ = ["add_arguments", "run"]
 
 _LINE_EVERY_S = 10.0
 _THREADS_MAX = 256
-_LABELS = ("auto", "numbers", "folder", "shard", "none", "yolo")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", metavar="PATTERN", help="shards, or images, whose key is like this, such as 'train-*'"
     )
     parser.add_argument(
+        "--split", metavar="NAME", help="the split that is read, where files or folders name several, or all"
+    )
+    parser.add_argument(
+        "--key-at",
+        choices=("first-dot", "last-dot"),
+        default="first-dot",
+        help="where the key of a file in an archive ends: at its first dot, as WebDataset has it, or at its "
+        "last (s2.0.jpg goes with s2.0.cls)",
+    )
+    parser.add_argument(
         "--image-field",
         metavar="NAME",
         help="column, feature or extension of the image, where there are several",
@@ -57,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--labels",
-        choices=_LABELS,
+        choices=LABELS,
         default="auto",
         help="from where: what the shard or a file beside the image says, else the first folder (auto); "
         "numbers for ClassLabels; the folder that the image lies in; the shard's name; none; YOLO's boxes",
@@ -88,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console  # --help needs none of this
 
     from superdl.index import Choices, build_index, fields_in
+    from superdl.index.classes import lines_of_classes
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
     keep_secrets_out_of_logs()
@@ -108,15 +119,17 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.missing_label,
                 arguments.coco,
                 fields_in(arguments.fields) if arguments.fields is not None else (),
+                key_at=arguments.key_at,
             ),
             only=arguments.only,
+            split=arguments.split,
             threads=arguments.threads,
             force=arguments.force,
             tell=progress.tell,
         )
     finally:
         progress.close()
-    console.print(_text(built))
+    console.print("\n".join([_text(built), *lines_of_classes(built.classes)]))
     if arguments.json:
         sys.stdout.write(json.dumps(built.to_mapping(), indent=2) + "\n")
     return 0

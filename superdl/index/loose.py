@@ -9,7 +9,6 @@ from __future__ import annotations
 import posixpath
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.index.coco import coco_labels
@@ -35,7 +34,7 @@ class LooseRow(NamedTuple):
     key: str
     label: Label
     version: str
-    fields: Mapping[str, Any] = MappingProxyType({})
+    fields: Mapping[str, Any] = {}  # none is changed, and rows are pickled
 
 
 def loose_readers(

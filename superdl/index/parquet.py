@@ -121,10 +121,15 @@ def _image_column(shard: Shard, file: Any, features: dict[str, Any], choices: Ch
     raise shard.error(f"{which}: name one by --image-field; its columns are {paths}"[:2000])
 
 
-def _label_column(shard: Shard, file: Any, choices: Choices) -> str | None:
+def _label_column(shard: Shard, file: Any, choices: Choices) -> str:
     names = file.schema_arrow.names
+    if choices.label_field is None and not any(name in names for name in _LABELS):
+        raise shard.error(
+            f"it has no column of labels ({', '.join(_LABELS)}): name one by --label-field, or --labels "
+            f"none; its columns are {', '.join(names)}"[:2000]
+        )
     if choices.label_field is None:
-        return next((name for name in _LABELS if name in names), None)
+        return next(name for name in _LABELS if name in names)
     if choices.label_field not in names:
         raise shard.error(
             f"it has no column {choices.label_field!r}; its columns are {', '.join(names)}"[:2000]

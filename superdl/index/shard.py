@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.clouds import Cloud
 
 __all__ = [
+    "LABELS",
     "Choices",
     "Label",
     "Member",
@@ -36,6 +37,9 @@ __all__ = [
     "Shards",
     "refuse_compressed",
 ]
+
+LABELS = ("auto", "numbers", "folder", "shard", "none", "yolo")
+"""Where labels come from, as ``--labels`` names it."""
 
 Label = int | float | str | dict[str, Any]
 
@@ -74,7 +78,8 @@ class Choices:
     the usual ones. ``labels`` is one of ``auto``, ``numbers``, ``folder``, ``shard``, ``none`` and ``yolo``.
     ``missing_label`` is what stands for the label file of an image that has none; ``None``: that is an error.
     ``coco`` is the path or URL of an ``instances_*.json``. ``fields`` are pairs of name and pattern, of
-    samples of several files, as :mod:`superdl.index.fields` reads them.
+    samples of several files, as :mod:`superdl.index.fields` reads them. ``split`` is the folder in archives
+    whose members are read. ``key_at`` says where a member's extension begins: ``first-dot`` or ``last-dot``.
     """
 
     image_field: str | None = None
@@ -83,6 +88,8 @@ class Choices:
     missing_label: str | None = None
     coco: str | None = None
     fields: tuple[tuple[str, str], ...] = ()
+    split: str | None = None
+    key_at: str = "first-dot"
 
     @property
     def reads_labels(self) -> bool:

@@ -9,7 +9,6 @@ import secrets
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
@@ -34,9 +33,9 @@ class Row(NamedTuple):
     offset: int
     length: int
     encoding: str
-    label: Label
+    label: Label | None
     version: str
-    fields: Mapping[str, Any] = MappingProxyType({})
+    fields: Mapping[str, Any] = {}  # none is changed, and rows are pickled
 
 
 def _columns(row: Any) -> dict[str, Any]:

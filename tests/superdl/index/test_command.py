@@ -52,6 +52,7 @@ def test_rows_come_in_order_of_keys_and_offsets_by_any_number_of_threads(source,
         "unlabelled": 0,
         "member_bytes": 5 + 6 + sum(range(20)),
         "formats": {"tfrecord": 1, "tar": 21},
+        "classes": {"z": 1, "x": 2, "y": 19},
     }
     assert "22 samples in 22 shards (21 tar, 1 tfrecord)" in told.err
     assert "1 other object passed over; 1 empty member left out" in told.err

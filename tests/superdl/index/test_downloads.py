@@ -1,0 +1,124 @@
+"""Archives and folders as people download them: hidden files, a folder around all, splits, keys with dots."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from superdl.main import main
+from tests.superdl.index.shards import index, tar_of
+
+APPLE = b"\0\5\x16\7"
+
+
+def labels_of(rows):
+    return [row["label"] for row in rows]
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+def test_what_macos_hides_in_a_zip_and_the_folder_around_all_are_passed_over(source, tmp_path, capsys):
+    with zipfile.ZipFile(source / "pets.zip", "w") as archive:
+        for name in ("pets/cat/1.jpg", "__MACOSX/pets/cat/._1.jpg", "pets/dog/1.jpg", "pets/.DS_Store"):
+            archive.writestr(name, b"i")
+    assert labels_of(index(source, tmp_path / "list.jsonl")) == ["cat", "dog"]
+    assert "classes: 2\n  cat  1\n  dog  1\n" in capsys.readouterr().err
+
+
+def test_hidden_shards_and_images_of_a_folder_are_passed_over(source, tmp_path):
+    tar_of(source / "a.tar", {"k1.jpg": b"i", "k1.cls": b"1", "._k1.jpg": APPLE, "._k1.cls": APPLE})
+    (source / "._a.tar").write_bytes(APPLE)
+    assert labels_of(index(source, tmp_path / "list.jsonl")) == [1]
+    (source / "a.tar").unlink()
+    for name in ("1.jpg", "._1.jpg", ".ipynb_checkpoints/1.jpg"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(b"i")
+    (source / "1.txt").write_bytes(b"7")
+    assert labels_of(index(source, tmp_path / "list.jsonl")) == [7]
+
+
+def test_the_folder_around_all_is_one_of_all_shards(source, tmp_path):
+    for name in ("cat", "dog"):
+        tar_of(source / f"{name}.tar", {f"ds/train/{name}/{place}.jpg": b"i" for place in range(2)})
+    assert labels_of(index(source, tmp_path / "list.jsonl")) == ["cat", "cat", "dog", "dog"]
+
+
+def test_splits_in_an_archive_are_no_classes(source, tmp_path, capsys):
+    files = [f"ds/{split}/{name}/1.jpg" for split in ("train", "val") for name in ("cat", "dog")]
+    tar_of(source / "a.tar", dict.fromkeys(files, b"i"))
+    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
+    assert "--split" in capsys.readouterr().err
+    assert not (tmp_path / "list.jsonl").exists()
+    rows = index(source, tmp_path / "list.jsonl", "--split", "val")
+    assert [(row["member"], row["label"]) for row in rows] == [(files[2], "cat"), (files[3], "dog")]
+
+
+@pytest.mark.parametrize(
+    "name", ["{}-00000-of-00001.parquet", "data/{}-00000-of-00001.parquet", "{}/0.parquet"]
+)
+def test_splits_of_the_hub_are_not_mixed(name, source, tmp_path, capsys):
+    for label, split in enumerate(("test", "train")):
+        path = source / name.format(split)
+        path.parent.mkdir(exist_ok=True)
+        parquet.write_table(pa.table({"image": [b"i"], "label": [label]}), path)
+    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 2
+    assert "test (1 files), train (1 files)" in capsys.readouterr().err
+    assert labels_of(index(source, tmp_path / "list.jsonl", "--split", "train")) == [1]
+    assert labels_of(index(source, tmp_path / "list.jsonl", "--split", "all")) == [0, 1]
+    assert main(["index", str(source), "-o", str(tmp_path / "x.jsonl"), "--split", "dev"]) == 2
+
+
+def test_keys_with_dots_are_cut_at_the_last_where_asked(source, tmp_path, capsys):
+    files = {"c/s1.0.jpg": b"i", "c/s1.0.cls": b"0", "c/s2.0.jpg": b"i", "c/s2.0.cls": b"1"}
+    tar_of(source / "a.tar", files)
+    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
+    assert "--key-at last-dot" in capsys.readouterr().err
+    assert labels_of(index(source, tmp_path / "list.jsonl", "--key-at", "last-dot")) == [0, 1]
+
+
+def test_a_key_that_comes_twice_and_parquet_without_labels_say_so(source, tmp_path, capsys):
+    with tarfile.open(source / "a.tar", "w") as tar:
+        for name in ("k1.jpg", "k1.cls", "k1.jpg", "k1.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"1"))
+    words = ["index", str(source), "-o", str(tmp_path / "list.jsonl")]
+    assert main(words) == 1
+    assert "'k1.jpg': its name comes more than once" in capsys.readouterr().err
+    (source / "a.tar").unlink()
+    parquet.write_table(pa.table({"image": [b"i"], "fine": [3]}), source / "a.parquet")
+    assert main(words) == 1
+    assert "its columns are image, fine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("digits", [900_000, 30_000])
+def test_a_pax_header_of_many_digits_is_refused(digits, source, tmp_path, capsys):
+    content = b"9" * digits + b" path=x\n"
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, len(content)
+    (source / "a.tar").write_bytes(
+        info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512 + 1024)
+    )
+    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
+    assert "a.tar: it is no tar, or cut off: " in capsys.readouterr().err
+
+
+def test_a_label_in_a_zip_that_is_longer_than_declared_is_refused(source, tmp_path, capsys):
+    with zipfile.ZipFile(source / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("1.jpg", b"i")
+        archive.writestr("1.cls", b"7" * 100_000)
+    content = (source / "a.zip").read_bytes()
+    (source / "a.zip").write_bytes(
+        content.replace((100_000).to_bytes(4, "little"), (5).to_bytes(4, "little"))
+    )
+    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
+    assert "'1.cls': it is not the 5 bytes" in capsys.readouterr().err
