@@ -30,7 +30,7 @@ __all__ = ["tar_members", "zip_members"]
 _BLOCK = tarfile.BLOCKSIZE
 _PADDING_BYTES = 2**24  # zeros that may follow the end mark: tar -b fills up whole records
 _HEADER_BYTES = 2**16  # of a long name, or a pax header, whose numbers Python takes minutes for
-_DIGITS_MAX = 20  # of a number in a pax header
+_DIGITS_MAX = 255  # in a row, in a pax header: names of files may be numbers, and are no longer
 _NUMBERS = re.compile(rb"[0-9]{%d}" % (_DIGITS_MAX + 1))
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -63,7 +63,7 @@ class _BoundedHeader(tarfile.TarInfo):
                 )
             at = archive.fileobj.tell()
             if self.type in _PAX and _NUMBERS.search(archive.fileobj.read(size)):
-                raise tarfile.ReadError(f"a number in a pax header has more than {_DIGITS_MAX} digits")
+                raise tarfile.ReadError(f"a pax header has more than {_DIGITS_MAX} digits in a row")
             archive.fileobj.seek(at)
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]  # not in typeshed
 

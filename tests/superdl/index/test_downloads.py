@@ -103,6 +103,8 @@ def test_a_key_that_comes_twice_and_parquet_without_labels_say_so(source, tmp_pa
 @pytest.mark.parametrize("digits", [900_000, 30_000])
 def test_a_pax_header_of_many_digits_is_refused(digits, source, tmp_path, capsys):
     content = b"9" * digits + b" path=x\n"
+    tar_of(source / "a.tar", {f"{'1' * 120}{place}.jpg": b"i" for place in range(2)}, tarfile.PAX_FORMAT)
+    assert len(index(source, tmp_path / "long.jsonl", "--labels", "none")) == 2
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.XHDTYPE, len(content)
     (source / "a.tar").write_bytes(
