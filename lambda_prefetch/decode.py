@@ -74,6 +74,7 @@ _PLAIN_SEGMENTS = frozenset({_BASELINE, 0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFFE})
 _END_OF_IMAGE, _ALONE = b"\xd9", frozenset({b"\x01", b"\xd8"})  # without a length behind them
 
 _ORIENTATION_TAG = 0x0112
+_TILE_SIDE_TAGS = (0x0142, 0x0143)
 # EXIF orientation -> how to turn the pixels upright
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -129,6 +130,8 @@ def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_
     if image.format in _JPEGS:
         _check_scans(data)
     try:
+        if image.format == "TIFF":  # a small image may have one huge tile, which libtiff unpacks whole
+            check_pixels(*(image.getexif().get(tag, 0) for tag in _TILE_SIDE_TAGS), limit_pixels)
         if enough_side:
             image.draft(None, (enough_side, enough_side))  # only JPEG's decoder heeds it
         scale = _scale_of(getattr(image, "tile", ())) if of_mask else 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from superdl.lambda_prefetch.parquet_pages import check_pages
 from superdl.lambda_prefetch.sources import SampleFailedError, Span, spoiled
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import ROW_ENCODING, Outcome
@@ -76,7 +77,7 @@ def read_rows(
     column = request.encodings[first].removeprefix(ROW_ENCODING)
     limit_bytes = request.limits.object_bytes
     footer = _footer((request.bucket, key, version), source, found)
-    span, unpacked_bytes = _place_of(footer, group, column, limit_bytes)
+    span, unpacked_bytes, rows_at_a_time = _place_of(footer, group, column, limit_bytes)
     data = source.read(
         key,
         version,
@@ -92,9 +93,11 @@ def read_rows(
             f"its row group {group} lies at {span.begin} to {span.end} of its object, which ends at "
             f"{span.begin + len(data)}: {_LIST_AGAIN}",
         )
-    wanted = [(request.member_lengths[index], index) for index in indices]
-    _decode(_Piece(data, span), footer, (group, column), sorted(wanted), limit_bytes, found.contents)
-    for row, index in wanted:
+    check_pages(data, unpacked_bytes, limit_bytes)
+    rows = [(request.member_lengths[index], index) for index in indices]
+    file = _Piece(data, span), footer
+    _decode(file, (group, column), rows_at_a_time, sorted(rows), limit_bytes, found.contents)
+    for row, index in rows:
         if index not in found.contents:
             found.contents[index] = SampleFailedError(
                 Outcome.CHANGED, f"its row group {group} has no row {row}: {_LIST_AGAIN}"
@@ -103,25 +106,26 @@ def read_rows(
 
 
 def _decode(
-    piece: _Piece,
-    footer: Any,
+    piece_and_footer: tuple[_Piece, Any],
     place: tuple[int, str],
-    wanted: list[tuple[int, int]],
+    rows_at_a_time: int,
+    rows: list[tuple[int, int]],
     limit_bytes: int,
     contents: dict[int, bytes | SampleFailedError],
 ) -> None:
-    """Fill in the contents of the rows that are wanted, pairs of number and index by number."""
+    """Fill in the contents of ``rows``, pairs of number and index by number."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    (group, column), left, begin, kept_bytes = place, iter(wanted), 0, 0
+    piece, footer = piece_and_footer
+    (group, column), left, begin, kept_bytes = place, iter(rows), 0, 0
     row, index = next(left)
     try:
         # As a dictionary: a few values that many rows share would fill the memory row by row.
         file = parquet.ParquetFile(
             piece, metadata=footer, read_dictionary=[column], page_checksum_verification=True
         )
-        batches = file.iter_batches(_ROWS_AT_A_TIME, row_groups=[group], columns=[column], use_threads=False)
+        batches = file.iter_batches(rows_at_a_time, row_groups=[group], columns=[column], use_threads=False)
         for batch in batches:
             while row < begin + batch.num_rows:
                 value = _leaf(batch.column(0), row - begin)
@@ -248,8 +252,8 @@ def _parsed(footer: bytes | bytearray) -> Any:
         raise spoiled("undecodable", f"its file's footer is broken: {error}") from error
 
 
-def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Span, int]:
-    """Where a column of a row group lies, and how many bytes it has unpacked, by the footer."""
+def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Span, int, int]:
+    """Find a column of a row group by the footer: its span, bytes unpacked, and rows to decode at a time."""
     if group >= footer.num_row_groups:
         raise SampleFailedError(
             Outcome.CHANGED, f"its object has {footer.num_row_groups} row groups, no {group}: {_LIST_AGAIN}"
@@ -258,6 +262,9 @@ def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[S
     places = [place for place in range(len(schema)) if schema.column(place).path == column]
     if not places:
         raise SampleFailedError(Outcome.CHANGED, f"its object has no column {column[:200]!r}: {_LIST_AGAIN}")
+    leaf = schema.column(places[0])
+    if leaf.max_repetition_level:  # a few bytes may say that a row has billions of them
+        raise spoiled("undecodable", "its row holds no bytes, but a list")
     chunk = footer.row_group(group).column(places[0])
     begin = chunk.data_page_offset
     if chunk.dictionary_page_offset:
@@ -271,4 +278,8 @@ def _place_of(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[S
             f"{column[:200]!r} of its row group {group} has {size_bytes} bytes, {unpacked_bytes} unpacked, "
             f"over the limit of {limit_bytes}: row groups are read whole, write smaller ones",
         )
-    return Span(begin, begin + size_bytes), unpacked_bytes
+    # Values of a fixed length take it where they are null, too.
+    rows_at_a_time = min(_ROWS_AT_A_TIME, limit_bytes // max(leaf.length, 1))
+    if leaf.length > limit_bytes:
+        raise spoiled("too_large", f"its rows have {leaf.length} bytes, over the limit of {limit_bytes}")
+    return Span(begin, begin + size_bytes), unpacked_bytes, rows_at_a_time

@@ -46,7 +46,7 @@ __all__ = [
     "read_segments",
     "segment_written",
     "threads",
-    "write_segment",
+    "write_segments",
 ]
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ _SEGMENTS_MAX = 16
 """Of one collection; more are written anew as one."""
 
 _LARGE = 2**20
-"""Entries of a segment that merging leaves as it is."""
+"""Entries of a full segment: no more is added to it, and merging leaves it as it is."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     indexes, broken = _told_by_packs(store, {name: sizes[name] for name in sorted(new - by_segments)})
     if indexes and not store.read_only:
         with contextlib.suppress(StoreError):  # its disk is full, perhaps: the packs will tell again
-            names.append(write_segment(store, collection, indexes))
+            names += write_segments(store, collection, indexes)
     told = _together([*pieces, *indexes])
     usable = [
         sizes.get(pack.name) == pack.bytes and pack.meta.fingerprint == fingerprint for pack in told.packs
@@ -136,9 +136,18 @@ def segment_written(
     return segment_of(pack, dataset.ids(indices, 0), offsets[stored], lengths[stored])
 
 
-def write_segment(store: Store, collection: str, pieces: Iterable[Segment]) -> str:
-    """Write what is known of some packs; the segment's name."""
-    return store.write_segment(pack_segment(_together(pieces)), collection)
+def write_segments(store: Store, collection: str, pieces: Iterable[Segment]) -> list[str]:
+    """Write what is known of some packs, in as many segments as keep readers' memory bounded; their names."""
+    names, group, entries = [], [], 0
+    for piece in pieces:
+        group.append(piece)
+        entries += len(piece.entries)
+        if entries >= _LARGE:
+            names.append(store.write_segment(pack_segment(_together(group)), collection))
+            group, entries = [], 0
+    if group:
+        names.append(store.write_segment(pack_segment(_together(group)), collection))
+    return names
 
 
 def merge_segments(store: Store, collection: str) -> None:
@@ -156,8 +165,8 @@ def merge_segments(store: Store, collection: str) -> None:
             kept.append(_only(segment, left))
             left.difference_update(pack.name for pack in segment.packs)
             merged.append(name)
-    if kept:
-        write_segment(store, collection, kept)
+    if len(kept) > 1:
+        write_segments(store, collection, kept)
         for name in merged:
             store.remove_segment(name)
 

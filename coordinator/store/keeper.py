@@ -326,13 +326,13 @@ class StoreKeeper:
         for collection in list(self._pending):
             pieces = self._pending.pop(collection)
             try:
-                segment = await self._threads.run(partial(index.write_segment, store, collection, pieces))
+                segments = await self._threads.run(partial(index.write_segments, store, collection, pieces))
             except StoreError:
                 self._pending[collection] += pieces
                 raise
             for content, known in self._known.items():
                 if index.collection_in(self._datasets.opened.get(content)) == collection:
-                    known.segments.add(segment)
+                    known.segments.update(segments)
 
     async def _mark_and_merge(self, store: Store, collection: str) -> None:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import lzma
 import shutil
 import stat
@@ -23,7 +22,7 @@ from superdl.experiments.image_sets import PUBLISHED_SETS
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from superdl.experiments.image_sets import PublishedSet
 
@@ -144,21 +143,33 @@ def _write_cifar(path: Path, staging: Path, target: Path) -> None:
         content = unpacked.read(_CIFAR_BYTES + 1)
     if len(content) > _CIFAR_BYTES:
         raise SourceError(f"{path} unpacks to over {_CIFAR_BYTES:,} bytes: it is another archive")
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-        members = {member.name: member for member in archive if member.isreg()}
-        for batch in _CIFAR_FILES:
-            member = members.get(f"cifar-10-batches-bin/{batch}.bin")
-            stream = None if member is None else archive.extractfile(member)
-            packed = b"" if stream is None else stream.read()
-            if not packed or len(packed) % _CIFAR_ROW_BYTES:
-                raise SourceError(f"{path} has no whole images in {batch}.bin: it is another archive")
-            rows: Any = np.frombuffer(packed, np.uint8).reshape(-1, _CIFAR_ROW_BYTES)
-            if rows[:, 0].max() >= len(_CIFAR_CLASSES):
-                raise SourceError(f"{path}: {batch}.bin has the class {rows[:, 0].max()}; there are ten")
-            split = staging / ("test" if batch == "test_batch" else "train")
-            for label in _CIFAR_CLASSES:
-                (split / label).mkdir(parents=True, exist_ok=True)
-            images = np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-            for index, (image, label) in enumerate(zip(images, rows[:, 0], strict=True)):
-                place = split / _CIFAR_CLASSES[label] / f"{batch}_{index:05d}.png"
-                Image.fromarray(image).save(place, compress_level=3)
+    members = dict(_tar_files(memoryview(content)))
+    for batch in _CIFAR_FILES:
+        packed = members.get(f"cifar-10-batches-bin/{batch}.bin", b"")
+        if not packed or len(packed) % _CIFAR_ROW_BYTES:
+            raise SourceError(f"{path} has no whole images in {batch}.bin: it is another archive")
+        rows: Any = np.frombuffer(packed, np.uint8).reshape(-1, _CIFAR_ROW_BYTES)
+        if rows[:, 0].max() >= len(_CIFAR_CLASSES):
+            raise SourceError(f"{path}: {batch}.bin has the class {rows[:, 0].max()}; there are ten")
+        split = staging / ("test" if batch == "test_batch" else "train")
+        for label in _CIFAR_CLASSES:
+            (split / label).mkdir(parents=True, exist_ok=True)
+        images = np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        for index, (image, label) in enumerate(zip(images, rows[:, 0], strict=True)):
+            place = split / _CIFAR_CLASSES[label] / f"{batch}_{index:05d}.png"
+            Image.fromarray(image).save(place, compress_level=3)
+
+
+def _tar_files(content: memoryview) -> Iterator[tuple[str, memoryview]]:
+    """Name and content of each plain file in a tar. Extended headers, over which tarfile may sit for minutes, are
+    skipped.
+    """
+    at = 0
+    while any(block := content[at : at + tarfile.BLOCKSIZE]):
+        member = tarfile.TarInfo.frombuf(block.tobytes(), "utf-8", "surrogateescape")
+        at += tarfile.BLOCKSIZE
+        if not 0 <= member.size <= len(content) - at:
+            raise tarfile.ReadError(f"{member.name[:80]!r} has {member.size} bytes, beyond the archive's end")
+        if member.isreg():
+            yield member.name, content[at : at + member.size]
+        at += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE

@@ -59,7 +59,8 @@ IN_USE_S = 600.0
 """Who touched a store within so many seconds has it open."""
 ABANDONED_S = 86400.0
 """What a writer left unfinished, or touched last, so long ago may be removed by anybody."""
-MAX_SEGMENT_BYTES = 2**31
+MAX_SEGMENT_BYTES = 2**28
+"""A reader holds a segment whole; writers begin another long before."""
 MAX_TEXT_BYTES = 4096
 """Of the mark and of all else that is text."""
 

@@ -1,0 +1,109 @@
+"""Page headers of a Parquet column chunk: the sizes that pyarrow allocates by, and refuses to exceed.
+
+The footer's sizes are claims that pyarrow ignores. It unpacks each page into a buffer of the size in that
+page's header, and fails if the codec yields more. Headers are compact Thrift structs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from superdl.lambda_prefetch.sources import spoiled
+
+__all__ = ["check_pages"]
+
+_PAGES_MAX = 2**16
+_VALUE_BYTES = 16  # pyarrow's own for each value of a dictionary, or length in an encoded list of lengths
+_INT32_END = 2**31
+_VARINT_BYTES = 10
+_DEPTH = 3  # page header, data page header, statistics
+
+# Fields of a page header by number, and those of its nested headers: number of values, encoding.
+_UNPACKED, _PACKED = 2, 3
+_NESTED = {5: (1, 2), 7: (1, 2), 8: (1, 4)}
+_ENCODINGS = frozenset({0, 2, 6, 8})
+"""Plain, dictionary in two spellings, lengths first. A page of any other may hold far more than its bytes."""
+
+# Types in a compact struct.
+_TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12
+
+
+def check_pages(chunk: bytes | bytearray, unpacked_bytes: int, limit_bytes: int) -> None:
+    """Refuse a column chunk whose pages unpack to more than the footer's ``unpacked_bytes``.
+
+    Raises:
+        SampleFailedError: they do, a page's values do not fit into ``limit_bytes``, or a header is broken.
+    """
+    at, pages, total_bytes = 0, 0, 0
+    while at < len(chunk):
+        try:
+            header, at = _struct(chunk, at, _DEPTH)
+            size_bytes, packed_bytes = _size(header[_UNPACKED]), _size(header[_PACKED])
+            nested = [(header[number], *places) for number, places in _NESTED.items() if number in header]
+            values = max((_size(fields[count]) for fields, count, _ in nested), default=0)
+            encodings = {fields[encoding] for fields, _, encoding in nested}
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise spoiled("undecodable", f"its file has a broken page header: {error!r:.80}") from error
+        if not encodings <= _ENCODINGS:
+            raise spoiled("undecodable", f"its file has the encodings {encodings}: write plain values")
+        at += packed_bytes
+        pages += 1
+        total_bytes += size_bytes
+        if total_bytes > unpacked_bytes or size_bytes + values * _VALUE_BYTES > limit_bytes:
+            raise spoiled(
+                "too_large",
+                f"its pages unpack to {total_bytes} bytes or more, with {values} values in one; the file's "
+                f"footer says {unpacked_bytes}, the limit is {limit_bytes}",
+            )
+        if pages > _PAGES_MAX:
+            raise spoiled("too_large", f"its row group has over {_PAGES_MAX} pages")
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _INT32_END:
+        raise ValueError(f"no size: {value!r:.40}")
+    return value
+
+
+def _struct(data: bytes | bytearray, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """Read a struct: its fields by number, and the place after it. Texts and doubles are skipped."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        at += 1
+        kind, step = head & 15, head >> 4
+        if step:
+            number += step
+        else:
+            number, at = _integer(data, at)
+        value: Any = None
+        if kind in _INTEGERS:
+            value, at = _integer(data, at)
+        elif kind == _STRUCT and depth > 1:
+            value, at = _struct(data, at, depth - 1)
+        elif kind == _BINARY:
+            length, at = _varint(data, at)
+            at += length
+        elif kind in {_BYTE, _DOUBLE}:
+            at += 1 if kind == _BYTE else 8
+        elif kind not in {_TRUE, _FALSE}:
+            raise ValueError(f"a field of type {kind}")
+        if number in fields:  # Thrift takes the last
+            raise ValueError(f"field {number} twice")
+        fields[number] = value
+    return fields, at + 1
+
+
+def _integer(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    value, at = _varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(_VARINT_BYTES):
+        byte = data[at + place]
+        value |= (byte & 127) << (7 * place)
+        if byte < 128:  # noqa: PLR2004 # the highest bit: more follows
+            return value, at + place + 1
+    raise ValueError("an endless number")

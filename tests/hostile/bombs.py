@@ -1,0 +1,239 @@
+"""Small files that promise or unpack to far more memory than they have bytes, and what reads them in SUPER.
+
+``python -m tests.hostile.bombs NAME FILE`` reads one in a process of its own, and prints how that ended and
+by how many MiB the process grew.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import struct
+import sys
+import tarfile
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from superdl.experiments.data.importing import import_published
+from superdl.lambda_prefetch.decode import decode, lift_pillows_bound
+from superdl.lambda_prefetch.members import content_of, read_alone
+from superdl.lambda_prefetch.sources import FileSource, SampleFailedError
+from superdl.super_wire.errors import SuperError
+from superdl.super_wire.request import Limits
+from superdl.super_wire.store import DirectoryStore
+from tests.lambda_prefetch.prefetching import file_version, member_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIMIT_BYTES = 16 * 2**20
+HUGE = 256 * 2**20
+LIMIT_PIXELS = 4 * 2**20
+SIDE = 9600  # of a tile: 264 MiB
+RGB = struct.pack("<3H", 8, 8, 8)
+
+
+def packed_zeros(size: int = HUGE, wbits: int = zlib.MAX_WBITS) -> bytes:
+    packing = zlib.compressobj(9, wbits=wbits)
+    return b"".join(packing.compress(bytes(2**20)) for _ in range(size // 2**20)) + packing.flush()
+
+
+def varint(value: int, length: int) -> bytes:
+    groups = [(2 * value) >> (7 * place) & 127 for place in range(length)]
+    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
+
+
+def write_parquet(path: Path, *, lie_at: str = "footer", **options: Any) -> None:
+    """A column of 256 MiB, and a size in the footer, or in the page's header too, that is a lie."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    values = [bytes(HUGE // 8)] * 8
+    table = pa.table({"image": pa.array(values, pa.binary())})
+    options = {"use_dictionary": False, "write_statistics": False, "data_page_size": 2**31 - 1} | options
+    parquet.write_table(table, path, **options)
+    chunk = parquet.read_metadata(path).row_group(0).column(0)
+    data = bytearray(path.read_bytes())
+    footer_at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    lies = [(chunk.total_uncompressed_size, footer_at)]
+    if lie_at == "page":
+        lies.append((sum(map(len, values)) + 8 * 4 + 6, 0))  # lengths before values, and levels
+    for size, begin in lies:
+        length = (2 * size).bit_length() // 7 + 1
+        place = data.index(varint(size, length), begin)
+        data[place : place + length] = varint(100_000, length)
+    path.write_bytes(data)
+
+
+def write_shared_prefixes(path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.table({"image": pa.array([bytes(8 * 2**20)] * 32, pa.binary())})
+    parquet.write_table(table, path, use_dictionary=False, column_encoding={"image": "DELTA_BYTE_ARRAY"})
+
+
+def read_parquet(path: Path) -> object:
+    rows = [{"key": path.name, "version": file_version(path), "member": "m", "offset": 0, "length": 0}]
+    rows[0]["encoding"] = "parquet:image"
+    return read_alone(request(path, rows), 0, FileSource(str(path.parent)))
+
+
+def request(path: Path, rows: list[dict[str, Any]]) -> Any:
+    made = member_request(f"file://{path.parent}", rows, "redis://h:1")
+    return replace(made, limits=Limits(object_bytes=LIMIT_BYTES))
+
+
+def read_deflated(path: Path) -> object:
+    row = {"key": path.name, "version": "1-1", "member": "m", "offset": 0, "length": path.stat().st_size}
+    return content_of(request(path, [row | {"encoding": "deflate"}]), 0, path.read_bytes())
+
+
+def tiff(*tags: tuple[int, int, int, bytes], behind: bytes = b"") -> bytes:
+    """A TIFF of 16 x 16 pixels with more tags: number, type, count, value."""
+    short, long = (lambda value: struct.pack("<HH", value, 0)), (lambda value: struct.pack("<I", value))
+    base = [(256, 4, 1, long(16)), (257, 4, 1, long(16)), (258, 3, 3, RGB), (262, 3, 1, short(2))]
+    every = sorted([*base, (259, 3, 1, short(8)), (277, 3, 1, short(3)), *tags])
+    values_at, values, entries = 8 + 2 + 12 * len(every) + 4, b"", b""
+    for number, kind, count, value in every:
+        place = value
+        if len(value) > 4:
+            place, values = long(values_at + len(values)), values + value
+        entries += struct.pack("<HHI", number, kind, count) + (place or long(values_at + len(RGB)))
+    return b"II*\0" + long(8) + struct.pack("<H", len(every)) + entries + long(0) + values + behind
+
+
+def tiled() -> bytes:
+    packed, side = packed_zeros(3 * SIDE * SIDE), struct.pack("<I", SIDE)
+    places = (324, 4, 1, b""), (325, 4, 1, struct.pack("<I", len(packed)))
+    return tiff((322, 4, 1, side), (323, 4, 1, side), *places, behind=packed)
+
+
+def countless() -> bytes:
+    places = [(number, 4, 2**31, b"") for number in (273, 279)]
+    return tiff(*places, (700, 1, 2**32 - 1, b""), (34675, 7, 2**31, b""))
+
+
+def png(name: bytes, head: bytes) -> bytes:
+    """A PNG with four chunks of a kind that each unpack to 256 MiB."""
+    file, packed = io.BytesIO(), packed_zeros()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    data = name + head + packed
+    chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+    return file.getvalue()[:33] + 4 * chunk + file.getvalue()[33:]
+
+
+def webp() -> bytes:
+    side = (16382).to_bytes(3, "little")
+    canvas = struct.pack("<4sI4s", b"VP8X", 10, b"\2\0\0\0") + side + side
+    parts = canvas + struct.pack("<4sI6x4sI16x", b"ANIM", 6, b"ANMF", 16)
+    return struct.pack("<4sI4s", b"RIFF", len(parts) + 4, b"WEBP") + parts
+
+
+def gif() -> bytes:
+    head = struct.pack("<6sHHBBB6x", b"GIF89a", 65535, 65535, 0x80, 0, 0)
+    return head + struct.pack("<c4HB", b",", 0, 0, 65535, 65535, 0) + b"\x02\x02\x4c\x01\0;"
+
+
+def bmp() -> bytes:
+    head = struct.pack("<2sIHHI", b"BM", 100, 0, 0, 54)
+    return head + struct.pack("<IiiHHIIiiII", 40, 60_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0)
+
+
+def read_image(path: Path) -> object:
+    return decode(path.read_bytes(), limit_pixels=LIMIT_PIXELS)
+
+
+def write_segment(path: Path) -> None:
+    store = DirectoryStore.open(path, create=True)
+    os.truncate(path / "index" / store.write_segment(b""), 2**31)
+
+
+def read_store(path: Path) -> object:
+    store = DirectoryStore.open(path, create=False)
+    return store.read_segment(store.segments()[0])
+
+
+def write_tar(path: Path) -> None:
+    """An archive whose extended header has one key of 900,000 digits."""
+    path.mkdir()
+    head = tarfile.TarInfo("x")
+    head.type, body = tarfile.XHDTYPE, b"9" * 900_000
+    head.size = len(body)
+    content = head.tobuf(tarfile.USTAR_FORMAT) + body + bytes(-len(body) % 512 + 1024)
+    (path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(content, 1))
+
+
+def read_tar(path: Path) -> object:
+    return import_published(path / "cifar-10-binary.tar.gz", path / "set", any_digest=True)
+
+
+def file_of(make: Callable[[], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(make())
+
+
+CODECS = ("snappy", "zstd", "gzip", "lz4", "brotli")
+BOMBS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], str]] = {
+    **{
+        f"parquet-{codec}-{place}": (
+            lambda path, codec=codec, place=place: write_parquet(path, lie_at=place, compression=codec),
+            read_parquet,
+            "too_large" if place == "footer" else "undecodable",
+        )
+        for codec in CODECS
+        for place in ("footer", "page")
+    },
+    "parquet-prefixes": (write_shared_prefixes, read_parquet, "undecodable"),
+    "zip-member": (file_of(lambda: packed_zeros(wbits=-15)), read_deflated, "too_large"),
+    "tiff-tile": (file_of(tiled), read_image, "too_large"),
+    "tiff-counts": (file_of(countless), read_image, "undecodable"),
+    "png-text": (file_of(lambda: png(b"zTXt", b"k\0\0")), read_image, "undecodable"),
+    "png-unicode-text": (file_of(lambda: png(b"iTXt", b"k\0\1\0\0\0")), read_image, "undecodable"),
+    "png-profile": (file_of(lambda: png(b"iCCP", b"k\0\0")), read_image, "undecodable"),
+    "webp-canvas": (file_of(webp), read_image, "undecodable"),
+    "gif-screen": (file_of(gif), read_image, "too_large"),
+    "bmp-size": (file_of(bmp), read_image, "too_large"),
+    "ppm-size": (file_of(lambda: b"P6 60000 60000 255\n"), read_image, "too_large"),
+    "store-segment": (write_segment, read_store, "StoreFormatError"),
+    "tar-header": (write_tar, read_tar, "SourceError"),
+}
+"""By name: what makes the file, what reads it, and the reason of the tombstone or the type of the error."""
+
+
+def memory_mib(row: str) -> int:
+    """A figure of this process: ``VmRSS`` now, or ``VmHWM`` at most."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{row}:\s+(\d+)", status)[1]) // 1024
+
+
+def main() -> None:
+    name, path = sys.argv[1], Path(sys.argv[2])
+    lift_pillows_bound()
+    decode(png_of_a_dot(), limit_pixels=1)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+    before, ended = memory_mib("VmRSS"), "read"
+    try:
+        BOMBS[name][1](path)
+    except SampleFailedError as error:
+        ended = error.reason
+    except SuperError as error:
+        ended = type(error).__name__
+    print(json.dumps({"ended": ended, "mib": memory_mib("VmHWM") - before}))  # noqa: T201
+
+
+def png_of_a_dot() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((1, 1, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+if __name__ == "__main__":
+    main()
