@@ -11,6 +11,7 @@ are kept, so that jobs of a coordinator that never comes back leave nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core import BatchRead
+from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import REPORT_PREFIX, report_stream
 from superdl.super_wire.read_report import ReadReport
 
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 _BLOCK_MS = 200
 _COUNT = 512
+_CATCH_UP_READS = 16
+_CATCH_UP_S = 0.4  # less than a sampler waits for the call
 _KEEP_S = 3600.0
 _KEEP_EVERY_S = 60.0
 _PAUSE_S = 0.01
@@ -114,14 +118,35 @@ class ReportReader:
 
     async def read_once(self) -> None:
         """Wait for entries a while, emit them, and give the next a moment to gather."""
-        events: list[BatchRead] = []
-        positions = {report_stream(job): one.position for job, one in self._followed.items()}
-        if not positions:
+        jobs = self.jobs
+        if not jobs:
             await asyncio.sleep(_BLOCK_MS / 1000)
             return
-        for stream, entries in await self._cache.read_streams(positions, block_ms=_BLOCK_MS, count=_COUNT):
+        await self._take(jobs, _BLOCK_MS)
+        await asyncio.sleep(_PAUSE_S + _PAUSE_PER_STREAM_S * len(jobs))
+
+    async def catch_up(self, job: str) -> None:
+        """Emit what a job's stream holds now, since the job closes; do not wait for a cache in trouble."""
+
+        async def read() -> None:
+            reads = 0
+            with contextlib.suppress(CacheError):  # the upkeep logs it
+                while job in self._followed and reads < _CATCH_UP_READS:
+                    reads += 1
+                    if await self._take([job], 1) < _COUNT:
+                        return
+
+        await asyncio.wait([asyncio.create_task(read())], timeout=_CATCH_UP_S)
+
+    async def _take(self, jobs: list[str], block_ms: int) -> int:
+        """Emit the new entries of some streams; how many there were."""
+        events: list[BatchRead] = []
+        count = 0
+        positions = {report_stream(job): self._followed[job].position for job in jobs}
+        for stream, entries in await self._cache.read_streams(positions, block_ms=block_ms, count=_COUNT):
             job = stream.removeprefix(REPORT_PREFIX).decode()
             followed = self._followed.get(job)
+            count += len(entries)
             if followed is None or not entries or followed.position != positions[stream]:
                 continue
             numbers = [number for number, _ in entries]
@@ -132,7 +157,7 @@ class ReportReader:
                 await self._begin_again(job, numbers[-1])
         if events:
             self._emit(events)
-        await asyncio.sleep(_PAUSE_S + _PAUSE_PER_STREAM_S * len(positions))
+        return count
 
     def _read(self, job: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[BatchRead]:
         events = []

@@ -69,7 +69,7 @@ from superdl.coordinator.core.events import (
 )
 from superdl.coordinator.core.filling import Filled
 from superdl.coordinator.core.fleet import ExecutorState
-from superdl.coordinator.core.jobs import Job
+from superdl.coordinator.core.jobs import ClosedJobs, Job
 from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.ledger import Costs, Ledger, Spending
 from superdl.coordinator.core.neighbours import runs_of
@@ -92,6 +92,7 @@ __all__ = [
     "CacheReset",
     "CacheResized",
     "Cause",
+    "ClosedJobs",
     "Core",
     "CoreSettings",
     "Costs",

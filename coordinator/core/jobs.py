@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.timing import Pace
 
-__all__ = ["Ahead", "Cursor", "CursorSpan", "Job", "JobCounters"]
+__all__ = ["Ahead", "ClosedJobs", "Cursor", "CursorSpan", "Job", "JobCounters"]
 
 _GAP_BATCHES = 64
 _LAPSED_S = 1e8
@@ -45,6 +45,21 @@ class JobCounters(WorkCounters):
     """What a job has cost and gained so far; its dollars are the ledger's to tell."""
 
     requests_in_flight: int = 0
+
+
+@dataclass(slots=True)
+class ClosedJobs:
+    """The account of all jobs that have closed."""
+
+    counters: JobCounters = field(default_factory=JobCounters)
+    stalls: JobStalls = field(default_factory=JobStalls)
+
+    def add(self, job: Job) -> None:
+        """Add the figures of a job that closes."""
+        for name, value in asdict(job.counters).items():
+            setattr(self.counters, name, getattr(self.counters, name) + value)
+        self.stalls.batches.update(job.stalls.batches)
+        self.stalls.wait_us.update(job.stalls.wait_us)
 
 
 class CursorSpan(NamedTuple):

@@ -94,6 +94,10 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
         job.lapsed_changed()
     else:
         del state.jobs[job.name]
+        state.closed.add(job)
+        for request in state.requests.values():  # what they still do counts there, too
+            if request.counters is job.counters:
+                request.counters = state.closed.counters
         state.ledger.left(job.name)
         state.thrash.forget()
         for key in [

@@ -20,7 +20,6 @@ import numpy as np
 from superdl.coordinator.core import restoring
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, FailureKind, Prefetch, RequestDone, Warn
-from superdl.coordinator.core.jobs import JobCounters
 from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
@@ -111,7 +110,7 @@ def request(
     reserved = math.ceil(samples.sample_bytes * indices.size)
     state.reserved_bytes += reserved
     state.samples_in_flight += indices.size
-    counters = state.jobs[job].counters if job in state.jobs else JobCounters()
+    counters = state.jobs.get(job, state.closed).counters
     unsettled = np.ones(indices.size, dtype=np.bool_)
     number = next(state.numbers)
     made = Request(number, key, indices, job, counters, reserved, now, unsettled)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.events import OUTCOME_ORDER
-from superdl.coordinator.core.jobs import JobCounters
 from superdl.coordinator.core.requesting import charge, send
 from superdl.coordinator.core.restoring import answered as note_places
 from superdl.coordinator.core.restoring import distrust, is_usable
@@ -110,7 +109,7 @@ def _request(
         key,
         indices,
         job.name if job is not None else "",
-        job.counters if job is not None else JobCounters(),
+        (job or state.closed).counters,
         0,
         now,
         np.zeros(indices.size, dtype=np.bool_),

@@ -16,6 +16,7 @@ import numpy as np
 
 from superdl.coordinator.core.events import Drop, WriteTombstones
 from superdl.coordinator.core.fleet import Fleet
+from superdl.coordinator.core.jobs import ClosedJobs
 from superdl.coordinator.core.journal import Stalls, Thrash
 from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger
 from superdl.coordinator.core.queues import (
@@ -119,6 +120,7 @@ class State:
     """Those that nobody had anything of when that was looked at last."""
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
+    closed: ClosedJobs = field(default_factory=ClosedJobs)
     requests: dict[int, Request] = field(default_factory=dict)
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
     audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)

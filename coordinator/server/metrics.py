@@ -12,6 +12,8 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from superdl.coordinator.core import Cause, FailureKind, Spending
 from superdl.coordinator.server.repeated_lines import PARTS, warned_of
 from superdl.coordinator.server.statistics import cache_stats, executor_stats, team_stats
@@ -21,9 +23,10 @@ from superdl.super_wire.protocol import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from prometheus_client.core import Metric as Family
 
-    from superdl.coordinator.core import Job
+    from superdl.coordinator.core import ClosedJobs, Job
     from superdl.coordinator.server.engine import Engine
 
 __all__ = ["CALL_S", "METRICS", "Metric", "Metrics"]
@@ -108,11 +111,11 @@ METRICS = tuple(
 )
 
 
-def _stalled(cause: Cause, job: Job) -> float:
+def _stalled(cause: Cause, job: Job | ClosedJobs) -> float:
     return job.stalls.batches[cause]
 
 
-def _waited_s(cause: Cause, job: Job) -> float:
+def _waited_s(cause: Cause, job: Job | ClosedJobs) -> float:
     return job.stalls.wait_us[cause] / 1e6
 
 
@@ -130,15 +133,27 @@ source_requests source_requests
 source_bytes source_bytes
 record_bytes record_bytes
 """
-_OF_JOBS: list[tuple[str, tuple[str, ...], Callable[[Job], float]]] = [
+_OF_JOBS: list[tuple[str, tuple[str, ...], Callable[[Job | ClosedJobs], float]]] = [
     (f"super_{name}_total", tuple(filter(None, [label])), attrgetter(f"counters.{counter}"))
     for name, *told in map(str.split, _COUNTED.strip().splitlines())
     for label, _, counter in (one.rpartition("=") for one in told)
 ]
 _OF_JOBS += [("super_stalls_total", (cause.value,), partial(_stalled, cause)) for cause in Cause]
 _OF_JOBS += [("super_wait_seconds_total", (cause.value,), partial(_waited_s, cause)) for cause in Cause]
-_NOTHING = [0.0] * len(_OF_JOBS)
+_NOTHING = np.zeros(len(_OF_JOBS))
 _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
+
+
+class _Seen(NamedTuple):
+    """An open job at the last scrape: its figures, and its row; a row of zeros while others' has it."""
+
+    job: Job | None
+    figures: NDArray[np.float64]
+    row: NDArray[np.float64]
+
+
+def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
+    return np.array([of(account) for _, _, of in _OF_JOBS], np.float64)
 
 
 class Metrics:
@@ -159,8 +174,7 @@ class Metrics:
             raise ConfigError("metrics need an extra: pip install 'superdl[metrics]'") from error
         self._engine, self._absences = engine, absences
         self._named: frozenset[str] = frozenset()
-        # Of jobs without a name of their own, what the others' sum has of them: it grows by what they grow.
-        self._counted: dict[str, list[float]] = {}
+        self._seen: dict[str, _Seen] = {}
         self._others = _NOTHING
         self._usd: dict[str, float] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -214,27 +228,26 @@ class Metrics:
     def _of_jobs(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         core = self._engine.core
         jobs = core.jobs
-        # Who has a name keeps it until it closes or falls silent: else counters would jump.
+        # A job keeps its row until it closes or falls silent.
         jobs.sort(key=lambda job: (job.lapsed, job.name not in self._named, -job.counters.batches_read))
-        had_names = self._named
-        named = [job.name for job in jobs if job.name != OTHER][:JOBS_NAMED]
-        self._named = frozenset(named)
-        counted: dict[str, list[float]] = {}
+        named = [job for job in jobs if job.name != OTHER][:JOBS_NAMED]
+        self._named = frozenset(job.name for job in named)
+        before, self._seen = self._seen, {}
+        rest = _figures(core.closed)
         for job in jobs:
-            figures = [of(job) for _, _, of in _OF_JOBS]
-            if job.name in self._named:
-                for (name, labels, _), value in zip(_OF_JOBS, figures, strict=True):
+            figures = _figures(job)
+            rest += figures
+            last = before.get(job.name, _Seen(None, _NOTHING, _NOTHING))
+            row = _NOTHING
+            if job.name in self._named:  # what others' row has of it stays there
+                row = last.row + (figures - last.figures if last.job is job else figures)
+                rest -= row
+                for (name, labels, _), value in zip(_OF_JOBS, row.tolist(), strict=True):
                     yield name, (job.name, *labels), value
                 yield from self._gauges(job)
-                continue
-            counted[job.name] = figures
-            before = self._counted.get(job.name, figures if job.name in had_names else _NOTHING)
-            self._others = [
-                sum_ + max(0.0, now - then)
-                for sum_, now, then in zip(self._others, figures, before, strict=True)
-            ]
-        self._counted = counted
-        for (name, labels, _), value in zip(_OF_JOBS, self._others, strict=True):
+            self._seen[job.name] = _Seen(job, figures, row)
+        self._others = np.maximum(self._others, rest)  # sums in another order differ by their last digit
+        for (name, labels, _), value in zip(_OF_JOBS, self._others.tolist(), strict=True):
             yield name, (OTHER, *labels), value
         yield from _states("super_jobs", [job.lapsed for job in jobs])
         yield from _states("super_ranks", [cursor.lapsed for job in jobs for cursor in job.cursors.values()])

@@ -274,6 +274,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """A rank says goodbye; the job ends with its last one."""
         _check_job_id(request.job)
         known = self._core.job(request.job) is not None
+        await self._reports.catch_up(request.job)
         self._watch.look()
         self._watch.note(request.job)
         self._engine.post(JobClosed(request.job, request.rank))

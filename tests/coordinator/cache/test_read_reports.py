@@ -254,3 +254,15 @@ def test_a_cache_that_is_away_is_an_error_and_reading_goes_on_when_it_is_back(va
             return events
 
     assert [event.position for event in asyncio.run(work())] == [4]
+
+
+def test_a_job_that_closes_has_all_its_reports_read_at_once(valkey):
+    async def work():
+        async with reading(valkey) as (reader, events):
+            await reader.follow("job")
+            for position in range(700):  # more than one read gives
+                send(valkey, position=position)
+            await reader.catch_up("job")
+            return events
+
+    assert [event.position for event in asyncio.run(work())] == list(range(700))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from superdl.coordinator.core import BatchRead, JobOpened, Team
+from superdl.coordinator.core import BatchRead, JobClosed, JobOpened, Team
 from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, Metrics
 from superdl.super_wire.request import Outcome
 from tests.coordinator.running import missed
@@ -110,6 +111,61 @@ def test_fifty_jobs_have_names_the_others_are_one_and_no_counter_falls(run, sour
             key for key, value in told.items() if key[0].endswith("_total") and later.get(key, value) < value
         ]
         assert not falling
+
+    run(work)
+
+
+def totals(told: Mapping[tuple[str, ...], float], name: str, *more: str) -> float:
+    """The sum of a counter over all rows of jobs."""
+    return sum(value for key, value in told.items() if key[0] == name and key[2:] == more)
+
+
+def test_what_jobs_did_between_scrapes_is_counted_though_they_closed(run, source):
+    async def work(coordinator: Running) -> None:
+        metrics, engine = metrics_of(coordinator), coordinator.engine
+        await coordinator.open(await coordinator.register(source))
+        await coordinator.page()
+        engine.post(read("job", 0))
+        scrape(metrics)
+        engine.post_all([open_like(coordinator, "short"), read("short", 0), read("job", 1, hits=3)])
+        engine.post_all([JobClosed("short", 0), JobClosed("job", 0)])  # requests for it are in flight
+        await coordinator.until(lambda: not engine.core.state.requests)
+        told = scrape(metrics)
+        assert told["super_batches_read_total", OTHER] == 3
+        assert told["super_samples_read_total", OTHER, "cache"] == 11
+        assert told["super_samples_made_total", OTHER, "decoded"] == 10
+        assert totals(told, "super_stalls_total", "unknown") == 1
+
+    run(work)
+
+
+NAMES = [*(f"job-{number}" for number in range(JOBS_NAMED + 6)), OTHER]
+
+
+def test_totals_are_exact_and_no_row_falls_whatever_jobs_do(run, source):
+    async def work(coordinator: Running) -> None:
+        metrics, engine, chance = metrics_of(coordinator), coordinator.engine, random.Random(7)
+        await coordinator.open(await coordinator.register(source))
+        await coordinator.page()
+        read_batches, before, places = 0, scrape(metrics), dict.fromkeys(NAMES, 0)
+        for _ in range(60):
+            for name in chance.sample(NAMES, 20):
+                if engine.core.job(name) is None:
+                    engine.post(open_like(coordinator, name))
+                    places[name] = 0
+                if places[name] < 200:
+                    engine.post(read(name, places[name] % 3))
+                    places[name] += 1
+                    read_batches += 1
+                if chance.random() < 0.3:
+                    engine.post(JobClosed(name, 0))
+                    if chance.random() < 0.5:
+                        engine.post(open_like(coordinator, name))
+            told = scrape(metrics)
+            assert totals(told, "super_batches_read_total") == read_batches
+            rows = {key: value for key, value in told.items() if key[0].endswith("_total")}
+            assert not [key for key, value in rows.items() if value < before.get(key, 0)]
+            before = told
 
     run(work)
 
