@@ -14,7 +14,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
-import yaml
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -25,6 +24,7 @@ from pydantic import (
     ValidationError,
 )
 
+from superdl.experiments.yaml_text import load_yaml
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -192,9 +192,10 @@ class SpecFolder:
         """
         path = self.find(name)
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the spec {path}: {error}") from error
+        content = load_yaml(text, f"the spec {path}")
         if not isinstance(content, dict | None):
             raise ConfigError(f"{path}: a spec {_MAPPING}, not {content!r}")
         try:
@@ -213,12 +214,11 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
     result = dict(mapping)
     for override in overrides:
         path, equals, raw = override.partition("=")
-        try:
-            value = yaml.safe_load(raw)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"cannot apply {override!r}: the value is not YAML ({error})") from error
+        value = load_yaml(raw, f"the value of {path[:80]}")
         if not equals:
-            raise ConfigError(f"cannot apply {override!r}: write key.key=value, as in loader.batch_size=128")
+            raise ConfigError(
+                f"cannot apply {override[:80]!r}: write key.key=value, as in loader.batch_size=128"
+            )
         result = apply_values(result, {path.strip(): value})
     return result
 

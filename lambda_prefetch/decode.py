@@ -131,7 +131,8 @@ def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_
         _check_scans(data)
     try:
         if image.format == "TIFF":  # a small image may have one huge tile, which libtiff unpacks whole
-            check_pixels(*(image.getexif().get(tag, 0) for tag in _TILE_SIDE_TAGS), limit_pixels)
+            width, height = (image.getexif().get(tag, 0) for tag in _TILE_SIDE_TAGS)
+            check_pixels(width, height, limit_pixels)
         if enough_side:
             image.draft(None, (enough_side, enough_side))  # only JPEG's decoder heeds it
         scale = _scale_of(getattr(image, "tile", ())) if of_mask else 1

@@ -127,10 +127,11 @@ def read_stack(file: str) -> dict[str, str]:
         ConfigError: it cannot be read, or holds none.
     """
     from superdl.super_wire.redaction import without_credentials
+    from superdl.super_wire.user_text import load_json
 
     shown = without_credentials(file)
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        content = load_json(Path(file).read_text(encoding="utf-8"), shown)
         if "Stacks" in content:
             content = {one["OutputKey"]: one["OutputValue"] for one in content["Stacks"][0]["Outputs"]}
         outputs = {name: value for name, value in content.items() if isinstance(value, str)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -134,10 +133,11 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
 
 def _read(file: str) -> Recipe:
     from superdl.super_wire.recipe import Recipe
+    from superdl.super_wire.user_text import load_json
 
     try:
         text = Path(file).read_text(encoding="utf-8")
-        fields = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--recipe {file} cannot be read: {error}") from error
+    fields = load_json(text, f"--recipe {file}")
     return Recipe(fields) if isinstance(fields, list) else Recipe.from_json(text)

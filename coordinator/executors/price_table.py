@@ -8,7 +8,6 @@ of a deployment, with the fields of the classes below. What follows from prices 
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from superdl.coordinator.core import Prices
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.user_text import load_toml
 
 __all__ = ["Machine", "PriceTable", "load_prices"]
 
@@ -194,9 +194,10 @@ def _named(kind: str, things: dict[str, _Thing], name: str) -> _Thing:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the price table {path} cannot be read: {error}") from error
+    table = load_toml(text, f"the price table {path}")
     for section, entries in table.items():
         if not isinstance(entries, dict):
             raise ConfigError(f"{path}: {section} stands outside of a section such as [lambda]")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from superdl.super_wire import user_text
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def read_json(path: Path, expected: int) -> dict[str, Any]:
 
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = user_text.read_json(path)
+    except FileNotFoundError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != expected:
         raise ConfigError(f"{path} is not of format {expected}, which this version reads: make it again")
@@ -103,7 +103,7 @@ def _epoch_ends(path: Path) -> dict[int, float]:
     """When the start and each epoch ended: the last sample of each, which is taken on the border."""
     ends: dict[int, float] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        row = json.loads(line)
+        row = user_text.load_json(line, str(path))
         if row["epoch"] is not None or row["split"] == "start":
             epoch = -1 if row["epoch"] is None else int(row["epoch"])
             ends[epoch] = max(ends.get(epoch, 0.0), float(row["at_s"]))

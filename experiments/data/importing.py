@@ -161,8 +161,9 @@ def _write_cifar(path: Path, staging: Path, target: Path) -> None:
 
 
 def _tar_files(content: memoryview) -> Iterator[tuple[str, memoryview]]:
-    """Name and content of each plain file in a tar. Extended headers, over which tarfile may sit for minutes, are
-    skipped.
+    """Yield name and content of each plain file in a tar.
+
+    Extended headers, over which tarfile may sit for minutes, are skipped.
     """
     at = 0
     while any(block := content[at : at + tarfile.BLOCKSIZE]):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.user_text import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,13 +28,11 @@ _MEGABYTE = 1e6
 def manifest_of(directory: Path) -> dict[str, Any] | None:
     """What the manifest of a directory says; None where there is none that is a JSON object."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+        manifest = read_json(directory / MANIFEST)
+    except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise SourceError(
-            f"{directory / MANIFEST} cannot be read ({error}); delete {directory} or name another directory"
-        ) from error
+    except ConfigError as error:
+        raise SourceError(f"{error}; delete {directory} or name another directory") from error
     return manifest if isinstance(manifest, dict) else None
 
 

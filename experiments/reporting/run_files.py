@@ -17,6 +17,7 @@ import numpy as np
 from superdl.experiments.records import PassTotals, StepRecord
 from superdl.experiments.stalls import stall_summary
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.user_text import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -195,11 +196,11 @@ class _Files:
 
     def mapping(self, name: str) -> dict[str, Any] | None:
         try:
-            content = json.loads((self._directory / name).read_text(encoding="utf-8"))
+            content = read_json(self._directory / name, name)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            self.troubles.append(f"{name} cannot be read: {error}")
+        except ConfigError as error:
+            self.troubles.append(str(error))
             return None
         return content if isinstance(content, dict) else None
 
@@ -211,7 +212,7 @@ class _Files:
                 for line in file:
                     try:
                         yield make(json.loads(line))
-                    except (KeyError, TypeError, ValueError):
+                    except (KeyError, TypeError, ValueError, RecursionError):
                         broken += 1
         except FileNotFoundError:
             return

@@ -29,6 +29,7 @@ from infra.launcher.needs import spec_of
 from infra.launcher.settings import DATA_GROUP, TRAINING_GROUP, as_words, parse
 from superdl.experiments.data import directories_of
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.user_text import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,9 +141,9 @@ def requests_of(parsed: argparse.Namespace) -> list[dict[str, Any]]:
         raise ConfigError("--spot: a job whose machines are taken begins anew without --checkpoints s3://...")
     spec = _checked_spec(parsed)
     try:
-        more = json.loads(parsed.request.read_bytes()) if parsed.request else {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--request {parsed.request}: {error}") from error
+        more = read_json(parsed.request) if parsed.request else {}
+    except FileNotFoundError as error:
+        raise ConfigError(f"--request: {error}") from error
     name = parsed.name or f"super-{secrets.token_hex(4)}"
     turns = range(max(len(parsed.training), len(parsed.data)))
     return [_merged({"TrainingJobName": name, **_request(parsed, words, turn, spec)}, more) for turn in turns]

@@ -1,0 +1,63 @@
+"""JSON and TOML of users' files. What cannot be read is one typed error, with file, place and reason."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["load_json", "load_toml", "read_json"]
+
+
+def read_json(path: Path, name: str = "") -> Any:
+    """Read a file of JSON; errors call it ``name``, by default its path.
+
+    Raises:
+        ConfigError: it cannot be read, or as by :func:`load_json`.
+        FileNotFoundError: there is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(f"{path} does not exist") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name or path} cannot be read: {error}") from error
+    return load_json(text, name or str(path))
+
+
+def load_json(text: str, name: str) -> Any:
+    """Parse JSON in which each key of an object is given once; errors call the text ``name``.
+
+    Raises:
+        ConfigError: it is none, nested too deep, or has a key twice or a number beyond reason.
+    """
+    return _parsed(lambda: json.loads(text, object_pairs_hook=_unique), "JSON", name)
+
+
+def load_toml(text: str, name: str) -> dict[str, Any]:
+    """Parse TOML; errors are those of :func:`load_json`."""
+    table: dict[str, Any] = _parsed(lambda: tomllib.loads(text), "TOML", name)
+    return table
+
+
+def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
+    try:
+        return parse()
+    except RecursionError as error:
+        raise ConfigError(f"{name} cannot be read as {language}: it is nested too deep") from error
+    except ValueError as error:  # theirs have the line
+        raise ConfigError(f"{name} cannot be read as {language}: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)[:80]!r} is given twice")
+    return mapping
