@@ -6,6 +6,8 @@ the main process. Foreign errors (grpc, redis, botocore) are mapped where they a
 
 from __future__ import annotations
 
+from superdl.super_wire.redaction import shown_lines
+
 __all__ = [
     "BadSampleError",
     "BatchError",
@@ -43,7 +45,10 @@ __all__ = [
 
 
 class SuperError(Exception):
-    """Base of all errors that SUPER raises."""
+    """Base of all errors that SUPER raises. Their text is printable, whatever words of others it repeats."""
+
+    def __str__(self) -> str:
+        return shown_lines(super().__str__())
 
 
 class ConfigError(SuperError, ValueError):

@@ -6,12 +6,16 @@ import logging
 import re
 
 __all__ = [
+    "SHOWN_CHARACTERS",
     "keep_secrets_out_of_logs",
     "shown",
     "shown_lines",
     "text_without_credentials",
     "without_credentials",
 ]
+
+SHOWN_CHARACTERS = 1000
+"""Others' words in a message are cut to so many: a name of an object has up to 1,024 bytes."""
 
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
@@ -42,13 +46,21 @@ def text_without_credentials(text: str) -> str:
     return re.sub(r"(?<!s3)(?<!gs)(?<!az)(?<!hf)(?<!file)://\S*@", "://***@", text)
 
 
-def shown(text: str) -> str:
-    """Others' words as a terminal or a log may have them: what would steer a terminal, end a line or turn the
-    direction of writing is escaped, as in a Python string.
+def shown(text: str, most: int = SHOWN_CHARACTERS) -> str:
+    """Make others' words printable in one line of at most ``most`` characters.
+
+    What would steer a terminal, end a line or turn the direction of writing is escaped like in Python.
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    printable = _printable(text[: most + 1])
+    return printable if len(printable) <= most else f"{printable[: most - 1]}…"
 
 
 def shown_lines(text: str) -> str:
-    """The same for what has lines of its own: a message to a person, a log's entry with its traceback."""
-    return "\n".join(map(shown, text.split("\n")))
+    """Make text printable that has lines of its own, such as a message to a person or a log's traceback."""
+    return "\n".join(map(_printable, text.split("\n")))
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

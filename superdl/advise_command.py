@@ -32,9 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Probe, or read the run, and print."""
-    from rich.console import Console  # --help needs none of this
-
     from superdl.experiments.advising import advise, advise_run, print_advice
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.experiments.output import tell_json
     from superdl.experiments.reporting.run_files import read_run
     from superdl.experiments.run.listeners import say

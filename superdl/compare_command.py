@@ -13,9 +13,8 @@ from superdl.options import add_overrides
 if TYPE_CHECKING:
     import argparse
 
-    from rich.console import Console
-
     from superdl.experiments.comparing.comparison import Comparison
+    from superdl.experiments.console import Console
 
 __all__ = ["add_arguments", "run"]
 
@@ -52,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison, or read the runs."""
-    from rich.console import Console  # --help needs none of this
-
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.experiments.output import tell_json
 
     os.environ.setdefault("SUPER_STORE", "none")  # else what one run decoded would serve the next

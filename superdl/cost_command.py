@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from superdl.options import add_overrides
+from superdl.super_wire.redaction import shown, shown_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -55,13 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compute and print."""
-    from rich.console import Console  # --help needs none of this
     from rich.markdown import Markdown
 
     from superdl.coordinator.executors.price_table import load_prices
     from superdl.cost import bills, cost_map, load_scenario
     from superdl.cost.price_files import check_prices
     from superdl.cost.tables import inputs_markdown, map_markdown, markdown, print_bills, to_mapping
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.super_wire.errors import ConfigError
 
     if arguments.json and arguments.markdown:
@@ -103,7 +104,7 @@ def _check(checked: Sequence[CheckedPrice], *, as_json: bool) -> int:
     else:
         agree = sum(one.agrees for one in checked)
         lines = [
-            *map(str, checked),
+            *(shown(str(price)) for price in checked),
             f"{agree} of {len(checked)} agree; of other prices AWS's files are not asked",
         ]
         sys.stdout.write("\n".join(lines) + "\n")
@@ -111,4 +112,4 @@ def _check(checked: Sequence[CheckedPrice], *, as_json: bool) -> int:
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(shown_lines(line) + "\n")

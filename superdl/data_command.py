@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import above_zero
+from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -74,9 +75,9 @@ def _import(arguments: argparse.Namespace) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+    from superdl.experiments.console import Console
     from superdl.experiments.data import push
 
     workers, console = above_zero("--workers", arguments.workers), Console(stderr=True)
@@ -139,7 +140,7 @@ def _say_where(name: str, place: Path, *, as_json: bool) -> None:
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201  # to a person
+    print(shown_lines(line), file=sys.stderr, flush=True)  # noqa: T201  # to a person
 
 
 def _list(arguments: argparse.Namespace) -> None:

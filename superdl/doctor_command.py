@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check one after the other, and print; 1 if something is bad."""
     from superdl.doctor import ALL_SAMPLES, CHECKS, CheckStatus, run_checks
+    from superdl.super_wire.redaction import shown_lines
 
     case = _case_of(arguments)
     checks = (*CHECKS, ALL_SAMPLES) if arguments.all else CHECKS
@@ -62,9 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         findings.append(finding)
         if not arguments.json:
             remedy = f"\n{'':{width + _INDENT + 4}}{finding.remedy}" if finding.remedy else ""
-            sys.stdout.write(
-                f"{finding.verdict:{_INDENT}}{finding.check:{width}}  {finding.reason}{remedy}\n"
-            )
+            line = f"{finding.verdict:{_INDENT}}{finding.check:{width}}  {finding.reason}{remedy}\n"
+            sys.stdout.write(shown_lines(line))
             sys.stdout.flush()
     if arguments.json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")

@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate the checkpoint."""
-    from rich.console import Console  # --help needs none of this
-
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.experiments.output import tell_json
     from superdl.experiments.run.evaluation import evaluate, print_evaluation
     from superdl.experiments.training.ranks import process_rank

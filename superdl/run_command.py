@@ -12,9 +12,8 @@ from superdl.options import add_overrides
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.console import Console
-
     from superdl.experiments import Spec
+    from superdl.experiments.console import Console
     from superdl.experiments.reporting.run_report import Forecast
 
 __all__ = ["add_arguments", "run", "spec_of"]
@@ -79,9 +78,8 @@ def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.e
 
 def _advised(spec: Spec, console: Console | None) -> Forecast:
     """Probe, print the advice, and return the forecast."""
-    from rich.console import Console
-
     from superdl.experiments.advising import advise, print_advice
+    from superdl.experiments.console import Console
     from superdl.experiments.run.listeners import say
 
     console = console or Console()
@@ -92,8 +90,7 @@ def _advised(spec: Spec, console: Console | None) -> Forecast:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the spec."""
-    from rich.console import Console  # --help needs none of this
-
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.experiments.output import tell_json
     from superdl.experiments.run import run as run_spec
     from superdl.experiments.training.ranks import process_rank

@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
-    from rich.console import Console  # --help needs none of this
-
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.experiments.output import tell_json
     from superdl.experiments.simulator.predict import predict, predictions_mapping, print_predictions
     from superdl.experiments.simulator.spec import load_points

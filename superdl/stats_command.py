@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from google.protobuf.message import Message
-    from rich.console import Console
+
+    from superdl.experiments.console import Console
 
 __all__ = ["add_arguments", "mapping", "run"]
 
@@ -39,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print."""
-    from rich.console import Console  # --help needs none of this
-
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.sampler.rpc import FIRST_CONTACT, Client, checked_address
     from superdl.super_wire import coordinator_pb2 as pb
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from superdl.coordinator.core import FailureKind
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.message_fields import clean_text
+from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -240,9 +240,5 @@ def check_settings(settings: Any) -> None:
 
 
 def one_line(text: str, most: int = MAX_WORDS) -> str:
-    """At most ``most`` characters of a text from elsewhere, each printable, with one space for what is not.
-
-    Such words end in logs, tombstones and replies.
-    """
-    shown = "".join(letter if letter.isprintable() else " " for letter in clean_text(text[: _SCAN * most]))
-    return " ".join(shown.split())[:most]
+    """A text from elsewhere as one printable line of at most ``most`` characters: for logs and replies."""
+    return shown(" ".join(text[: _SCAN * most].split()), most)

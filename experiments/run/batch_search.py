@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
 from torch.nn.functional import cross_entropy
 
+from superdl.experiments.console import Console
 from superdl.experiments.models import build_model
 from superdl.experiments.run.listeners import say
 from superdl.experiments.run.training_run import images_of, opened_loader, shipped_steps_allowed

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 from torch.nn.functional import cross_entropy
 
+from superdl.experiments.console import Console
 from superdl.experiments.models import build_model
 from superdl.experiments.output import write_json
 from superdl.experiments.run.listeners import say

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
 
 from superdl.cost.bill import PaidByHour, prices_for
 from superdl.experiments.augmentations import shipped_modules
+from superdl.experiments.console import Console
 from superdl.experiments.data import prepare_data
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights

@@ -21,6 +21,7 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.record import CHANGED_SINCE, SPENDING_CAP
+from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchProgress", "bad_sample_error", "batch_name"]
 
 _NAMED_AT_MOST = 3
+_REASON_CHARACTERS = 600  # a step's exception may repeat its whole input
 _OF_CHANGED = (
     "They were written again since they were listed: make a new sampler, which lists them; of shards, run "
     "superdl index again"
@@ -128,7 +130,7 @@ class BatchProgress:
         for offset, stone in checked.tombstones.items():
             if stone.reason == SPENDING_CAP:  # of no policy's concern: the sample itself is not bad
                 raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {stone.message}")
-            self.bad[offset] = f"{stone.reason}: {stone.message}"
+            self.bad[offset] = shown(f"{stone.reason}: {stone.message}", _REASON_CHARACTERS)
         self.corrupt = {offset: str(error) for offset, error in checked.corrupt.items()}
         self.pointers = checked.pointers
         self.astray = checked.astray

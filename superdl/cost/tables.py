@@ -14,10 +14,9 @@ from superdl.super_wire.sizes import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import Console
-
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.cost.scenario import Scenario
+    from superdl.experiments.console import Console
 
 __all__ = ["headline", "inputs_markdown", "map_markdown", "markdown", "print_bills", "to_mapping"]
 

@@ -16,8 +16,7 @@ from superdl.super_wire.sizes import counted
 if TYPE_CHECKING:
     import argparse
 
-    from rich.console import Console
-
+    from superdl.experiments.console import Console
     from superdl.index import Built
 
 __all__ = ["add_arguments", "run"]
@@ -95,8 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Index, and say what was found."""
-    from rich.console import Console  # --help needs none of this
-
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.index import Choices, build_index, fields_in
     from superdl.index.classes import lines_of_classes
     from superdl.super_wire.redaction import keep_secrets_out_of_logs

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from rich.console import Console
-
+    from superdl.experiments.console import Console
     from superdl.store import Collection, Contents, Removed
     from superdl.super_wire.store import Store
 
@@ -73,9 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Open the store, and do it."""
-    from rich.console import Console  # --help needs none of this
-
     from superdl.coordinator.store import open_store
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.store import store_address
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
@@ -100,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
     contents = _contents(store)
     for one in _by_use(contents):
-        decoders = ", ".join(f"{name[:8]} ({count:,})" for name, count in one.decoders.items())
+        decoders = ", ".join(f"{shown(name[:8])} ({count:,})" for name, count in one.decoders.items())
         console.print(
             f"{shown(one.bucket) or 'no pack of it can be read'}\n"
             f"  {_recipe_text(one.recipe)}\n"

@@ -89,9 +89,9 @@ def _serve(looks: Looks, interval_s: float, pause: threading.Event, port: int) -
 
 
 def _show(looks: Looks, interval_s: float, pause: threading.Event, *, once: bool) -> None:
-    from rich.console import Console
     from rich.live import Live
 
+    from superdl.experiments.console import Console
     from superdl.top.terminal import rendered
 
     console = Console(highlight=False, markup=False)

@@ -64,8 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Estimate, ask, fill, report."""
-    from rich.console import Console  # --help needs none of this
-
+    from superdl.experiments.console import Console  # --help needs none of this
     from superdl.sampler.rpc import checked_address
     from superdl.super_dataset import SuperDataset
     from superdl.warm import Limits, estimate_of, fill, standing_of

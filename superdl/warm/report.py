@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress, TextColumn
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from superdl.experiments.console import Console
     from superdl.super_wire.coordinator_pb2 import CacheStats, JobStats
     from superdl.warm.estimate import Estimate
 

@@ -1,4 +1,4 @@
-"""Files and values that users write, of odd form: each ends in one typed error that names the file and the place."""
+"""Files and values that users write, of odd form: each ends in a typed error with file and place."""
 
 from __future__ import annotations
 
