@@ -61,7 +61,7 @@ def test_words_of_nodes_are_short_and_in_one_line():
         _result_of(answered(told), "mine")
     assert len(str(caught.value)) < 800
     assert str(caught.value).isprintable()
-    assert "E: \\x1b[31mred and xxx" in str(caught.value)
+    assert "E…: \\x1b[31mred and xxx" in str(caught.value)
     messages = {"0": "\x00no\n" + "x" * 1_000_000}
     answer = {"result": {**RESULT, "outcomes": ["missing"], "messages": messages}}
     result = _result_of(answered(answer), "mine")
