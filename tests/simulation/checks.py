@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckedWorld", "InvariantError"]
 
 _UNCOUNTED = {Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED}
-_UNCOUNTED |= {Outcome.NOT_STORED, Outcome.STORE_ERROR}
+_UNCOUNTED |= {Outcome.NOT_STORED, Outcome.STORE_ERROR, Outcome.UNAVAILABLE}
 _COUNTED_OUTCOMES = [OUTCOME_ORDER.index(outcome) for outcome in Outcome if outcome not in _UNCOUNTED]
 _CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
