@@ -224,8 +224,7 @@ def _of_split(jobs: list[_Job], choices: Choices, split: str | None, url: str) -
 
 def _images(keys: Sequence[str], choices: Choices, split: str | None, url: str) -> list[str]:
     """The images of a split, by their folders."""
-    images = [key for key in keys if choices.is_image(key)]
-    return keys_of_split(images, split, url, of_shards=False)
+    return keys_of_split(list(filter(choices.is_image, keys)), split, url, of_shards=False)
 
 
 def _loose_rows(job: _Job) -> tuple[list[Any], int, int]:
