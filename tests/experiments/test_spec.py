@@ -77,7 +77,7 @@ def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
         (["loader.batch_size"], r"'loader\.batch_size': write key\.key=value"),
         (["loader..x=5"], r"'loader\.\.x': write dotted keys"),
         (["seed.x=5"], r"'seed\.x': seed holds 0, not a mapping"),
-        (["name={a: b"], "the value is not YAML"),
+        (["name={a: b"], "cannot be read as YAML"),
     ],
 )
 def test_bad_values_are_named(overrides, message):
@@ -103,7 +103,7 @@ def test_values_are_set_by_dotted_keys_in_a_copy():
     ("content", "message"),
     [
         (None, r"no spec at .*study\.yaml; .* built-in spec: digits"),
-        ("a: [", r"cannot read the spec .*study\.yaml"),
+        ("a: [", r"the spec .*study\.yaml"),
         ("[1, 2]", r"study\.yaml: a spec must be a mapping"),
         ("epochs: 1", r"study\.yaml: it has no section quick"),
         ("quick: {loader.batchsize: 2}", r"study\.yaml: unknown key loader\.batchsize"),
