@@ -247,7 +247,7 @@ class BatchReader:
     def _trouble_of_source(self, ref: BatchRef) -> str:
         """Why the source does not give samples, as the coordinator has noted it in the cache; or nothing."""
         (key,) = cache_keys(ref.dataset_id)
-        state = ReaderState(None, self._clock, self._open_link)
+        state = ReaderState(None, self._open_link)
         try:
             nodes = state.link(ref.cache, timeout_s=_REPORT_TIMEOUT_S).nodes
             (reply,) = exchange(nodes, [Command.of(key, b"GET", key)], timeout_s=_REPORT_TIMEOUT_S)
