@@ -145,11 +145,10 @@ _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 
 
 class _Seen(NamedTuple):
-    """An open job at the last scrape: its figures, and its row; a row of zeros while others' has it."""
+    """An open job at the last scrape, and its figures then."""
 
-    job: Job | None
+    job: Job
     figures: NDArray[np.float64]
-    row: NDArray[np.float64]
 
 
 def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
@@ -175,7 +174,8 @@ class Metrics:
         self._engine, self._absences = engine, absences
         self._named: frozenset[str] = frozenset()
         self._seen: dict[str, _Seen] = {}
-        self._others = _NOTHING
+        self._rows: dict[str, NDArray[np.float64]] = {}
+        self._in_rows = self._others = _NOTHING
         self._usd: dict[str, float] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -228,27 +228,30 @@ class Metrics:
     def _of_jobs(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         core = self._engine.core
         jobs = core.jobs
-        # A job keeps its row until it closes or falls silent.
+        # A job keeps its name until it closes or falls silent.
         jobs.sort(key=lambda job: (job.lapsed, job.name not in self._named, -job.counters.batches_read))
         named = [job for job in jobs if job.name != OTHER][:JOBS_NAMED]
         self._named = frozenset(job.name for job in named)
         before, self._seen = self._seen, {}
-        rest = _figures(core.closed)
+        total = _figures(core.closed)
         for job in jobs:
             figures = _figures(job)
-            rest += figures
-            last = before.get(job.name, _Seen(None, _NOTHING, _NOTHING))
-            row = _NOTHING
-            if job.name in self._named:  # what others' row has of it stays there
-                row = last.row + (figures - last.figures if last.job is job else figures)
-                rest -= row
-                for (name, labels, _), value in zip(_OF_JOBS, row.tolist(), strict=True):
-                    yield name, (job.name, *labels), value
+            total += figures
+            last, row = before.get(job.name), self._rows.pop(job.name, _NOTHING)
+            self._seen[job.name] = _Seen(job, figures)
+            if job.name in self._named:
+                growth = figures if last is None or last.job is not job else figures - last.figures
+                self._rows[job.name] = row + growth
+                self._in_rows = self._in_rows + growth
                 yield from self._gauges(job)
-            self._seen[job.name] = _Seen(job, figures, row)
-        self._others = np.maximum(self._others, rest)  # sums in another order differ by their last digit
-        for (name, labels, _), value in zip(_OF_JOBS, self._others.tolist(), strict=True):
-            yield name, (OTHER, *labels), value
+        while len(self._rows) > JOBS_NAMED:  # the first is of the job that closed longest ago
+            del self._rows[next(iter(self._rows))]
+        # What once was in a row stays out of others': a sum that moves there would look like a burst of work.
+        # Sums in another order differ by their last digit, and a counter never falls.
+        self._others = np.maximum(self._others, total - self._in_rows)
+        for job_name, row in (*self._rows.items(), (OTHER, self._others)):
+            for (name, labels, _), value in zip(_OF_JOBS, row.tolist(), strict=True):
+                yield name, (job_name, *labels), value
         yield from _states("super_jobs", [job.lapsed for job in jobs])
         yield from _states("super_ranks", [cursor.lapsed for job in jobs for cursor in job.cursors.values()])
 
