@@ -15,6 +15,7 @@ from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.errors import SourceError, UnknownJobError
 from superdl.super_wire.labels import joined, unpack_labels
+from superdl.super_wire.redaction import shown, shown_lines
 from superdl.super_wire.sample_list import SampleList
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def client_of(coordinator: str | None, run: str, *, alone: bool, for_question: b
 
 
 def tells_progress(dataset: Bindable) -> Callable[[int], None]:
-    """Logs how far the listing of a dataset has come."""
-    return lambda listed: _LOG.info("listing %s: %d samples so far", dataset.source, listed)
+    """Log how far the listing of a dataset has come."""
+    return lambda listed: _LOG.info("listing %s: %d samples so far", shown(dataset.source), listed)
 
 
 def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
@@ -55,7 +56,7 @@ def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
     for warning in warnings if rank == 0 else ():
         if warning not in dataset.warned:
             dataset.warned.add(warning)
-            _LOG.warning("%s", warning)
+            _LOG.warning("%s", shown_lines(warning))
 
 
 def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBinding:

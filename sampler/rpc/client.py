@@ -29,6 +29,7 @@ from superdl.super_wire.errors import (
     error_from_name,
 )
 from superdl.super_wire.protocol import PROTOCOL_VERSION, host_and_port
+from superdl.super_wire.redaction import shown_lines
 from superdl.super_wire.sizes import seconds_from
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ class Client:
             except UnknownJobError:  # the coordinator was restarted meanwhile; asking again is idempotent
                 facts = self.call("RegisterDataset", request, still, stopped=stopped)
             for warning in () if facts.ready else facts.warnings:
-                _LOG.warning("%s", warning)
+                _LOG.warning("%s", shown_lines(warning))
             if facts.listed > so_far:
                 moved_s = time.monotonic()
                 end_s += moved_s - asked_s

@@ -105,7 +105,7 @@ class BadSamples:
                 _LOG.warning(
                     "%s of %s could not be produced, and readers did without them %s: %s%s",
                     counted(len(self._listed) + self._unlisted, "sample"),
-                    self._source,
+                    shown(self._source),
                     counted(self._times, "time"),
                     ", ".join(keys),
                     f" and {more:,} more" if more else "",
@@ -127,10 +127,10 @@ class BadSamples:
     def _name(self, sample: BadSample, number: int) -> None:
         if number <= _NAMED_MAX:
             words = "a bad sample of %s (%s): %s (%s)"
-            _LOG.warning(words, self._source, sample.handled, shown(sample.key), shown(sample.reason))
+            _LOG.warning(words, shown(self._source), sample.handled, shown(sample.key), shown(sample.reason))
         elif number.bit_count() == 1:  # a line for each doubling
             words = "%d bad samples of %s by now; bad_samples of dataset, loader and sampler lists them"
-            _LOG.warning(words, number, self._source)
+            _LOG.warning(words, number, shown(self._source))
 
 
 def _in_worker(pid: int, file: int, source: str) -> BadSamples:
