@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from superdl.experiments.data.importing import import_published
-from superdl.lambda_prefetch.decode import decode, lift_pillows_bound
+from superdl.lambda_prefetch.decode import decode, set_pillows_bounds
 from superdl.lambda_prefetch.members import content_of, read_alone
 from superdl.lambda_prefetch.sources import FileSource, SampleFailedError
 from superdl.super_wire.errors import SuperError
@@ -216,7 +216,7 @@ def memory_mib(row: str) -> int:
 
 def main() -> None:
     name, path = sys.argv[1], Path(sys.argv[2])
-    lift_pillows_bound()
+    set_pillows_bounds()
     decode(png_of_a_dot(), limit_pixels=1)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     before, ended = memory_mib("VmRSS"), "read"

@@ -25,6 +25,7 @@ from superdl.coordinator.core import (
     ranks,
     restoring,
     results,
+    retrying,
     room,
     saving,
 )
@@ -111,7 +112,7 @@ def a_core_that_forgets_retries(add, *what, **how):
     pass
 
 
-@bug(results, "_try_again", "more often than allowed")
+@bug(results, "try_again", "more often than allowed")
 def a_core_that_counts_no_attempts(try_again, *what, counts, **how):
     try_again(*what, counts=False, **how)
 
@@ -221,7 +222,7 @@ def test_a_planted_bug_is_caught(monkeypatch, owner, name, broken, pattern, seed
 
 
 def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
-    monkeypatch.setattr(results, "_BLAMED_ON_EXECUTOR_MAX", 100)
+    monkeypatch.setattr(retrying, "_BLAMED_ON_EXECUTOR_MAX", 100)
     monkeypatch.setattr(EligibleExecutors, "can_turn_elsewhere", lambda self, member: True)
     assert caught("more often than allowed", seeds=range(200))
 

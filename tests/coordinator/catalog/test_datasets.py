@@ -74,14 +74,14 @@ class SlowLister:
         self.opened = threading.Event()
         self.calls = []
 
-    def __call__(self, source, key_list, progress, cancelled, naming):
+    def __call__(self, source, key_list, progress, cancelled, *how):
         self.calls.append(source)
         for listed in (1500, 1700, 2600):
             progress(listed)
         while not self.opened.wait(0.01):
             if cancelled.is_set():
                 raise ListingCancelledError
-        return list_source(source, key_list, progress, cancelled, naming)
+        return list_source(source, key_list, progress, cancelled, *how)
 
 
 @pytest.mark.parametrize(("recipe", "randomness"), [(PLAIN, None), (RANDOM, (3, 7))], ids=["plain", "random"])
@@ -186,7 +186,7 @@ def test_a_listing_that_gets_on_slowly_is_told_of(source):
     """Where every file is read, a thousand of them may take minutes."""
     clock, told = Clock(), []
 
-    def lister(source, key_list, progress, cancelled, naming):
+    def lister(source, key_list, progress, *_):
         for count in range(1, 5):
             clock.now_s += 3.0
             progress(count)

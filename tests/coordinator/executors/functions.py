@@ -166,6 +166,7 @@ def with_a_clock_ahead(event, context):
     real = time.time
     clock = types.SimpleNamespace(
         time=lambda: real() + float(os.environ["AHEAD_S"]),
+        perf_counter=time.perf_counter,
         perf_counter_ns=time.perf_counter_ns,
         monotonic=time.monotonic,
     )

@@ -42,7 +42,7 @@ def test_specs_that_come_along_are_good(name):
         ("sweep: {cache_gb: 4}", "sweep.cache_gb must be a list of numbers"),
         ("sweep: {cache: [4]}", "cache must be a mapping of keys to values"),
         ("sweep: {functions.speed: [4]}", "unknown key functions.speed"),
-        ("[", "cannot read the spec"),
+        ("[", "cannot be read as YAML: line 1"),
     ],
 )
 def test_a_bad_spec_is_refused_by_name(tmp_path, text, message):

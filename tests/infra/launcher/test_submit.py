@@ -118,7 +118,7 @@ def test_the_command_line_submits_to_an_account(aws, capsys):
     [
         (("--env", "code"), "--env is NAME=VALUE"),
         (("--hyper-parameter", "a=1", "--hyper-parameter", "a=2"), "NAME=VALUE, each name once"),
-        (("--request", "/nonexistent"), "--request /nonexistent"),
+        (("--request", "/nonexistent"), "--request: /nonexistent"),
         (("--attempts", "0"), "--attempts is at least 1"),
         (("--launcher=--trainer-cpu=x",), "the launcher would not take its options --trainer-cpu=x"),
         (("--launcher=--ray-port=50050",), "each port is another"),
