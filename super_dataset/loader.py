@@ -200,8 +200,7 @@ class SuperLoader(Generic[_Ref]):
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
         """The bad samples that its datasets skipped or replaced until now; see :class:`SuperDataset`."""
-        bad: tuple[BadSample, ...] = getattr(self.sampler, "bad_samples", ())
-        return bad
+        return tuple(getattr(self.sampler, "bad_samples", ()))
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one that the next iteration begins: the sampler's ``set_epoch``.
@@ -282,12 +281,6 @@ class SuperLoader(Generic[_Ref]):
             "and make a loader of that in each process; loader.state_dict() is the place to go on at"
         )
 
-    def _begin(self, progress: _Progress) -> Iterator[_Ref]:
-        """A pass begins: its state is what :meth:`state_dict` tells from now on."""
-        refs = iter(self.sampler)
-        self._latest = progress
-        return refs
-
     def _of_the_sampler(self, name: str) -> Any:
         method = getattr(self.sampler, name, None)
         if method is None:
@@ -344,7 +337,8 @@ class _Pass(Iterator[Any]):
     def _ask_ahead(self) -> None:
         """Have the next batch read and those to come after it."""
         if self._refs is None:
-            self._refs = self._loader._begin(self._progress)  # noqa: SLF001 # a part of SuperLoader
+            self._refs = iter(self._loader.sampler)
+            self._loader._latest = self._progress  # noqa: SLF001 # what its state_dict is of from now on
         while self._trouble is None and not self._exhausted and len(self._ahead) <= self._loader.prefetch:
             try:
                 ref = next(self._refs)
