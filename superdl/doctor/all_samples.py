@@ -5,13 +5,12 @@ Memory stays that of a training job: batches are read ahead by a bounded number,
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from superdl.doctor.checking import bad, good, skipped
-from superdl.doctor.sample import embedded_variables
+from superdl.doctor.sample import planned_by
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
@@ -27,26 +26,10 @@ def check_all_samples(case: Case) -> Finding:
     """Each sample of the source; the bad are listed with their reasons. Progress goes to standard error."""
     if not case.source:
         return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix --all")
-    from superdl.sampler import SuperSampler
-    from superdl.sampler.embedded.embedded import release_all
-    from superdl.super_dataset import SuperDataset, SuperLoader
+    from superdl.super_dataset import SuperLoader
 
-    if not case.coordinator:
-        case.closing.callback(release_all)
-    key_list, patience_s = case.key_list or None, case.patience_s
-    dataset = SuperDataset(
-        case.source, case.recipe, key_list=key_list, on_bad_sample="skip", read_timeout=patience_s
-    )
-    with embedded_variables(case):
-        sampler = SuperSampler(
-            dataset,
-            batch_size=case.batch_size,
-            shuffle=False,
-            rank=0,
-            num_replicas=1,
-            coordinator=case.coordinator or None,
-            job=f"doctor-{os.urandom(8).hex()}",
-        )
+    sampler = planned_by(case, case.recipe, case.batch_size, on_bad_sample="skip")
+    dataset = sampler.dataset
     read, told_s = 0, time.monotonic()
     with sampler, SuperLoader(dataset, sampler) as loader:
         for _, labels in loader:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.doctor.checking import Case, Finding
+    from superdl.sampler import SuperSampler
     from superdl.super_dataset import BatchInfo
     from superdl.super_wire.recipe import Recipe
 
@@ -30,8 +31,8 @@ __all__ = [
     "check_dataset_fits",
     "check_sample",
     "check_shared_memory",
-    "embedded_variables",
     "judge_bandwidth",
+    "planned_by",
     "samples_at_once",
 ]
 
@@ -52,31 +53,10 @@ def check_sample(case: Case) -> Finding:
     if not case.source:
         remedy = "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
         return skipped("no source is named", remedy)
-    from superdl.sampler import SuperSampler
-    from superdl.sampler.embedded.embedded import release_all
-    from superdl.super_dataset import SuperDataset
-
-    if not case.coordinator:
-        case.closing.callback(release_all)
-    dataset = case.dataset = SuperDataset(
-        case.source,
-        _fresh(case.recipe),
-        key_list=case.key_list or None,
-        return_info=True,
-        read_timeout=case.patience_s,
-    )
     began_s = time.monotonic()
-    with embedded_variables(case):
-        sampler = SuperSampler(
-            dataset,
-            batch_size=_SAMPLES,
-            shuffle=False,
-            rank=0,
-            num_replicas=1,
-            coordinator=case.coordinator or None,
-            job=f"doctor-{os.urandom(8).hex()}",
-        )
+    sampler = planned_by(case, _fresh(case.recipe), _SAMPLES, return_info=True)
     case.closing.callback(sampler.close)
+    dataset = case.dataset = sampler.dataset
     ref = case.ref = next(iter(sampler))
     planned_s = time.monotonic() - began_s
     first: BatchInfo = dataset[ref][-1]
@@ -105,6 +85,28 @@ def check_sample(case: Case) -> Finding:
     return good(words, **measured)
 
 
+def planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -> SuperSampler:
+    """Make a dataset of the case's source, and a sampler that plans it, unshuffled, as a job of its own."""
+    from superdl.sampler import SuperSampler
+    from superdl.sampler.embedded.embedded import release_all
+    from superdl.super_dataset import SuperDataset
+
+    if not case.coordinator:
+        case.closing.callback(release_all)
+    key_list, patience_s = case.key_list or None, case.patience_s
+    dataset = SuperDataset(case.source, recipe, key_list=key_list, read_timeout=patience_s, **of_dataset)
+    with _embedded_variables(case):
+        return SuperSampler(
+            dataset,
+            batch_size=batch_size,
+            shuffle=False,
+            rank=0,
+            num_replicas=1,
+            coordinator=case.coordinator or None,
+            job=f"doctor-{os.urandom(8).hex()}",
+        )
+
+
 def _fresh(recipe: Recipe) -> Recipe:
     """A recipe of the same work whose samples are in no cache, but for one with custom steps.
 
@@ -123,7 +125,7 @@ def _fresh(recipe: Recipe) -> Recipe:
 
 
 @contextlib.contextmanager
-def embedded_variables(case: Case) -> Iterator[None]:
+def _embedded_variables(case: Case) -> Iterator[None]:
     """The embedded default reads from the environment where functions run, and their cache."""
     before, named = (
         dict(os.environ),
