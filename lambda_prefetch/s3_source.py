@@ -48,7 +48,7 @@ _BAD_CREDENTIALS = frozenset({"InvalidAccessKeyId", "InvalidToken", "RequestTime
 )
 
 # Any: boto3 makes its clients' methods at run time, and their types are a package of their own.
-_clients: dict[tuple[int, str, int, int], Any] = {}
+_clients: dict[tuple[int, str, int], Any] = {}
 _clients_lock = threading.Lock()
 
 
@@ -135,51 +135,37 @@ class S3Source:
     def _through_boto3(
         self, key: str, etag: str, limit_bytes: int, reserve: Callable[[int], None], span: Span | None
     ) -> bytes:
-        place = self._bucket, self._endpoint_url, key, etag, span
-        return _read_by_boto3(*place, limit_bytes=limit_bytes, reserve=reserve)
+        """Read an object or a span of it; errors are those of :meth:`read`."""
+        from botocore import exceptions
 
-
-def _read_by_boto3(
-    bucket: str,
-    endpoint_url: str,
-    key: str,
-    etag: str,
-    span: Span | None,
-    *,
-    limit_bytes: int,
-    reserve: Callable[[int], None],
-) -> bytes:
-    """The bytes of an object or a span of it.
-
-    ``endpoint_url`` is empty for AWS or what boto3's own variables say. Other arguments and errors are those
-    of :class:`superdl.lambda_prefetch.sources.ObjectSource`.
-    """
-    from botocore import exceptions
-
-    client = s3_client(endpoint_url)
-    ranged = {} if span is None else {"Range": range_of(span)}
-    try:
-        response = client.get_object(Bucket=bucket, Key=key, IfMatch=f'"{etag}"', **ranged)
-        with closing(response["Body"]) as body:  # as a context it is urllib3's, with errors of its own
-            check_version(response["ETag"].strip('"'), etag)  # not every server heeds If-Match
-            if span is not None:
-                check_range(response.get("ContentRange", ""), response["ContentLength"], span)
-            check_size(response["ContentLength"], limit_bytes)
-            reserve(response["ContentLength"])
-            data: bytes = body.read()
-    except exceptions.ClientError as error:
-        raise refused_by_s3(error.response, bucket, client.meta.region_name) from error
-    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
-        raise SampleFailedError(
-            Outcome.REFUSED, f"the function has no credentials for S3: {error}"
-        ) from error
-    except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as error:
-        raise _unreachable(str(error)) from error
-    except exceptions.BotoCoreError as error:
-        connection = exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError
-        outcome = Outcome.UNAVAILABLE if isinstance(error, connection) else Outcome.SOURCE_ERROR
-        raise SampleFailedError(outcome, f"S3 could not be read: {error}") from error
-    return data
+        client = s3_client(self._endpoint_url)
+        ranged = {} if span is None else {"Range": range_of(span)}
+        try:
+            response = client.get_object(Bucket=self._bucket, Key=key, IfMatch=f'"{etag}"', **ranged)
+            with closing(response["Body"]) as body:  # as a context it is urllib3's, with errors of its own
+                check_version(response["ETag"].strip('"'), etag)  # not every server heeds If-Match
+                if span is not None:
+                    check_range(response.get("ContentRange", ""), response["ContentLength"], span)
+                check_size(response["ContentLength"], limit_bytes)
+                reserve(response["ContentLength"])
+                data: bytes = body.read()
+        except exceptions.ClientError as error:
+            raise refused_by_s3(error.response, self._bucket, client.meta.region_name) from error
+        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
+            raise SampleFailedError(
+                Outcome.REFUSED, f"the function has no credentials for S3: {error}"
+            ) from error
+        except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as error:
+            raise _unreachable(str(error)) from error
+        except exceptions.BotoCoreError as error:
+            connection = (
+                exceptions.ConnectionError,
+                exceptions.HTTPClientError,
+                exceptions.IncompleteReadError,
+            )
+            outcome = Outcome.UNAVAILABLE if isinstance(error, connection) else Outcome.SOURCE_ERROR
+            raise SampleFailedError(outcome, f"S3 could not be read: {error}") from error
+        return data
 
 
 def refused_by_s3(response: Mapping[str, Any], bucket: str, region: str | None) -> SampleFailedError:
@@ -230,12 +216,12 @@ def _unreachable(why: str) -> SampleFailedError:
     )
 
 
-def s3_client(endpoint_url: str, *, silence_s: int = _READ_TIMEOUT_S, attempts: int = _ATTEMPTS) -> Any:
+def s3_client(endpoint_url: str, *, silence_s: int = _READ_TIMEOUT_S) -> Any:
     """This process's client for an endpoint; boto3 clients may be shared by threads, but not over a fork.
 
     An attempt fails once the server was silent for ``silence_s``.
     """
-    place = (os.getpid(), endpoint_url, silence_s, attempts)
+    place = (os.getpid(), endpoint_url, silence_s)
     with _clients_lock:
         if place not in _clients:
             import boto3
@@ -244,7 +230,7 @@ def s3_client(endpoint_url: str, *, silence_s: int = _READ_TIMEOUT_S, attempts: 
             config = Config(
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 read_timeout=silence_s,
-                retries={"mode": "standard", "total_max_attempts": attempts},
+                retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
                 max_pool_connections=_MAX_THREADS,
                 # The ETag already names the bytes; hashing each body again costs a part of the decode.
                 request_checksum_calculation="when_required",

@@ -38,7 +38,7 @@ _MAX_TROUBLE = 500  # characters
 _WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 # Of S3: an answer waits for its pack's PUT, and where a GET fails, decoding serves.
-_SILENCE_S, _ATTEMPTS = 5, 2
+_SILENCE_S = 5
 
 # By process, address and endpoint, since opening one asks S3. A directory is opened for each request: that
 # costs less than decoding one image, and one that was removed or made again is noticed.
@@ -79,7 +79,7 @@ def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Ope
             return OpenStore(kept, kept.requests)
         from superdl.lambda_prefetch.s3_source import s3_client
 
-        client = s3_client(settings.s3_endpoint_url, silence_s=_SILENCE_S, attempts=_ATTEMPTS)
+        client = s3_client(settings.s3_endpoint_url, silence_s=_SILENCE_S)
         _buckets[place] = opened = open_store(address, create=False, s3_client=lambda: client)
         return OpenStore(opened, 0)
 
