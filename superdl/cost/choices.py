@@ -1,5 +1,4 @@
-"""All ways of loading side by side, SUPER's and others, on a machine or a bigger one; and a map of what is
-cheapest for which set, jobs and epochs.
+"""All ways of loading side by side, SUPER's and others, on a machine or a bigger one.
 
 A copy or a conversion is made once, and is in the bill: requests, the host that makes it, storage of a month.
 Converted sets hold the pixels that SUPER's records hold, but for WebDataset's shards, which hold the images.
@@ -9,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from superdl.cost.model import (
     MONTH_HOURS,
@@ -30,16 +28,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.cost.scenario import Scenario
 
-__all__ = ["KINDS", "bills", "cost_map", "without_super"]
-
-KINDS = ("as they lie", "a copy", "converted", "SUPER")
+__all__ = ["bills", "without_super"]
 
 _GB = 1e9
 _FREE_MB_PER_S = 125.0  # of a gp3 volume
-_MAP_SIZES = (0.1, 1, 10)  # times the scenario's samples
-_MAP_JOBS = (1, 8, 32)
-_MAP_EPOCHS = (5, 90)
-_MAP_NODES = (1, 2, 4, 8, 16, 32)  # of each type, for SUPER's cache
 
 
 class _Loader(NamedTuple):
@@ -90,30 +82,6 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
         found += [mine] if mine else []
         found += [best] if best and (not mine or _month(best) < _month(mine)) else []
     return found
-
-
-def cost_map(scenario: Scenario, prices: PriceTable) -> Iterator[dict[str, Any]]:
-    """Of each kind the cheapest month, over sizes of the set, jobs and epochs; SUPER's with the best cache.
-
-    ``super_against_others`` is the share by which SUPER's costs more than the best of the others.
-    """
-    for size, jobs, epochs in product(_MAP_SIZES, _MAP_JOBS, _MAP_EPOCHS):
-        spot = replace(scenario, samples=round(scenario.samples * size), jobs=jobs, epochs=epochs)
-        found = bills(spot, prices)
-        for node, nodes in product(prices.cache_nodes, _MAP_NODES):
-            found += _shared(replace(spot, cache_node=node, cache_nodes=nodes), prices)
-        best = {kind: min((bill for bill in found if bill.kind == kind), key=_month) for kind in KINDS}
-        others = min(_month(bill) for kind, bill in best.items() if kind != "SUPER")
-        yield {
-            "samples": spot.samples,
-            "jobs": jobs,
-            "epochs": epochs,
-            "cheapest": {
-                kind: {"machine": bill.machine, "tag": bill.tag, "month_usd": _month(bill)}
-                for kind, bill in best.items()
-            },
-            "super_against_others": _month(best["SUPER"]) / others - 1,
-        }
 
 
 def _month(bill: Bill) -> float:

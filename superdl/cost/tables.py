@@ -1,13 +1,11 @@
-"""Bills, and the map of what is cheapest where, as tables: for a terminal, as Markdown, as JSON."""
+"""Bills as tables: for a terminal, as Markdown, as JSON."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from superdl.cost.choices import KINDS
 from superdl.cost.model import MONTH_HOURS, PARTS, Bill, Period, cache_samples
 from superdl.super_wire.sizes import counted
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from superdl.cost.scenario import Scenario
     from superdl.experiments.console import Console
 
-__all__ = ["headline", "inputs_markdown", "map_markdown", "markdown", "print_bills", "to_mapping"]
+__all__ = ["headline", "markdown", "print_bills", "to_mapping"]
 
 _MONTH_HEADS = (
     "trainers",
@@ -70,25 +68,7 @@ def markdown(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill]) -> s
     return "\n".join(lines) + "\n"
 
 
-def map_markdown(scenario: Scenario, spots: Iterable[dict[str, Any]]) -> str:
-    """What `cost_map` found, a row for each workload; the least is bold."""
-    heads = ("images", "jobs", "epochs", *KINDS, "SUPER against the best other")
-    lines = [_row(heads), f"|--:|--:|--:|{'---|' * len(KINDS)}--:|"]
-    for spot in spots:
-        cells = [f"{spot['samples']:,}", str(spot["jobs"]), str(spot["epochs"])]
-        least = min(one["month_usd"] for one in spot["cheapest"].values())
-        for one in spot["cheapest"].values():
-            bold = "**" if one["month_usd"] == least else ""
-            how = re.sub("SUPER |with |decoding from |embedded, | raw| on| from S3$", "", one["tag"])
-            size = "" if one["machine"] == scenario.machine else f" ({one['machine'].rpartition('.')[2]})"
-            cells.append(f"{bold}{_usd(one['month_usd'])}{bold} {how}{size}")
-        against = f"{spot['super_against_others']:+.0%}".replace("-0%", "0%").replace("+0%", "0%")
-        lines.append(_row([*cells, against]))
-    on = f"{scenario.name} on {scenario.machine} or bigger, {scenario.images_per_s:,.0f} images/s a GPU:"
-    return "\n".join([on, "", *lines]) + "\n"
-
-
-def inputs_markdown(scenario: Scenario) -> str:
+def _inputs_markdown(scenario: Scenario) -> str:
     """What the bills assume, as a list."""
     lines = ["| input | value | what it is | where it is from |", "|---|--:|---|---|"]
     for one in scenario.inputs():
@@ -113,7 +93,7 @@ def print_bills(scenario: Scenario, prices: PriceTable, bills: Sequence[Bill], c
     if longest_h > MONTH_HOURS:
         words = f"{scenario.epochs} epochs take up to {longest_h:,.0f} hours, a month has {MONTH_HOURS:,.0f}"
         console.print(f"{words}: 'month' is then as long as they take")
-    console.print("what this assumes (--set NAME=VALUE):", Markdown(inputs_markdown(scenario)))
+    console.print("what this assumes (--set NAME=VALUE):", Markdown(_inputs_markdown(scenario)))
     verified = f"looked up: {', '.join(prices.verified)}" if prices.verified else "none was looked up"
     console.print(
         f"prices: {prices.region}, {prices.date}, list prices on demand; {verified}, others are from memory"

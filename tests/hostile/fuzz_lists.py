@@ -10,7 +10,6 @@ import csv
 import gzip
 import io
 import json
-import math
 import tarfile
 import tempfile
 import threading
@@ -29,7 +28,6 @@ from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.members import Field
-from superdl.cost.price_files import CheckedPrice, look_up
 from superdl.experiments.data import import_published
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.prefetch import PlanPosition, planned_batch
@@ -246,23 +244,6 @@ def _import(chance: random.Random) -> None:
         )
 
 
-_PRICES = b"""FormatVersion,v1.0
-Disclaimer,none
-Publication Date,2026-11-20
-Version,1
-OfferCode,AmazonEC2
-SKU,TermType,StartingRange,PricePerUnit,Currency,usageType,operation
-A,OnDemand,0,0.526,USD,BoxUsage:g4dn.xlarge,RunInstances
-"""
-
-
-def _price_file(chance: random.Random) -> None:
-    checked = {"BoxUsage:g4dn.xlarge": CheckedPrice("machine", "AmazonEC2", 0.526)}
-    with contextlib.suppress(ValueError, csv.Error):  # check_prices raises them as a SourceError
-        look_up(checked, csv.reader(io.StringIO(mutate(chance, _PRICES).decode(), newline="")))
-    assert all(math.isfinite(one) and one >= 0 for one in checked["BoxUsage:g4dn.xlarge"].theirs)
-
-
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "key list in CSV": partial(_key_list, _csv, ".csv"),
     "key list in JSONL": partial(_key_list, _jsonl, ".jsonl"),
@@ -270,6 +251,5 @@ FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "state of a sampler": _checkpoint,
     "page of the plan": _page,
     "archive of a published set": _import,
-    "price file": _price_file,
 }
 """Name -> makes one input and tries it; ``AssertionError`` where a user would see what nobody should."""
