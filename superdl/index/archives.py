@@ -1,7 +1,7 @@
 """Tars and zips: members are files, named by paths, and labelled by a file beside them or by their folder.
 
-In a tar a sample is what shares its name up to the first dot, as WebDataset writes it. Python's own
-``tarfile`` and ``zipfile`` read the headers; that an archive is whole is seen here.
+A sample is the files that share a name up to the first dot, as WebDataset writes it; in a tar they follow
+each other. Python's own ``tarfile`` and ``zipfile`` read the headers; that an archive is whole is seen here.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import tarfile
 import zipfile
 import zlib
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.index.index_files import end_of, indexed_members, stale
-from superdl.index.label_files import LABEL_FILE_BYTES, json_label, text_label
+from superdl.index.indexes import end_of, indexed_members, stale
+from superdl.index.loose import LABEL_FILE_BYTES, json_label, text_label
 from superdl.index.shard import Member, ShardFile, refuse_compressed
 from superdl.super_wire.hidden_names import is_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from superdl.index.shard import Choices, Label, Shard, Shards
+    from superdl.index.choices import Choices
+    from superdl.index.shard import Label, Shard, Shards
 
 __all__ = ["tar_members", "zip_members"]
 
@@ -47,7 +49,139 @@ _ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a masked header
 _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 
 
-_TWICE = "its name comes more than once, so that samples share a key: pack each under a key of its own"
+class _File(NamedTuple):
+    """A file in an archive of ``size`` bytes. ``place`` gives offset, length and encoding of its bytes, and
+    refuses what cannot be read in place.
+    """
+
+    name: str
+    size: int
+    place: Callable[[], tuple[int, int, str]]
+
+
+def _members(
+    shard: Shard,
+    choices: Choices,
+    files: Iterable[_File],
+    is_image: Callable[[str], bool],
+    *,
+    one_image: bool = False,
+) -> Iterator[Member]:
+    """The images among files, each with the label that lies beside it: beside each image, or beside none.
+
+    A label may be of ``one_image`` alone.
+    """
+    extensions = (choices.label_field, "json", *_LABELS) if choices.reads_labels else ()
+    apart: dict[bool, set[str]] = {True: set(), False: set()}  # keys of labels alone, of images alone
+    first: dict[bool, str] = {}  # an image with a label, and one without
+    names, bare = list[str](), dict[str, str]()
+    for key, group in groupby(files, lambda file: _split(file.name, choices)[0]):
+        sample = list(group)
+        names += [file.name for file in sample if file.name.rpartition(".")[2] in extensions]
+        images = [file for file in sample if is_image(file.name)]
+        others = [(file, _split(file.name, choices)[1]) for file in sample if file not in images]
+        labels = {extension: file for file, extension in others if extension in extensions}
+        if bool(images) != bool(labels):
+            apart[bool(labels)].add(key)
+            if key in apart[not labels]:
+                raise shard.error(
+                    "its image and its label do not lie beside each other: pack the files of a sample one "
+                    "after the other (tar --sort=name)",
+                    [*images, *labels.values()][0].name,
+                )
+        elif one_image and images:
+            _check_one(
+                shard, choices, images, [file for file, extension in others if extension in extensions]
+            )
+        label = _label(shard, labels, choices) if images else None
+        for name, size, place in images:
+            first.setdefault(label is None, name)
+            if label is None:
+                bare[posixpath.splitext(name)[0]] = name
+            offset, length, encoding = place()
+            yield Member(name, offset, length if size else 0, label, encoding)
+    _check_labels(shard, choices, names, bare, first)
+
+
+def _check_one(shard: Shard, choices: Choices, images: list[_File], labels: list[_File]) -> None:
+    """Refuse a key that several samples share, or whose label may be of several images."""
+    names = [file.name for file in (*images, *labels)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise shard.error(
+            "its name comes more than once, so that samples share a key: pack each under a key of its own",
+            twice,
+        )
+    if len(images) > 1 and not choices.fields:
+        raise shard.error(
+            f"a sample has several images ({', '.join(names[: len(images)])}): name one by --image-field "
+            "EXTENSION, or, where their keys have dots, cut these by --key-at last-dot",
+            names[0],
+        )
+
+
+def _check_labels(
+    shard: Shard, choices: Choices, names: list[str], bare: dict[str, str], first: dict[bool, str]
+) -> None:
+    """Refuse an archive of labels whose key is cut before their image's, or of a part of the images.
+
+    ``names`` are of files with the extension of a label; ``bare`` images without one, by key.
+    """
+    dot = choices.key_at.replace("-", " ")
+    for name in names:
+        key = posixpath.splitext(name)[0]
+        if (image := bare.get(key)) and (cut := _split(image, choices)[0]) != key:
+            raise shard.error(
+                f"its key is {cut!r}, up to its {dot}, so that {name} is not its label: --key-at last-dot "
+                "cuts keys at their last dot",
+                image,
+            )
+    if len(first) > 1:
+        raise shard.error(
+            f"no label stands beside it, and one beside {first[False]} (keys end at their {dot} (--key-at)): "
+            "give it one, or --labels folder takes the folder's name for all",
+            first[True],
+        )
+
+
+def _split(name: str, choices: Choices) -> tuple[str, str]:
+    """A sample's key, and its extension after it."""
+    folder, slash, base = name.rpartition("/")
+    first, _, extension = base.rpartition(".") if choices.key_at == "last-dot" else base.partition(".")
+    return folder + slash + first, extension
+
+
+def _label(shard: Shard, labels: dict[str, _File], choices: Choices) -> Label | None:
+    """The label of an image out of the files beside it, by extension; ``None`` if none says it."""
+    own = (choices.label_field,) if choices.label_field else _LABELS
+    for extension in (*own, "json"):
+        if extension in labels:
+            file = labels[extension]
+            fail = partial(shard.error, member=file.name)
+            if extension in own:
+                return text_label(_content(shard, file), fail)
+            return json_label(_content(shard, file), choices.label_field or "label", fail)
+    return None
+
+
+def _content(shard: Shard, file: _File) -> bytes:
+    """A label's file; empty for one that is too long for a label."""
+    offset, length, encoding = file.place()
+    if max(file.size, length) > LABEL_FILE_BYTES:
+        return b""
+    content = shard.read(offset, length, file.name)
+    if encoding:
+        try:
+            content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, file.size + 1)
+        except zlib.error as error:
+            raise shard.error(f"it cannot be inflated: {error}", file.name) from error
+    if len(content) != file.size:
+        raise shard.error(
+            f"it is not the {file.size:,} bytes that the zip's directory says: the zip is broken", file.name
+        )
+    return content
+
+
+# ------------------------------------------------------------------------------------------------------ tars
 
 
 class _BoundedHeader(tarfile.TarInfo):
@@ -56,148 +190,55 @@ class _BoundedHeader(tarfile.TarInfo):
     def _proc_member(self, archive: Any) -> tarfile.TarInfo:
         """Read what belongs to this header, as subclasses of ``TarInfo`` may."""
         if self.type in _EXTENDED:
-            size = self.size
-            if not 0 <= size <= _HEADER_BYTES:
+            if not 0 <= self.size <= _HEADER_BYTES:
                 raise tarfile.ReadError(
-                    f"an extended header has {size:,} bytes; at most {_HEADER_BYTES:,} are read"
+                    f"an extended header has {self.size:,} bytes; at most {_HEADER_BYTES:,} are read"
                 )
             at = archive.fileobj.tell()
-            if self.type in _PAX and _NUMBERS.search(archive.fileobj.read(size)):
+            if self.type in _PAX and _NUMBERS.search(archive.fileobj.read(self.size)):
                 raise tarfile.ReadError(f"a pax header has more than {_DIGITS_MAX} digits in a row")
             archive.fileobj.seek(at)
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]  # not in typeshed
 
 
-class _File(NamedTuple):
-    """A member of a tar that may be a sample or its label; ``extension`` is all after the first dot."""
-
-    name: str
-    extension: str
-    offset: int
-    size: int
-    content: bytes | None
-
-
 def tar_members(
     shard: Shard, choices: Choices, shards: Shards | None = None, index: str = ""
 ) -> Iterator[Member]:
-    """The images in a tar, with the labels that stand in files beside them.
+    """The images in a tar, with the labels in files beside them.
 
     ``index`` is the key, among ``shards``, of an index file that may say where they lie.
-
-    Raises:
-        ShardError: it is cut off, broken, compressed or sparse, or its index is another tar's.
     """
-    names: list[str] = []
-    samples = _tar_samples(shard, choices, shards, index, names)
-    yield from _all_or_none(shard, samples, choices, names)
 
-
-def _all_or_none(
-    shard: Shard, members: Iterator[Member], choices: Choices, names: Collection[str]
-) -> Iterator[Member]:
-    """See that a label stands beside each image, or beside none: then the folder is it.
-
-    ``names`` are those of all files that have the extension of a label, once ``members`` are through.
-    """
-    first: dict[bool, str] = {}
-    bare: dict[str, str] = {}
-    for member in members:
-        first.setdefault(member.label is None, member.name)
-        if member.label is None:
-            bare[posixpath.splitext(member.name)[0]] = member.name
-        yield member
-    for name in names if choices.reads_labels else ():
-        key = posixpath.splitext(name)[0]
-        if (image := bare.get(key)) and _stem(image, choices)[0] != key:
-            raise shard.error(
-                f"its key is {_stem(image, choices)[0]!r}, up to its {choices.key_at.replace('-', ' ')}, so "
-                f"that {name} is not its label: --key-at last-dot cuts keys at their last dot",
-                image,
+    def place(info: tarfile.TarInfo) -> tuple[int, int, str]:
+        if info.issparse():
+            raise shard.refusal(
+                "it is sparse, its bytes do not lie together: pack it without --sparse", info.name
             )
-    if len(first) > 1:
-        rule = f"keys end at their {choices.key_at.replace('-', ' ')} (--key-at)"
-        raise shard.error(
-            f"no label stands beside it, and one beside {first[False]} ({rule}): give it one, or --labels "
-            "folder takes the folder's name for all",
-            first[True],
-        )
+        if not info.isreg():
+            raise shard.refusal("it is a link: pack what it leads to (tar -h --hard-dereference)", info.name)
+        return info.offset_data, info.size, ""
 
+    def files() -> Iterator[_File]:
+        entries = _indexed_entries(shard, shards.open(index)) if shards and index else _tar_entries(shard)
+        for info in entries:
+            if not is_hidden(info.name):
+                shard.check(info.offset_data, info.size, info.name)
+                yield _File(info.name, info.size, partial(place, info))
 
-def _tar_samples(
-    shard: Shard, choices: Choices, shards: Shards | None, index: str, names: list[str]
-) -> Iterator[Member]:
-    labels = _label_extensions(choices)
-    alone = _Alone(shard)
-    group: list[_File] = []
-    stem = ""
-    entries = _indexed_entries(shard, shards.open(index)) if shards and index else _tar_entries(shard)
-    for info in entries:
-        if is_hidden(info.name):
-            continue
-        shard.check(info.offset_data, info.size, info.name)
-        now, extension = _stem(info.name, choices)
-        if _ends_as_a_label(info.name, labels):
-            names.append(info.name)
-        if stem != now:
-            alone.look(stem, group)
-            yield from _samples(shard, group, choices)
-            group, stem = [], now
-        wanted = extension == choices.image_field if choices.image_field else choices.is_image(info.name)
-        if wanted or extension in labels:
-            if info.issparse():
-                raise shard.refusal(
-                    "it is sparse, its bytes do not lie together: pack it without --sparse", info.name
-                )
-            if not info.isreg():
-                raise shard.refusal(
-                    "it is a link: pack what it leads to (tar -h --hard-dereference)", info.name
-                )
-            # Read while its place is at hand; labels are short.
-            small = extension in labels and info.size <= LABEL_FILE_BYTES
-            content = shard.read(info.offset_data, info.size, info.name) if small else None
-            group.append(
-                _File(info.name, extension if not wanted else "", info.offset_data, info.size, content)
-            )
-    alone.look(stem, group)
-    yield from _samples(shard, group, choices)
+    def is_image(name: str) -> bool:  # a field is all after the first dot: seg.png is not png
+        field = choices.image_field
+        return _split(name, choices)[1] == field if field else choices.is_image(name)
 
-
-def _label_extensions(choices: Choices) -> tuple[str | None, ...]:
-    return (choices.label_field, "json", *_LABELS) if choices.reads_labels else ()
-
-
-class _Alone:
-    """Sees that no label lies apart from its image, which would be taken for one without."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._images: set[str] = set()
-        self._labels: set[str] = set()
-
-    def look(self, stem: str, group: list[_File]) -> None:
-        """Look at the files of a name that lie one after the other."""
-        kinds = {bool(file.extension) for file in group}
-        if len(kinds) != 1:
-            return
-        own, others = (self._labels, self._images) if kinds == {True} else (self._images, self._labels)
-        own.add(stem)
-        if stem in others:
-            raise self._shard.error(
-                "its image and its label do not lie beside each other: pack the files of a sample one after "
-                "the other (tar --sort=name)",
-                group[0].name,
-            )
+    return _members(shard, choices, files(), is_image, one_image=True)
 
 
 def _indexed_entries(shard: Shard, index: Shard) -> Iterator[tarfile.TarInfo]:
-    """What the index names, and seen that the tar ends there; every member where the index names none."""
-    found = indexed_members(shard, index)
-    index.close()
-    yield from found or ()
-    for info in _tar_entries(shard, end_of(found[-1]) if found else 0):
+    """The index's files, once the tar is seen to end there; every member where the index names none."""
+    infos = indexed_members(shard, index)
+    yield from infos or ()
+    for info in _tar_entries(shard, end_of(infos[-1]) if infos else 0):
         # Hidden files and links are not in it.
-        if found and info.isreg() and not is_hidden(info.name):
+        if infos and info.isreg() and not is_hidden(info.name):
             raise stale(shard, index, info.name)
         yield info
 
@@ -227,151 +268,50 @@ def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
     if rest > _PADDING_BYTES or shard.read(end, rest).strip(b"\0"):
         raise shard.error(
             f"after {end:,} there is neither a header nor zeros up to its end: it is broken, or tars were "
-            "appended to "
-            "each other (pack them as one, or keep them apart)"
+            "appended to each other (pack them as one, or keep them apart)"
         )
 
 
-def _samples(shard: Shard, group: list[_File], choices: Choices) -> Iterator[Member]:
-    """The samples among files of one name: one with its label, or images that have none beside them."""
-    images = [file for file in group if not file.extension]
-    beside = {file.extension: file for file in group if file.extension}
-    if not images or not beside:
-        yield from (Member(file.name, file.offset, file.size) for file in images)
-        return
-    names_of = [file.name for file in group]
-    if twice := next((name for name in names_of if names_of.count(name) > 1), None):
-        raise shard.error(_TWICE, twice)
-    if len(images) > 1 and not choices.fields:
-        names = ", ".join(file.name for file in images)
-        raise shard.error(
-            f"a sample has several images ({names}): name one by --image-field EXTENSION, or, where their "
-            "keys have dots, cut these by --key-at last-dot",
-            images[0].name,
-        )
-    label = _label(shard, beside, choices)
-    yield from (Member(image.name, image.offset, image.size, label) for image in images)
-
-
-def _label(shard: Shard, beside: dict[str, _File], choices: Choices) -> Label | None:
-    """The label that stands beside an image; ``None`` if it is not there."""
-    own = [choices.label_field] if choices.label_field else list(_LABELS)
-    for extension in own:
-        if extension in beside:
-            file = beside[extension]
-            return text_label(file.content or b"", partial(shard.error, member=file.name))
-    if "json" not in beside:
-        return None
-    file = beside["json"]
-    field = choices.label_field or "label"
-    return json_label(file.content or b"", field, partial(shard.error, member=file.name))
+# ------------------------------------------------------------------------------------------------------ zips
 
 
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """The images in a zip, stored or deflated.
-
-    Raises:
-        ShardError: it is cut off, broken or encrypted, or a member is packed in another way.
-    """
+    """The images in a zip, stored or deflated, with the labels in files beside them, in any order."""
     try:
         with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as archive:
-            entries, directory = (
-                sorted(archive.infolist(), key=lambda one: one.header_offset),
-                archive.start_dir,
-            )
+            infos, directory = archive.infolist(), archive.start_dir
     except _BROKEN_ZIP as error:
         raise shard.error(f"it is no zip, or cut off: {error}") from error
-    extensions = _label_extensions(choices)
-    names = [info.filename for info in entries if _ends_as_a_label(info.filename, extensions)]
-    yield from _all_or_none(shard, _zip_samples(shard, choices, entries, directory), choices, names)
+    infos = [info for info in infos if not info.filename.endswith("/") and not is_hidden(info.filename)]
+    # The files of a sample after each other, samples as they lie.
+    begins = dict[str, int]()
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        begins.setdefault(_split(info.filename, choices)[0], info.header_offset)
+    infos.sort(key=lambda info: (begins[_split(info.filename, choices)[0]], info.header_offset))
+    files = (
+        _File(info.filename, info.file_size, partial(_place_in_zip, shard, info, directory)) for info in infos
+    )
+    return _members(shard, choices, files, choices.is_image)
 
 
-def _zip_samples(
-    shard: Shard, choices: Choices, entries: list[zipfile.ZipInfo], directory: int
-) -> Iterator[Member]:
-    labels = _zip_labels(entries, choices)
-    for info in entries:
-        name = info.filename
-        if not choices.is_image(name) or name.endswith("/") or is_hidden(name):
-            continue
-        if info.flag_bits & _ENCRYPTED:
-            raise shard.refusal("it is encrypted: pack it without a password", name)
-        if info.compress_type not in _ENCODINGS:
-            raise shard.refusal("it is neither stored nor deflated: pack it again (zip -0)", name)
-        offset = _data_offset(shard, info)
-        if offset + info.compress_size > directory:
-            raise shard.error("it reaches into the zip's directory: one of both is broken", name)
-        length = info.compress_size if info.file_size else 0  # deflate makes two bytes of nothing
-        beside = {
-            extension: _File(one.filename, extension, 0, one.file_size, _content(shard, one))
-            for extension, one in labels.get(_stem(name, choices)[0], {}).items()
-        }
-        label = _label(shard, beside, choices) if beside else None
-        yield Member(name, offset, length, label, _ENCODINGS[info.compress_type])
-
-
-def _zip_labels(entries: list[zipfile.ZipInfo], choices: Choices) -> dict[str, dict[str, zipfile.ZipInfo]]:
-    """The files that may hold labels: by their names up to the first dot, and by what is after it."""
-    extensions, found = _label_extensions(choices), dict[str, dict[str, zipfile.ZipInfo]]()
-    for info in entries:
-        stem, extension = _stem(info.filename, choices)
-        if extension in extensions and not is_hidden(info.filename):
-            found.setdefault(stem, {})[extension] = info
-    return found
-
-
-def _ends_as_a_label(name: str, extensions: tuple[str | None, ...]) -> bool:
-    """Whether what follows the last dot is the extension of a label, and its image may be sought by that."""
-    return not is_hidden(name) and name.rpartition(".")[2] in extensions
-
-
-def _stem(name: str, choices: Choices) -> tuple[str, str]:
-    """A sample's key, and what is after it."""
-    folder, slash, base = name.rpartition("/")
-    if choices.key_at == "last-dot":
-        first, _, extension = base.rpartition(".")
-    else:
-        first, _, extension = base.partition(".")
-    return folder + slash + first, extension
-
-
-def _content(shard: Shard, info: zipfile.ZipInfo) -> bytes | None:
-    """A label's file; ``None`` for one that is too long for a label."""
-    if max(info.file_size, info.compress_size) > LABEL_FILE_BYTES:
-        return None
-    if info.flag_bits & _ENCRYPTED or info.compress_type not in _ENCODINGS:
-        raise shard.refusal("it is encrypted, or neither stored nor deflated: pack it again", info.filename)
-    packed = shard.read(_data_offset(shard, info), info.compress_size, info.filename)
-    if info.compress_type == zipfile.ZIP_STORED:
-        return packed
-    try:
-        content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, info.file_size + 1)
-    except zlib.error as error:
-        raise shard.error(f"it cannot be inflated: {error}", info.filename) from error
-    if len(content) != info.file_size:
-        raise shard.error(
-            f"it is not the {info.file_size:,} bytes that the zip's directory says: the zip is broken",
-            info.filename,
-        )
-    return content
-
-
-def _data_offset(shard: Shard, info: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin: only its local header knows how long that is."""
-    at, name = info.header_offset, info.filename
+def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
+    """Where the bytes of a file lie: only its local header knows how long that is."""
+    name, at = info.filename, info.header_offset
+    if info.flag_bits & _ENCRYPTED:
+        raise shard.refusal("it is encrypted: pack it without a password", name)
+    if info.compress_type not in _ENCODINGS:
+        raise shard.refusal("it is neither stored nor deflated: pack it again (zip -0)", name)
     magic, _, flags, method, _, _, _, _, _, name_bytes, extra_bytes = _LOCAL.unpack(
         shard.read(at, _LOCAL.size, name)
     )
-    own = shard.read(at + _LOCAL.size, name_bytes, name).decode(
-        "utf-8" if info.flag_bits & _UTF8 else "cp437", errors="replace"
-    )
-    if (
-        magic != _LOCAL_MAGIC
-        or method != info.compress_type
-        or own != info.orig_filename
-        or flags & _ENCRYPTED
-    ):
+    encoding = "utf-8" if info.flag_bits & _UTF8 else "cp437"
+    own = shard.read(at + _LOCAL.size, name_bytes, name).decode(encoding, errors="replace")
+    header = magic, method, own, flags & _ENCRYPTED
+    if header != (_LOCAL_MAGIC, info.compress_type, info.orig_filename, 0):
         raise shard.error("its local header is not the one of the zip's directory: the zip is broken", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
         raise shard.error("it is stored, and its two sizes differ: the zip is broken", name)
-    return int(at + _LOCAL.size + name_bytes + extra_bytes)
+    offset = at + _LOCAL.size + name_bytes + extra_bytes
+    if offset + info.compress_size > directory:
+        raise shard.error("it reaches into the zip's directory: one of both is broken", name)
+    return offset, info.compress_size, _ENCODINGS[info.compress_type]

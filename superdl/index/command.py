@@ -1,20 +1,24 @@
-"""``superdl index SOURCE -o OUT``: write the key list of samples that lie in shards, or have label files. The
-work is :mod:`superdl.index`'s.
-"""
+"""``superdl index SOURCE -o OUT``: write the key list of samples that lie in shards, or have label files."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-from superdl.index.shard import LABELS
+from superdl.index.choices import LABELS
+from superdl.index.writing import MOST_CLASSES
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import shown
 from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     import argparse
+    from collections import Counter
+    from collections.abc import Callable
 
     from superdl.experiments.console import Console
     from superdl.index import Built
@@ -23,6 +27,8 @@ __all__ = ["add_arguments", "run"]
 
 _LINE_EVERY_S = 10.0
 _THREADS_MAX = 256
+_CLASSES_SHOWN = 20
+_NAME_LENGTH = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Index, and say what was found."""
     from superdl.experiments.console import Console  # --help needs none of this
     from superdl.index import Choices, build_index, fields_in
-    from superdl.index.classes import lines_of_classes
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
     keep_secrets_out_of_logs()
@@ -104,72 +109,73 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--threads is a number from 1 to {_THREADS_MAX}; not {arguments.threads}")
     if arguments.fields is not None and (arguments.image_field or arguments.coco):
         raise ConfigError("--fields says what the image is: leave out --image-field and --coco")
+    options = {option.name: getattr(arguments, option.name) for option in dataclasses.fields(Choices)}
+    options["fields"] = fields_in(arguments.fields) if arguments.fields is not None else ()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    progress = _Progress(console)
-    try:
+    with console.status("listing") if console.is_terminal else nullcontext() as status:
         built = build_index(
             arguments.source,
             arguments.out,
-            Choices(
-                arguments.image_field,
-                arguments.label_field,
-                arguments.labels,
-                arguments.missing_label,
-                arguments.coco,
-                fields_in(arguments.fields) if arguments.fields is not None else (),
-                key_at=arguments.key_at,
-            ),
-            only=arguments.only,
-            split=arguments.split,
+            Choices(**options),
             threads=arguments.threads,
             force=arguments.force,
-            tell=progress.tell,
+            tell=_progress(console, status),
         )
-    finally:
-        progress.close()
-    console.print("\n".join([_text(built), *lines_of_classes(built.classes)]))
+    console.print("\n".join([_text(built), *_classes(built.classes)]))
     if arguments.json:
         sys.stdout.write(json.dumps(built.to_mapping(), indent=2) + "\n")
     return 0
 
 
+def _progress(console: Console, status: Any) -> Callable[[int, int, int], None]:
+    """A line that is written over on a terminal, a line now and then elsewhere."""
+    last_s = time.monotonic()
+
+    def tell(done: int, shards: int, samples: int) -> None:
+        nonlocal last_s
+        text = f"{done:,} of {counted(shards, 'shard')}, " * bool(done) + counted(samples, "sample")
+        if status is not None:
+            status.update(text)
+        elif time.monotonic() >= last_s + _LINE_EVERY_S:
+            last_s = time.monotonic()
+            console.print(text)
+
+    return tell
+
+
 def _text(built: Built) -> str:
     formats = ", ".join(f"{count:,} {name}" for name, count in sorted(built.formats.items()))
     where = f" in {counted(built.shards, 'shard')} ({formats})" if built.shards else ""
-    others = f"; {counted(built.passed_over, 'other object')} passed over" if built.passed_over else ""
-    others += f"; {counted(built.empty, 'empty member')} left out" if built.empty else ""
-    others += (
-        f"; {counted(built.incomplete, 'sample')} without all fields left out" if built.incomplete else ""
-    )
-    if built.unlabelled:
-        others += f"; --missing-label stands for {built.unlabelled:,} of them, which have no label file"
-    if built.index_files:
-        others += (
-            f"; {counted(built.index_files, 'index file')}, of which {built.indexes} say where members lie"
+    others = [
+        f"{counted(number, thing)} {ending}"
+        for number, thing, ending in (
+            (built.passed_over, "other object", "passed over"),
+            (built.empty, "empty member", "left out"),
+            (built.incomplete, "sample", "without all fields left out"),
         )
-    return f"{built.out}: {counted(built.samples, 'sample')}{where}, in {built.seconds:.1f} s{others}"
+        if number
+    ]
+    if built.unlabelled:
+        others += [f"--missing-label stands for {built.unlabelled:,} of them, which have no label file"]
+    if built.index_files:
+        others += [
+            f"{counted(built.index_files, 'index file')}, of which {built.indexes} say where members lie"
+        ]
+    line = f"{built.out}: {counted(built.samples, 'sample')}{where}, in {built.seconds:.1f} s"
+    return "; ".join([line, *others])
 
 
-class _Progress:
-    """A line that is written over on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status = console.status("listing")
-        self._next_s = time.monotonic() + _LINE_EVERY_S
-        if console.is_terminal:
-            self._status.start()
-
-    def tell(self, done: int, shards: int, samples: int) -> None:
-        """Show how far it is."""
-        text = f"{done:,} of {counted(shards, 'shard')}, " if done else ""
-        text += counted(samples, "sample")
-        if self._console.is_terminal:
-            self._status.update(text)
-        elif (now_s := time.monotonic()) >= self._next_s:
-            self._next_s = now_s + _LINE_EVERY_S
-            self._console.print(text)
-
-    def close(self) -> None:
-        """Give the terminal back."""
-        self._status.stop()
+def _classes(counts: Counter[Any]) -> list[str]:
+    """The table of classes: the first of them, and how many there are."""
+    if not counts:
+        return []
+    named = sorted(counts.items(), key=lambda item: (isinstance(item[0], str), item[0]))
+    more = " or more" if len(counts) >= MOST_CLASSES else ""
+    why = (
+        " (every sample has one label: --labels and --label-field choose others)" if len(counts) == 1 else ""
+    )
+    lines = [f"classes: {len(counts):,}{more}{why}"]
+    lines += [f"  {shown(str(name))[:_NAME_LENGTH]}  {count:,}" for name, count in named[:_CLASSES_SHOWN]]
+    if len(named) > _CLASSES_SHOWN:
+        lines.append(f"  and {len(named) - _CLASSES_SHOWN:,} more")
+    return lines

@@ -1,139 +1,185 @@
-"""Images that are objects of their own, with labels in files beside them or in one file of COCO.
+"""Labels in files of their own, and images that are objects of their own beside such files.
 
-A file beside an image has its name with another extension. It lies in the same folder, or below ``labels``
-where the image lies below ``images``, as YOLO has it.
+A label file holds a number or a text, a field of JSON, or the boxes of YOLO. It has its image's name with
+another extension, and lies in the same folder, or below ``labels`` where the image lies below ``images``. One
+file of COCO, ``instances_*.json``, has all labels: ``boxes`` (left, top, right, bottom) in pixels, as
+torchvision's models take them; ``classes`` are COCO's category ids, the same in every split; ``crowd`` is 1
+where a box is around many; ``size`` is (height, width).
+
+``fail`` makes the error that names the file.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import operator
 import posixpath
-from dataclasses import replace
+import re
+import threading
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.index.coco import coco_labels
-from superdl.index.fields import star_of
-from superdl.index.label_files import LABEL_FILE_BYTES, boxes_in, json_label, text_label
+from superdl.index.choices import star_of
+from superdl.index.shard import FetchError, Shards
 from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError, SourceNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from superdl.coordinator.catalog import Source
-    from superdl.index.shard import Choices, Label
+    from superdl.index.choices import Choices
+    from superdl.index.shard import Label, Shard
 
-__all__ = ["LooseRow", "beside", "loose_readers"]
+    Fail = Callable[[str], Exception]
+
+__all__ = [
+    "LABEL_FILE_BYTES",
+    "LooseImages",
+    "boxes_in",
+    "coco_in",
+    "json_label",
+    "text_label",
+]
+
+LABEL_FILE_BYTES = 2**20
 
 _LABELS = ("cls", "txt")
-_AT_A_TIME = 256
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_BOX = 5
+_LINE = "a line has a class, and a box's center x, center y, width and height in parts of the image"
+_COCO_BYTES = 2**30
 
 
-class LooseRow(NamedTuple):
-    """A row of the list; the fields are its columns."""
+def text_label(content: bytes, fail: Fail) -> Label:
+    """The label that a file holds as a whole: a number, or a class's name."""
+    text = _text(content, fail)
+    if not text:
+        raise fail(f"it is a label, and empty or longer than {LABEL_FILE_BYTES} bytes")
+    return int(text) if _INTEGER.fullmatch(text) else text
 
-    key: str
-    label: Label
-    version: str
-    fields: Mapping[str, Any] = {}  # none is changed, and rows are pickled
+
+def json_label(content: bytes, field: str, fail: Fail) -> Label | None:
+    """The label in a field of JSON; ``None`` if it has none."""
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise fail(f"no JSON: {error}") from error
+    label = fields.get(field) if isinstance(fields, dict) else None
+    if isinstance(label, bool):
+        return int(label)
+    if label is None or isinstance(label, int | float | str):
+        return label
+    raise fail(f"the label is a number or a text; not {str(label)[:60]!r}")
 
 
-def loose_readers(
-    place: Source, versions: Mapping[str, str], chosen: Sequence[str], choices: Choices
-) -> tuple[list[Callable[[], list[LooseRow]]], int, int]:
-    """What reads the rows of some images each, in the order of their keys' bytes; how many objects are
-    neither image nor label; and how many images have no label file.
+def boxes_in(content: bytes, fail: Fail) -> Label:
+    """The boxes in a file of YOLO: a line for each, none too."""
+    boxes, classes = list[list[float]](), list[int]()
+    for number, line in enumerate(_text(content, fail).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            kind, *box = map(float, line.split())
+        except ValueError:
+            kind, box = math.nan, []
+        if not kind.is_integer() or len(box) != _BOX - 1 or not all(map(math.isfinite, box)):
+            raise fail(f"line {number}: {_LINE}; not {line[:60]!r}")
+        boxes.append(box)
+        classes.append(int(kind))
+    return {"boxes[]": boxes, "classes[]": classes}
 
-    ``versions`` are of all objects, by key relative to the source; ``chosen`` the keys that images may have.
+
+def _text(content: bytes, fail: Fail) -> str:
+    try:
+        return content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise fail(f"it is a label and not UTF-8: {error}") from error
+
+
+class LooseImages:
+    """The images among the objects of a source, and what goes with each.
+
+    ``keys`` are sorted by their bytes; ``others`` is how many objects are neither image nor label;
+    ``unlabelled`` how many images have no label file.
+
+    Args:
+        shards: the open source.
+        url: its URL.
+        versions: of all objects, by key relative to the source.
+        chosen: the keys that images may have.
+        choices: the user's.
 
     Raises:
         SourceNotFoundError: an image has no label file, and nothing says what that means; or COCO names
             images that are not there.
     """
-    if choices.coco is None:
-        stars = {key: star_of(choices.fields[0][1], key) for key in chosen} if choices.fields else {}
-        parts = {
-            key: {name: pattern.replace("*", star) for name, pattern in choices.fields[1:]}
-            for key, star in stars.items()
-            if star is not None
-        }
-        images = [key for key in chosen if choices.is_image(key)]
-        if choices.fields:
-            images = [key for key, theirs in parts.items() if versions.keys() >= {*theirs.values()}]
-        files = _LabelFiles(place, versions, images, choices)
-        label_of: Callable[[str], Label] = files.label_of
-        others = len(versions) - len(images) - files.count
-        unlabelled = files.missing
-        others -= len({other for key in images for other in parts.get(key, {}).values()})
-    else:
-        labels = coco_labels(choices.coco)
-        if gone := sorted(labels.keys() - versions.keys()):
-            raise SourceNotFoundError(
-                f"{place.url} lacks {len(gone):,} of the images that {choices.coco} names, such as "
-                f"{gone[0][:200]!r}: the source is the folder in which they lie"
-            )
-        images, label_of, parts = [key for key in chosen if key in labels], labels.__getitem__, {}
-        others, unlabelled = len(versions) - len(images), 0
-    if not images:
-        told = " with its fields beside it" if choices.fields else ""
-        raise SourceEmptyError(f"{place.url} holds no image{told}")
-    images.sort(key=str.encode)
-
-    def rows(some: Sequence[str]) -> list[LooseRow]:
-        return [LooseRow(key, label_of(key), versions[key], _columns(parts.get(key, {}))) for key in some]
-
-    def _columns(theirs: Mapping[str, str]) -> dict[str, str]:
-        named = {f"{name}.key": other for name, other in theirs.items()}
-        return named | {f"{name}.version": versions[other] for name, other in theirs.items()}
-
-    starts = range(0, len(images), _AT_A_TIME)
-    return [partial(rows, images[start : start + _AT_A_TIME]) for start in starts], others, unlabelled
-
-
-def beside(key: str, extension: str, folder: str = "labels") -> Iterator[str]:
-    """Where a file of this extension may lie that goes with an image."""
-    name = f"{posixpath.splitext(key)[0]}.{extension}"
-    yield name
-    above, images, below = f"/{name}".rpartition("/images/")
-    if images:
-        yield f"{above}/{folder}/{below}".removeprefix("/")
-
-
-class _LabelFiles:
-    """Labels in files beside images; ``count`` is how many files there are, ``missing`` how many are not.
-
-    They are read as a local function of one's own reads images: in the version that was listed, and links may
-    lead wherever this user may read.
-    """
 
     def __init__(
-        self, place: Source, versions: Mapping[str, str], images: Sequence[str], choices: Choices
+        self, shards: Shards, url: str, versions: Mapping[str, str], chosen: Sequence[str], choices: Choices
     ) -> None:
-        from superdl.lambda_prefetch.handler import open_source
-        from superdl.lambda_prefetch.settings import FunctionSettings
-
+        self._shards, self._url, self._versions, self._choices = shards, url, versions, choices
         if choices.labels == "shard":
             raise ConfigError("--labels shard: these images lie in no shard")
-        self._place, self._versions, self._choices = place, versions, choices
-        settings = FunctionSettings.from_environment()
-        self._source = open_source(place.bucket, replace(settings, file_roots=settings.file_roots or ("/",)))
-        own = (choices.label_field,) if choices.label_field else _LABELS
-        self._extensions = ("txt",) if choices.labels == "yolo" else (*own, "json")
-        unread = choices.labels in {"folder", "none"}
-        names = {} if unread else {key: self._names_of(key) for key in images}
-        self._files = {key: next((n for n in some if n in versions), "") for key, some in names.items()}
-        self.count = len(set(self._files.values()) - {""})
-        bare = [key for key, name in self._files.items() if not name]
-        self.missing = len(bare)
+        self._coco = _coco_labels(choices.coco) if choices.coco else {}
+        if gone := sorted(self._coco.keys() - versions.keys()):
+            raise SourceNotFoundError(
+                f"{url} lacks {len(gone):,} of the images that {choices.coco} names, such as "
+                f"{gone[0][:200]!r}: the source is the folder in which they lie"
+            )
+        self._parts = {key: parts for key in chosen if (parts := self._parts_of(key)) is not None}
+        self.keys = sorted(self._parts, key=str.encode)
+        if not self.keys:
+            fields = " with its fields beside it" if choices.fields else ""
+            raise SourceEmptyError(f"{url} holds no image{fields}")
+        unread = choices.coco or choices.labels in {"folder", "none"}
+        self._files = {} if unread else {key: self._label_file(key) for key in self.keys}
+        others = {other for parts in self._parts.values() for other in parts.values()}
+        self.others = len(versions) - len({*self.keys} | others | {*self._files.values()} - {""})
+        bare = [key for key, file in self._files.items() if not file]
+        self.unlabelled = len(bare)
         if bare and choices.missing_label is None:
             raise SourceNotFoundError(
-                f"{place.url}: {len(bare):,} of {len(images):,} images have no label file, such as {bare[0]} "
-                f"(not {', '.join(names[bare[0]])}): --missing-label TEXT stands for it (in YOLO '': "
-                "no box), --labels folder takes the folder's name"
+                f"{url}: {len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]} "
+                f"(not {', '.join(self._label_names(bare[0]))}): --missing-label TEXT stands for it (in YOLO "
+                "'': no box), --labels folder takes the folder's name"
             )
 
-    def label_of(self, key: str) -> Label:
-        """The label of an image; ``SourceError`` names the file that is wrong."""
+    def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Rows of a key list of some images; ``SourceError`` names a label file that is wrong."""
+        return [
+            {"key": key, "label": self._label(key), "version": self._versions[key]}
+            | {f"{name}.key": other for name, other in self._parts[key].items()}
+            | {f"{name}.version": self._versions[other] for name, other in self._parts[key].items()}
+            for key in keys
+        ]
+
+    def _parts_of(self, key: str) -> dict[str, str] | None:
+        """Name and key of an image's other fields; ``None`` if this is no image, or lacks one."""
         choices = self._choices
+        if choices.coco or not choices.fields:
+            return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
+        star = star_of(choices.fields[0][1], key)
+        parts = {name: pattern.replace("*", star or "") for name, pattern in choices.fields[1:]}
+        return parts if star is not None and self._versions.keys() >= {*parts.values()} else None
+
+    def _label_names(self, key: str) -> list[str]:
+        """The names that an image's label file may have."""
+        own = (self._choices.label_field,) if self._choices.label_field else _LABELS
+        names = []
+        for extension in ("txt",) if self._choices.labels == "yolo" else (*own, "json"):
+            names.append(f"{posixpath.splitext(key)[0]}.{extension}")
+            above, images, below = f"/{names[-1]}".rpartition("/images/")
+            names += [f"{above}/labels/{below}".removeprefix("/")] if images else []
+        return names
+
+    def _label_file(self, key: str) -> str:
+        return next((name for name in self._label_names(key) if name in self._versions), "")
+
+    def _label(self, key: str) -> Label:
+        choices = self._choices
+        if choices.coco:
+            return self._coco[key]
         if choices.labels == "none":
             return 0
         if choices.labels == "folder":
@@ -146,9 +192,6 @@ class _LabelFiles:
             raise self._error("it has no label: say where labels are by --label-field or --labels", key)
         return label
 
-    def _names_of(self, key: str) -> list[str]:
-        return [name for extension in self._extensions for name in beside(key, extension)]
-
     def _read(self, name: str, content: bytes) -> Label | None:
         fail = partial(self._error, key=name)
         if self._choices.labels == "yolo":
@@ -158,13 +201,74 @@ class _LabelFiles:
         return text_label(content, fail)
 
     def _content(self, name: str) -> bytes:
-        from superdl.lambda_prefetch.sources import SampleFailedError
-
-        how: Any = {"limit_bytes": LABEL_FILE_BYTES, "reserve": lambda _: None}
         try:
-            return bytes(self._source.read(self._place.prefix + name, self._versions[name], **how))
-        except SampleFailedError as error:
-            raise self._error(f"its label cannot be read: {error.why}", name) from error
+            return self._shards.content(name, self._versions[name], LABEL_FILE_BYTES)
+        except FetchError as error:
+            raise self._error(f"its label cannot be read: {error}", name) from error
 
     def _error(self, reason: str, key: str) -> SourceError:
-        return SourceError(f"{self._place.url.rstrip('/')}/{key}: {reason}")
+        return SourceError(f"{self._url.rstrip('/')}/{key}: {reason}")
+
+
+# ------------------------------------------------------------------------------------------------------ COCO
+
+
+class _Box(NamedTuple):
+    image: Any
+    category: int
+    crowd: int
+    place: tuple[float, ...]
+
+
+def _coco_labels(url: str) -> dict[str, Label]:
+    """The labels in a file on this machine or in S3."""
+    from superdl.coordinator.catalog import parse_source
+
+    folder, name = posixpath.split(url)
+    with closing(Shards(parse_source(folder or "."), threading.Event())) as shards:
+        return coco_in(shards.open(name))
+
+
+def coco_in(file: Shard) -> dict[str, Label]:
+    """By the ``file_name`` of each image its label.
+
+    Raises:
+        SourceError: the file is too large, or is not what COCO writes; the message says why.
+    """
+    if file.size > _COCO_BYTES:
+        raise SourceError(f"--coco {file.url}: it has {file.size:,} bytes; at most {_COCO_BYTES:,} are read")
+    try:
+        return _labels_of(json.loads(file.read(0, file.size), object_hook=_slimmed))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise SourceError(f"--coco {file.url}: it is no instances_*.json of COCO: {error!r}"[:400]) from error
+
+
+def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
+    labels, of_id = dict[str, Any](), dict[Any, Any]()
+    for image in instances["images"]:
+        size = [operator.index(image[side]) for side in ("height", "width")]
+        label = {"image_id": operator.index(image["id"]), "size": size}
+        label |= {"boxes[]": [], "classes[]": [], "crowd[]": []}
+        labels[posixpath.normpath(image["file_name"])] = of_id[image["id"]] = label
+    if twice := len(instances["images"]) - min(len(labels), len(of_id)):
+        raise ValueError(f"{twice:,} images have the id or the file_name of another one")
+    for number, box in enumerate(instances["annotations"]):
+        if not isinstance(box, _Box) or box.image not in of_id:
+            raise ValueError(f"annotation {number} has no bbox, or is of no image")
+        label = of_id[box.image]
+        label["boxes[]"].append(box.place)
+        label["classes[]"].append(box.category)
+        label["crowd[]"].append(box.crowd)
+    return labels
+
+
+def _slimmed(value: dict[str, Any]) -> Any:
+    """Of an annotation what a label needs: outlines are most of the file."""
+    if "bbox" not in value:
+        return value
+    x, y, width, height = map(float, value["bbox"])
+    place = x, y, x + width, y + height
+    if not all(map(math.isfinite, place)):
+        raise ValueError(f"the bbox {value['bbox']}")
+    crowd = operator.index(value.get("iscrowd", 0))
+    return _Box(value["image_id"], operator.index(value["category_id"]), crowd, place)

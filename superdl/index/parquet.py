@@ -6,6 +6,7 @@ A member is a row of a row group. Footers say where these are, so that of the fi
 from __future__ import annotations
 
 import json
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from superdl.index.shard import Member, ShardFile
@@ -14,14 +15,15 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.index.shard import Choices, Label, Shard
+    from superdl.index.choices import Choices
+    from superdl.index.shard import Label, Shard
 
 __all__ = ["parquet_members"]
 
 _READ_BYTES = 2**30  # of a footer, or of the labels of a row group
 _LABELS = ("label", "labels", "cls", "class")
 _ROWS_AT_A_TIME = 8192
-_BYTES = "BYTE_ARRAY"
+_MESSAGE_LENGTH = 2000
 
 
 def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
@@ -29,7 +31,6 @@ def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
     Raises:
         ConfigError: pyarrow is not installed.
-        ShardError: it is cut off or broken, has no column of images, or rows without one.
     """
     try:
         import pyarrow as pa
@@ -45,10 +46,11 @@ def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 def _rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]:
     features = _features(file.schema_arrow)
-    image = _image_column(shard, file, features, choices)
-    place = [file.schema.column(one).path for one in range(len(file.schema))].index(image)
+    image, place = _image_column(shard, file, features, choices)
     label = _label_column(shard, file, choices) if choices.reads_labels else None
-    classes = _classes(features.get(label)) if label and choices.labels != "numbers" else ()
+    feature = features.get(label, {})
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    classes = names if isinstance(names, list) and choices.labels != "numbers" else []
     number = 0
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group)
@@ -58,80 +60,66 @@ def _rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]:
                 f"row group {group} has {counted.null_count:,} rows without an image's bytes (are they "
                 "paths?)"
             )
-        for row, value in enumerate(_labels(file, group, rows.num_rows, label)):
+        labels = repeat(None, rows.num_rows) if label is None else _labels(file, group, label)
+        for row, value in enumerate(labels):
             if label is not None and (value is None or not isinstance(value, int | float | str)):
                 raise shard.error(f"its label is a number or a text; not {str(value)[:60]!r}", str(number))
             yield Member(f"{image}:{number}", group, row, _named(value, classes), f"parquet:{image}")
             number += 1
 
 
-def _labels(file: Any, group: int, rows: int, column: str | None) -> Iterator[Any]:
-    """The labels of a row group, ``None`` each where none are read."""
-    if column is None:
-        yield from (None for _ in range(rows))
-        return
+def _labels(file: Any, group: int, column: str) -> Iterator[Any]:
     for batch in file.iter_batches(_ROWS_AT_A_TIME, row_groups=[group], columns=[column], use_threads=False):
         yield from batch.column(0).to_pylist()
 
 
-def _named(value: Any, classes: tuple[str, ...]) -> Label | None:
+def _named(value: Any, classes: list[Any]) -> Label | None:
     """A label as the name of its class, where it has one; -1 is Hugging Face's for none."""
     if isinstance(value, bool):
         return int(value)
     if not classes or not isinstance(value, int):
         return value  # type: ignore[no-any-return]
-    return classes[value] if 0 <= value < len(classes) else None
+    return str(classes[value]) if 0 <= value < len(classes) else None
 
 
-def _features(schema: Any) -> dict[str, Any]:
-    """What Hugging Face's ``datasets`` has written of the columns; empty where it did not."""
+def _features(schema: Any) -> dict[str | None, dict[str, Any]]:
+    """Hugging Face's description of columns, by name; empty where ``datasets`` did not write the file."""
     try:
-        said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = said["info"]["features"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    return features if isinstance(features, dict) else {}
 
 
-def _classes(feature: Any) -> tuple[str, ...]:
-    names = (
-        feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
-    )
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def _image_column(shard: Shard, file: Any, features: dict[str, Any], choices: Choices) -> str:
-    """The path of the image's bytes: as named, as Hugging Face says, or the only column of bytes."""
-    schema = file.schema
-    columns = [schema.column(place) for place in range(len(schema))]
-    binary = [
-        one.path
-        for one in columns
-        if one.physical_type == _BYTES and one.logical_type.type == "NONE" and not one.max_repetition_level
+def _image_column(
+    shard: Shard, file: Any, features: dict[str | None, dict[str, Any]], choices: Choices
+) -> tuple[str, int]:
+    """Path and place of the image's bytes: as named, as Hugging Face says, or the only column of bytes."""
+    columns = [file.schema.column(place) for place in range(len(file.schema))]
+    named: set[str | None] = {choices.image_field} - {None}
+    named = named or {name for name, feature in features.items() if feature.get("_type") == "Image"}
+    places = [
+        place
+        for place, column in enumerate(columns)
+        if column.physical_type == "BYTE_ARRAY"
+        and column.logical_type.type == "NONE"
+        and not column.max_repetition_level
+        and (not named or named & {column.path, column.path.removesuffix(".bytes")})
     ]
-    named = [choices.image_field] if choices.image_field else []
-    named = named or [
-        name for name, one in features.items() if isinstance(one, dict) and one.get("_type") == "Image"
-    ]
-    found = [path for path in binary if not named or path in named or path.removesuffix(".bytes") in named]
-    if len(found) == 1:
-        return str(found[0])
-    which = "several of its columns hold bytes" if found else "it has no column of an image's bytes"
-    paths = ", ".join(f"{one.path} ({one.physical_type})" for one in columns)
-    raise shard.error(f"{which}: name one by --image-field; its columns are {paths}"[:2000])
+    if len(places) == 1:
+        return str(columns[places[0]].path), places[0]
+    which = "several of its columns hold bytes" if places else "it has no column of an image's bytes"
+    paths = ", ".join(f"{column.path} ({column.physical_type})" for column in columns)
+    raise shard.error(f"{which}: name one by --image-field; its columns are {paths}"[:_MESSAGE_LENGTH])
 
 
 def _label_column(shard: Shard, file: Any, choices: Choices) -> str:
     names = file.schema_arrow.names
-    if choices.label_field is None and not any(name in names for name in _LABELS):
-        raise shard.error(
-            f"it has no column of labels ({', '.join(_LABELS)}): name one by --label-field, or --labels "
-            f"none; its columns are {', '.join(names)}"[:2000]
-        )
-    if choices.label_field is None:
-        return next(name for name in _LABELS if name in names)
-    if choices.label_field not in names:
-        raise shard.error(
-            f"it has no column {choices.label_field!r}; its columns are {', '.join(names)}"[:2000]
-        )
-    return choices.label_field
+    usual = (choices.label_field,) if choices.label_field else _LABELS
+    if label := next((name for name in usual if name in names), None):
+        return label
+    none = repr(choices.label_field) if choices.label_field else f"of labels ({', '.join(_LABELS)})"
+    raise shard.error(
+        f"it has no column {none}: name one by --label-field, or --labels none; its columns are "
+        f"{', '.join(names)}"[:_MESSAGE_LENGTH]
+    )

@@ -1,4 +1,4 @@
-"""A shard as every format reads it: bytes by offset, out of a file or an object; and what a member is.
+"""A shard as every format reads it: bytes by offset, out of a file or an object; and its members.
 
 Formats ask for headers, one after the other. A :class:`Shard` fetches large blocks while these lie close
 together, and small pieces once they lie far apart: so large members are passed over unread, and small ones
@@ -10,24 +10,25 @@ from __future__ import annotations
 import io
 import os
 import stat
-from abc import ABC, abstractmethod
 from concurrent.futures import CancelledError
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.super_wire.clouds import CloudError, Fault, open_cloud
+from superdl.super_wire.clouds import open_cloud
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     from superdl.coordinator.catalog import Source
-    from superdl.super_wire.clouds import Cloud
 
 __all__ = [
-    "LABELS",
-    "Choices",
+    "UNPACK",
+    "FetchError",
     "Label",
     "Member",
     "Shard",
@@ -38,13 +39,12 @@ __all__ = [
     "refuse_compressed",
 ]
 
-LABELS = ("auto", "numbers", "folder", "shard", "none", "yolo")
-"""Where labels come from, as ``--labels`` names it."""
-
 Label = int | float | str | dict[str, Any]
 
+UNPACK = "unpack it first (gunzip, unzstd, ...), which costs JPEGs and PNGs hardly any room"
+"""The remedy for a shard that is compressed as a whole."""
+
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_UNPACK = "unpack it first (gunzip, unzstd, ...), which costs JPEGs and PNGs hardly any room"
 _SHOWN = 200
 
 
@@ -54,6 +54,14 @@ class ShardError(SourceError):
 
 class ShardFormatError(ShardError):
     """A shard has a form in which no member can be read in place: compressed, encrypted, unknown."""
+
+
+class FetchError(Exception):
+    """Bytes of an object cannot be read, or not in the version that is meant; the text says why."""
+
+    def __init__(self, why: str, *, changed: bool) -> None:
+        super().__init__(why)
+        self.changed = changed
 
 
 class Member(NamedTuple):
@@ -70,82 +78,54 @@ class Member(NamedTuple):
     encoding: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What the user says of the samples.
+class _Pieces(NamedTuple):
+    """The sizes of what is fetched while headers lie close together, and where they lie ``far`` apart."""
 
-    ``image_field`` and ``label_field`` name the columns, features or extensions of image and label; ``None``:
-    the usual ones. ``labels`` is one of ``auto``, ``numbers``, ``folder``, ``shard``, ``none`` and ``yolo``.
-    ``missing_label`` is what stands for the label file of an image that has none; ``None``: that is an error.
-    ``coco`` is the path or URL of an ``instances_*.json``. ``fields`` are pairs of name and pattern, of
-    samples of several files, as :mod:`superdl.index.fields` reads them. ``split`` is the folder in archives
-    whose members are read. ``key_at`` says where a member's extension begins: ``first-dot`` or ``last-dot``.
-    """
-
-    image_field: str | None = None
-    label_field: str | None = None
-    labels: str = "auto"
-    missing_label: str | None = None
-    coco: str | None = None
-    fields: tuple[tuple[str, str], ...] = ()
-    split: str | None = None
-    key_at: str = "first-dot"
-
-    @property
-    def reads_labels(self) -> bool:
-        """Whether labels come out of the shards."""
-        return self.labels in {"auto", "numbers"}
-
-    @property
-    def of_loose_images(self) -> bool:
-        """Whether only images that are objects of their own can be meant."""
-        return self.coco is not None or self.missing_label is not None or self.labels == "yolo"
-
-    def is_image(self, name: str) -> bool:
-        """Whether a file's name is an image's, or that of another field."""
-        if self.fields:
-            from superdl.index.fields import star_of
-
-            return any(star_of(pattern, name) is not None for _, pattern in self.fields)
-        from superdl.coordinator.catalog.listing import is_image
-
-        return name.endswith(f".{self.image_field}") if self.image_field else is_image(name)
+    block: int
+    near: int
+    far: int
 
 
-class Shard(ABC):
+# A request of a local disk costs little, and members of some size are worth passing over.
+_OF_DISK = _Pieces(2**18, 2**12, 2**16)
+# A request of a bucket costs about as much time as some megabytes.
+_OF_BUCKET = _Pieces(2**23, 2**16, 2**20)
+
+
+class Shard:
     """An object that is open for reading, by one thread.
 
     ``key`` is relative to the source. ``version`` is the object's; all pieces are of that version, or
-    reading fails.
+    reading fails. ``fetch`` gives the bytes between two places, or raises :class:`FetchError`.
     """
 
-    block_bytes: int
-    """What is fetched while what is asked for lies close together."""
-    near_bytes: int
-    """What is fetched where it lies far apart."""
-    far_bytes: int
-    """Distance from which on it lies far apart."""
-
-    def __init__(self, url: str, key: str, size: int, version: str, stop: threading.Event) -> None:
-        self.url, self.key, self.size, self.version = url, key, size, version
-        self._stop = stop
-        self._begin, self._piece = 0, b""
-        self._asked = 0
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        version: str,
+        size: int,
+        fetch: Callable[[int, int], bytes],
+        pieces: _Pieces = _OF_BUCKET,
+    ) -> None:
+        self.url, self.key, self.version, self.size = url, key, version, size
+        self._fetch, self._pieces = fetch, pieces
+        self._begin, self._piece, self._end_of_last = 0, b"", 0
 
     def read(self, offset: int, length: int, member: str = "") -> bytes:
         """Exactly these bytes; ``ShardError`` where the shard ends before."""
         self.check(offset, length, member)
         begin = offset - self._begin
         if begin < 0 or begin + length > len(self._piece):
-            if self._stop.is_set():
-                raise CancelledError
-            far = abs(offset - self._asked) > self.far_bytes
-            wanted = max(length, self.near_bytes if far else self.block_bytes)
-            self._piece = self._fetch(offset, min(wanted, self.size - offset))
+            far = abs(offset - self._end_of_last) > self._pieces.far
+            end = offset + max(length, self._pieces.near if far else self._pieces.block)
+            try:
+                self._piece = self._fetch(offset, min(end, self.size))
+            except FetchError as error:
+                why = "it was changed while it was read: index it again when it is whole"
+                raise self.error(why if error.changed else f"it cannot be read: {error}") from error
             self._begin, begin = offset, 0
-            if len(self._piece) < length:
-                raise self.changed()
-        self._asked = offset + length
+        self._end_of_last = offset + length
         return self._piece[begin : begin + length]
 
     def check(self, offset: int, length: int, member: str = "") -> None:
@@ -153,159 +133,95 @@ class Shard(ABC):
         if offset < 0 or length < 0 or offset + length > self.size:
             raise self.error(
                 f"it is truncated or its headers are wrong: bytes {offset:,} to {offset + length:,} lie "
-                "beyond its "
-                f"end, at {self.size:,}",
+                f"beyond its end, at {self.size:,}",
                 member,
             )
 
     def error(self, reason: str, member: str = "") -> ShardError:
-        """The error to be raised for what is wrong with the shard, or with one of its members."""
+        """The error to be raised for a fault of the shard, or of one of its members."""
         return ShardError(self._words(reason, member))
 
     def refusal(self, reason: str, member: str = "") -> ShardFormatError:
         """The error to be raised for a form that cannot be read in place."""
         return ShardFormatError(self._words(reason, member))
 
-    def changed(self) -> ShardError:
-        """The error for a shard that is another now."""
-        return self.error("it was changed while it was read: index it again when it is whole")
-
     def _words(self, reason: str, member: str) -> str:
         return f"{self.url}: {f'member {member[:_SHOWN]!r}: ' if member else ''}{reason}"
 
-    @abstractmethod
-    def _fetch(self, offset: int, length: int) -> bytes:
-        """These bytes, or fewer where the object has been cut off meanwhile."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """See that it is still the same, and let go of it."""
-
-
-class _FileShard(Shard):
-    # Of a local disk a request costs little, and members of some size are worth passing over.
-    block_bytes, near_bytes, far_bytes = 2**18, 2**12, 2**16
-
-    def __init__(self, path: str, key: str, stop: threading.Event) -> None:
-        from superdl.coordinator.catalog.listing_file import file_version
-
-        self._version_of = file_version
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-        status = os.fstat(self._descriptor)
-        super().__init__(path, key, status.st_size, file_version(status).decode(), stop)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(self._descriptor)
-            raise self.error("it is no file")
-
-    def _fetch(self, offset: int, length: int) -> bytes:
-        pieces = []
-        try:
-            while length and (piece := os.pread(self._descriptor, length, offset)):
-                pieces.append(piece)
-                offset, length = offset + len(piece), length - len(piece)
-        except OSError as error:
-            raise self.error(f"it cannot be read: {error.strerror or error}") from error
-        return b"".join(pieces)
-
-    def close(self) -> None:
-        status = os.fstat(self._descriptor)
-        os.close(self._descriptor)
-        if self._version_of(status).decode() != self.version:
-            raise self.changed()
-
-
-class _BucketShard(Shard):
-    # A request costs about as much time as some megabytes.
-    block_bytes, near_bytes, far_bytes = 2**23, 2**16, 2**20
-
-    def __init__(self, client: Any, bucket: str, key: str, prefix: str, stop: threading.Event) -> None:
-        self._client, self._where = client, {"Bucket": bucket, "Key": prefix + key}
-        url = f"s3://{bucket}/{prefix}{key}"
-        with self._failures(url):
-            head = client.head_object(**self._where)
-        super().__init__(url, key, int(head["ContentLength"]), _etag(head), stop)
-        if not self.version:
-            raise self.error("the object store gives no ETag, by which versions of an object are told apart")
-
-    def _fetch(self, offset: int, length: int) -> bytes:
-        with self._failures(self.url):
-            answer = self._client.get_object(**self._where, Range=f"bytes={offset}-{offset + length - 1}")
-            with closing(answer["Body"]) as body:
-                if _etag(answer) != self.version:
-                    raise self.changed()
-                return bytes(body.read(length))
-
-    def close(self) -> None:
-        """Every answer has told its version."""
-
-    @staticmethod
-    def _failures(url: str) -> Any:
-        from superdl.coordinator.catalog.s3_client import s3_failures
-
-        return s3_failures(url)
-
-
-class _CloudShard(Shard):
-    block_bytes, near_bytes, far_bytes = _BucketShard.block_bytes, _BucketShard.near_bytes, 2**20
-
-    def __init__(self, cloud: Cloud, place: Source, key: str, stop: threading.Event) -> None:
-        from superdl.coordinator.catalog.listing_cloud import cloud_failures
-
-        self._cloud, self._key, self._failures = cloud, place.prefix + key, cloud_failures
-        url = f"{place.bucket}/{self._key}"
-        with cloud_failures(url):
-            version, size = cloud.head(self._key)
-        super().__init__(url, key, size, version, stop)
-
-    def _fetch(self, offset: int, length: int) -> bytes:
-        with self._failures(self.url):
-            try:
-                return self._cloud.read(self._key, version=self.version, begin=offset, end=offset + length)
-            except CloudError as error:
-                if error.fault is Fault.CHANGED:
-                    raise self.changed() from error
-                raise
-
-    def close(self) -> None:
-        """Every answer has told its version."""
-
-
-def _etag(answer: dict[str, Any]) -> str:
-    return str(answer.get("ETag", "")).strip('"')
-
 
 class Shards:
-    """Opens the objects of a source, from any thread. Set ``stop`` to end what is being read."""
+    """Opens the objects of a source, from any thread. Set ``stop`` to end all reading.
+
+    They are read as functions read them, but links may lead wherever this user may read.
+    """
 
     def __init__(self, place: Source, stop: threading.Event) -> None:
+        from superdl.lambda_prefetch.handler import open_source
+        from superdl.lambda_prefetch.settings import FunctionSettings
+
         self._place, self._stop = place, stop
+        settings = replace(FunctionSettings.from_environment(), file_roots=("/",))
+        self._source = open_source(place.bucket, settings)
         self._client: Any = None
-        self._cloud: Cloud | None = None
         if place.is_s3:
             from superdl.coordinator.catalog.s3_client import make_s3_client
 
             self._client = make_s3_client()
-        elif not place.is_file:
-            from superdl.coordinator.catalog.listing_cloud import cloud_failures
-
-            with cloud_failures(place.url):
-                self._cloud = open_cloud(place.bucket)
 
     def open(self, key: str) -> Shard:
         """An object by its key, relative to the source."""
-        if self._place.is_file:
-            return _FileShard(f"{self._place.directory.rstrip('/')}/{key}", key, self._stop)
-        if self._cloud is not None:
-            return _CloudShard(self._cloud, self._place, key, self._stop)
-        return _BucketShard(self._client, self._place.bucket_name, key, self._place.prefix, self._stop)
+        place, name = self._place, self._place.prefix + key
+        url = f"{place.directory.rstrip('/')}/{key}" if place.is_file else f"{place.bucket}/{name}"
+        version, size = self._head(url, name)
+        if not version:
+            raise SourceError(f"{url}: the object store gives no ETag, by which versions are told apart")
+        fetch = partial(self._read, name, version)
+        return Shard(url, key, version, size, fetch, _OF_DISK if place.is_file else _OF_BUCKET)
+
+    def content(self, key: str, version: str, limit_bytes: int) -> bytes:
+        """All bytes of a small object, in the version that was listed; raises :class:`FetchError`."""
+        return self._read(self._place.prefix + key, version, limit_bytes=limit_bytes)
 
     def close(self) -> None:
         """Let go of connections."""
         if self._client is not None:
             self._client.close()
+
+    def _read(self, name: str, version: str, begin: int = 0, end: int = 0, *, limit_bytes: int = 0) -> bytes:
+        """Bytes between two places, or all of an object that has no more than ``limit_bytes``."""
+        from superdl.lambda_prefetch.sources import SampleFailedError, Span
+
+        if self._stop.is_set():
+            raise CancelledError
+        span, limit_bytes = (None, limit_bytes) if limit_bytes else (Span(begin, end), end - begin)
+        try:
+            content = self._source.read(
+                name, version, limit_bytes=limit_bytes, reserve=lambda _: None, span=span
+            )
+        except SampleFailedError as error:
+            raise FetchError(error.why, changed=error.outcome is Outcome.CHANGED) from error
+        return bytes(content)
+
+    def _head(self, url: str, name: str) -> tuple[str, int]:
+        """Version and size of an object."""
+        from superdl.coordinator.catalog.listing_cloud import cloud_failures
+        from superdl.coordinator.catalog.listing_file import file_version
+        from superdl.coordinator.catalog.s3_client import s3_failures
+
+        if self._place.is_file:
+            try:
+                status = Path(url).stat()
+            except OSError as error:
+                raise SourceError(f"{url} cannot be read: {error.strerror or error}") from error
+            if not stat.S_ISREG(status.st_mode):
+                raise SourceError(f"{url} cannot be read: it is no file")
+            return file_version(status).decode(), status.st_size
+        if self._client is None:
+            with cloud_failures(url):
+                return open_cloud(self._place.bucket).head(name)
+        with s3_failures(url):
+            head = self._client.head_object(Bucket=self._place.bucket_name, Key=name)
+        return str(head.get("ETag", "")).strip('"'), int(head["ContentLength"])
 
 
 class ShardFile(io.RawIOBase):
@@ -320,14 +236,6 @@ class ShardFile(io.RawIOBase):
     def readable(self) -> bool:
         """It is."""
         return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next piece is read."""
-        return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Read the next piece there, which may be beyond the end."""
@@ -346,9 +254,9 @@ class ShardFile(io.RawIOBase):
             raise self._shard.error(
                 f"a header in it has {length:,} bytes; at most {self._limit_bytes:,} are read"
             )
-        found = self._shard.read(self._at, length) if length else b""
+        content = self._shard.read(self._at, length) if length else b""
         self._at += length
-        return found
+        return content
 
 
 def refuse_compressed(shard: Shard) -> None:
@@ -357,5 +265,5 @@ def refuse_compressed(shard: Shard) -> None:
     for magic, name in _COMPRESSED.items():
         if start.startswith(magic):
             raise shard.refusal(
-                f"it is compressed with {name}, so that no member can be read alone: {_UNPACK}"
+                f"it is compressed with {name}, so that no member can be read alone: {UNPACK}"
             )

@@ -8,6 +8,7 @@ of their lengths are.
 from __future__ import annotations
 
 import struct
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from superdl.index.shard import Member, refuse_compressed
@@ -15,7 +16,8 @@ from superdl.index.shard import Member, refuse_compressed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superdl.index.shard import Choices, Label, Shard
+    from superdl.index.choices import Choices
+    from superdl.index.shard import Label, Shard
 
 __all__ = ["masked_crc32c", "tfrecord_members"]
 
@@ -25,7 +27,9 @@ _VARINT_BYTES = 10
 _NAME_BYTES = 1024
 _TEXT_BYTES = 2**16
 _SHOWN = 12
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_VARINT, _DELIMITED = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}  # by wire type
+_BYTES_LIST, _FLOAT_LIST = 1, 2  # fields of a feature; 3 are integers
 
 # What ImageNet's scripts write, and what TensorFlow Datasets does.
 _IMAGES = ("image/encoded", "image")
@@ -42,11 +46,7 @@ class _Span(NamedTuple):
 
 
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """The images in a TFRecord file, each named by its record's number, and its feature where chosen.
-
-    Raises:
-        ShardError: it is cut off in a record, broken or compressed; a record is no Example of one image.
-    """
+    """The images in a TFRecord file, each named by its record's number, and its feature where chosen."""
     refuse_compressed(shard)
     at, number = 0, 0
     while at < shard.size:
@@ -56,10 +56,9 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         if masked_crc32c(head[:8]) != crc:
             raise shard.error("the checksum of its length is wrong: it is no TFRecord, or broken", name)
         begin = at + _FRAME.size
-        end = begin + length
         shard.check(begin, length + _FOOT_BYTES, name)
-        yield _Example(shard, name).member(begin, end, choices)
-        at, number = end + _FOOT_BYTES, number + 1
+        yield _Example(shard, name).member(begin, begin + length, choices)
+        at, number = begin + length + _FOOT_BYTES, number + 1
 
 
 class _Example:
@@ -71,61 +70,49 @@ class _Example:
     def member(self, begin: int, end: int, choices: Choices) -> Member:
         """The image and its label."""
         features = self._features(begin, end)
-        image = self._feature(features, choices.image_field, _IMAGES)
-        if image is None:
-            raise self._shard.error(
+        images, labels = (
+            [features[name] for name in ((field,) if field else usual) if name in features]
+            for field, usual in ((choices.image_field, _IMAGES), (choices.label_field, _LABELS))
+        )
+        if not images:
+            raise self._error(
                 f"it has no feature {choices.image_field or ' or '.join(_IMAGES)}: name the image's by "
-                "--image-field; "
-                f"its features are {', '.join(sorted(features)[:_SHOWN])}",
-                self._name,
+                f"--image-field; its features are {', '.join(sorted(features)[:_SHOWN])}"
             )
-        values = [one for kind in self._fields(*image, 1) for one in self._fields(kind.begin, kind.end, 1)]
+        values = self._fields(*images[0], 1, 1)
         if len(values) != 1 or values[0].wire != _DELIMITED:
-            raise self._shard.error(
-                f"its image is {len(values)} values, where one of bytes is wanted", self._name
-            )
-        label = None
-        if choices.reads_labels:
-            found = self._feature(features, choices.label_field, _LABELS)
-            label = None if found is None else self._label(*found)
+            raise self._error(f"its image is {len(values)} values, where one of bytes is wanted")
+        label = self._label(*labels[0]) if labels and choices.reads_labels else None
         name = f"{choices.image_field}:{self._name}" if choices.image_field else self._name
         return Member(name, values[0].begin, values[0].end - values[0].begin, label)
 
-    @staticmethod
-    def _feature(
-        features: dict[str, tuple[int, int]], field: str | None, usual: tuple[str, ...]
-    ) -> tuple[int, int] | None:
-        names = (field,) if field else usual
-        return next((features[name] for name in names if name in features), None)
-
     def _features(self, begin: int, end: int) -> dict[str, tuple[int, int]]:
         """Name of each feature, and where it lies: Example.features.feature, a map."""
-        found = {}
-        for features in self._fields(begin, end, 1):
-            for entry in self._fields(features.begin, features.end, 1):
-                name, value = "", (entry.end, entry.end)
-                for field in self._fields(entry.begin, entry.end):
-                    if field.number == 1:
-                        name = self._text(field, _NAME_BYTES)
-                    else:
-                        value = field.begin, field.end
-                found[name] = value
-        return found
+        features = {}
+        for entry in self._fields(begin, end, 1, 1):
+            name, value = "", (entry.end, entry.end)
+            for field in self._fields(entry.begin, entry.end):
+                if field.number == 1:
+                    name = self._text(field, _NAME_BYTES)
+                else:
+                    value = field.begin, field.end
+            features[name] = value
+        return features
 
     def _label(self, begin: int, end: int) -> Label:
-        """The one value of a feature: bytes_list is field 1 of it, float_list 2, int64_list 3."""
+        """The one value of a feature."""
         values: list[Label] = []
         for kind in self._fields(begin, end):
             for value in self._fields(kind.begin, kind.end, 1):
-                if kind.number == 1:
+                if kind.number == _BYTES_LIST:
                     values.append(self._text(value, _TEXT_BYTES))
-                elif kind.number == 2:  # noqa: PLR2004  # the field's number
+                elif kind.number == _FLOAT_LIST:
                     content = self._shard.read(value.begin, value.end - value.begin, self._name)
-                    values += [one for (one,) in struct.iter_unpack("<f", content)]
+                    values += [number for (number,) in struct.iter_unpack("<f", content)]
                 else:
                     values += self._integers(value.begin, value.end)
         if len(values) != 1:
-            raise self._shard.error(f"its label is {len(values)} values, where one is wanted", self._name)
+            raise self._error(f"its label is {len(values)} values, where one is wanted")
         return values[0]
 
     def _integers(self, begin: int, end: int) -> Iterator[int]:
@@ -137,31 +124,32 @@ class _Example:
     def _text(self, span: _Span, limit_bytes: int) -> str:
         length = span.end - span.begin
         if span.wire != _DELIMITED or length > limit_bytes:
-            raise self._shard.error(f"a name or a text of {length:,} bytes in it is none", self._name)
+            raise self._error(f"a name or a text of {length:,} bytes in it is none")
         try:
             return self._shard.read(span.begin, length, self._name).decode()
         except UnicodeDecodeError as error:
-            raise self._shard.error(f"a name or a label in it is not UTF-8: {error}", self._name) from error
+            raise self._error(f"a name or a label in it is not UTF-8: {error}") from error
 
-    def _fields(self, begin: int, end: int, number: int | None = None) -> Iterator[_Span]:
-        """The fields of a message, or those of one number."""
+    def _fields(self, begin: int, end: int, *path: int) -> list[_Span]:
+        """The fields of a message; with a path of numbers, those that it leads to through submessages."""
+        spans = list[_Span]()
         while begin < end:
             tag, at = self._varint(begin, end)
             wire = tag & 7
-            begin = at
             if wire == _DELIMITED:
-                length, begin = self._varint(at, end)
-                at, begin = begin, begin + length
+                length, at = self._varint(at, end)
+                begin = at + length
             elif wire == _VARINT:
                 _, begin = self._varint(at, end)
-            elif wire in {_FIXED64, _FIXED32}:
-                begin = at + (8 if wire == _FIXED64 else 4)
             else:
-                raise self._broken()
+                begin = at + _FIXED_BYTES.get(wire, end)  # beyond the end: there is no other type
             if begin > end:
                 raise self._broken()
-            if number is None or tag >> 3 == number:
-                yield _Span(tag >> 3, wire, at, begin)
+            if not path or tag >> 3 == path[0]:
+                spans.append(_Span(tag >> 3, wire, at, begin))
+        for number in path[1:]:
+            spans = [inner for span in spans for inner in self._fields(span.begin, span.end, number)]
+        return spans
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
         """A number, and where the next byte is."""
@@ -174,27 +162,17 @@ class _Example:
         raise self._broken()
 
     def _broken(self) -> Exception:
-        return self._shard.error("it is no tf.train.Example: its fields do not fit together", self._name)
+        return self._error("it is no tf.train.Example: its fields do not fit together")
+
+    def _error(self, reason: str) -> Exception:
+        return self._shard.error(reason, self._name)
 
 
-def _table() -> list[int]:
-    """CRC-32C of each byte."""
-    rows = []
-    for row in range(256):
-        crc = row
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-        rows.append(crc)
-    return rows
-
-
-_CRC = _table()
+# CRC-32C of each byte.
+_CRC = [reduce(lambda crc, _: crc >> 1 ^ 0x82F63B78 * (crc & 1), range(8), byte) for byte in range(256)]
 
 
 def masked_crc32c(content: bytes) -> int:
     """The checksum of a few bytes as TFRecords have it: CRC-32C, rotated and shifted."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
+    crc = 0xFFFFFFFF ^ reduce(lambda crc, byte: _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8, content, 0xFFFFFFFF)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

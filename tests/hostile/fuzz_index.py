@@ -11,9 +11,8 @@ import tarfile
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from superdl.index.coco import labels_in
-from superdl.index.index_files import indexed_members
-from superdl.index.label_files import boxes_in, json_label, text_label
+from superdl.index.indexes import indexed_members
+from superdl.index.loose import boxes_in, coco_in, json_label, text_label
 from superdl.index.shard import ShardError
 from superdl.super_wire.errors import SourceError
 from tests.hostile.fuzz_wire import any_value, mutate
@@ -62,7 +61,7 @@ def _coco(chance: random.Random) -> None:
         row[chance.choice(list(row))] = any_value(chance)
     content = json.dumps(said, default=str).encode()
     try:
-        labels = labels_in(HeldShard(mutate(chance, content) if chance.random() < 0.5 else content, "x.json"))
+        labels = coco_in(HeldShard(mutate(chance, content) if chance.random() < 0.5 else content, "x.json"))
     except SourceError as error:
         assert len(str(error)) <= 1000  # noqa: PT017  # as above
         return

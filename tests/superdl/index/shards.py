@@ -6,7 +6,6 @@ import io
 import json
 import struct
 import tarfile
-import threading
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -51,20 +50,16 @@ def tar_of(path: Path, files: Mapping[str, bytes], form: int = tarfile.GNU_FORMA
 
 
 class HeldShard(Shard):
-    """A shard in memory; ``fetched`` are the offsets and lengths that were asked for."""
-
-    block_bytes, near_bytes, far_bytes = 2**20, 2**12, 2**16
+    """A shard in memory; ``fetched`` are the places between which bytes were asked for."""
 
     def __init__(self, content: bytes, key: str = "a.tar") -> None:
-        super().__init__(f"held/{key}", key, len(content), "1", threading.Event())
+        super().__init__(f"held/{key}", key, "1", len(content), self.fetch)
         self.content, self.fetched = content, list[tuple[int, int]]()
 
-    def _fetch(self, offset: int, length: int) -> bytes:
-        self.fetched.append((offset, length))
-        return self.content[offset : offset + length]
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def fetch(self, begin: int, end: int) -> bytes:
+        """The bytes between two places."""
+        self.fetched.append((begin, end))
+        return self.content[begin:end]
 
 
 def dali_index_of(tar: Path) -> bytes:

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from superdl.index import Choices, building
-from superdl.index.shard import _BucketShard
+from superdl.index import Choices, build_index
+from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
 from tests.superdl.index.shards import content_of, index, tar_of, tfrecord_of
@@ -137,22 +138,15 @@ def test_no_source_is_told(tmp_path, capsys):
 
 
 def test_a_file_that_changes_while_it_is_read_is_told(source, tmp_path, monkeypatch):
-    rows = building._rows
+    read = FileSource.read
 
-    def changed(shards, choices, job):
-        opened = shards.open
+    def change_and_read(self, key, version, **how):
+        (source / key).write_bytes((source / key).read_bytes() + bytes(512))
+        return read(self, key, version, **how)
 
-        def open_and_change(key):
-            shard = opened(key)
-            (source / key).write_bytes((source / key).read_bytes() + bytes(512))
-            return shard
-
-        shards.open = open_and_change
-        return rows(shards, choices, job)
-
-    monkeypatch.setattr(building, "_rows", changed)
+    monkeypatch.setattr(FileSource, "read", change_and_read)
     with pytest.raises(SourceError, match=r"\.tar: it was changed while it was read"):
-        building.build_index([str(source)], str(tmp_path / "list.csv"), Choices(), only="b.tar")
+        build_index([str(source)], str(tmp_path / "list.csv"), Choices(only="b.tar"))
 
 
 def test_a_bucket_gives_what_a_directory_does_by_few_requests(object_store, source, tmp_path, monkeypatch):
@@ -161,13 +155,13 @@ def test_a_bucket_gives_what_a_directory_does_by_few_requests(object_store, sour
     source.rename(bucket / "train")
     tar_of(bucket / "train" / "large.tar", {f"x/{place}.jpg": bytes(3_000_000 + place) for place in range(4)})
     fetched = []
-    fetch = _BucketShard._fetch
+    read = S3Source.read
 
-    def counted(self, offset, length):
-        fetched.append((self.key, length))
-        return fetch(self, offset, length)
+    def counted(self, key, version, *, span, **how):
+        fetched.append((key.removeprefix("train/"), span.size_bytes))
+        return read(self, key, version, span=span, **how)
 
-    monkeypatch.setattr(_BucketShard, "_fetch", counted)
+    monkeypatch.setattr(S3Source, "read", counted)
     rows = index(bucket / "train", tmp_path / "local.jsonl")
     found = index("s3://data/train", tmp_path / "list.jsonl")
     versions = {row.pop("version") for row in found}

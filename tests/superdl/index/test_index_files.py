@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.index.archives import tar_members
-from superdl.index.index_files import index_of_tar, indexed_members
-from superdl.index.shard import Choices, ShardError, _BucketShard
+from superdl.index.choices import Choices
+from superdl.index.indexes import index_of_tar, indexed_members
+from superdl.index.shard import ShardError
+from superdl.lambda_prefetch.s3_source import S3Source
 from superdl.main import main
 from tests.hostile.fuzz_wire import mutate
 from tests.superdl.index.shards import HeldShard, dali_index_of, index, tar_of, tfrecord_of
@@ -59,13 +61,13 @@ def test_of_a_large_tar_in_a_bucket_little_is_fetched(object_store, tmp_path, mo
         tar = tar_of(bucket / folder / "a.tar", {f"x/{place:04d}.jpg": bytes(60_000) for place in range(500)})
     (bucket / "indexed" / "a.idx").write_bytes(dali_index_of(tar))
     fetched = []
-    fetch = _BucketShard._fetch
+    read = S3Source.read
 
-    def counted(self, offset, length):
-        fetched.append(length)
-        return fetch(self, offset, length)
+    def counted(self, key, version, *, span, **how):
+        fetched.append(span.size_bytes)
+        return read(self, key, version, span=span, **how)
 
-    monkeypatch.setattr(_BucketShard, "_fetch", counted)
+    monkeypatch.setattr(S3Source, "read", counted)
     rows = index("s3://data/plain", tmp_path / "list.jsonl")
     assert sum(fetched) > 30_000_000
     fetched.clear()
@@ -220,7 +222,7 @@ def test_spoilt_bytes_never_lead_out_of_the_tar(tmp_path_factory, seed, whole):
     except ShardError:
         return
     assert all(0 < member.offset <= member.offset + member.length <= shard.size for member in members)
-    assert all(offset + length <= shard.size for offset, length in shard.fetched)
+    assert all(end <= shard.size for _, end in shard.fetched)
 
 
 def test_index_files_that_say_no_more_than_shards_are_passed_over_and_told(tmp_path, capsys):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
-from superdl.index.coco import labels_in
-from superdl.index.label_files import LABEL_FILE_BYTES, boxes_in
+from superdl.index.loose import LABEL_FILE_BYTES, boxes_in, coco_in
+from superdl.lambda_prefetch.sources import FileSource
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
 from tests.fixtures.clouds import cloud_server
@@ -170,17 +170,14 @@ def test_labels_of_images_that_are_named_one_by_one_are_refused(source, tmp_path
 
 
 def test_a_label_that_changes_meanwhile_is_told(source, tmp_path, capsys, monkeypatch):
-    from superdl.index import loose
-
     write(source, {"1.jpg": "", "1.txt": "1"})
-    files = loose._LabelFiles
+    read = FileSource.read
 
-    def then_changed(*args):
-        made = files(*args)
-        (source / "1.txt").write_text("12")
-        return made
+    def change_and_read(self, key, version, **how):
+        (source / key).write_text("12")
+        return read(self, key, version, **how)
 
-    monkeypatch.setattr(loose, "_LabelFiles", then_changed)
+    monkeypatch.setattr(FileSource, "read", change_and_read)
     assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
     assert "1.txt: its label cannot be read: its version is" in capsys.readouterr().err
 
@@ -293,7 +290,7 @@ NO_COCO = {
 @pytest.mark.parametrize(("content", "message"), NO_COCO.values(), ids=NO_COCO)
 def test_what_is_no_coco_is_told(content, message):
     with pytest.raises(SourceError, match=f"^--coco held/x.json: .*{message}"):
-        labels_in(HeldShard(content.encode(), "x.json"))
+        coco_in(HeldShard(content.encode(), "x.json"))
 
 
 def test_images_that_coco_names_and_the_source_lacks_are_told(source, tmp_path, capsys):
@@ -317,7 +314,7 @@ def test_labels_of_many_objects_take_no_memory_each(tmp_path):
     image = {"height": 4, "width": 5}
     images = [image | {"id": place, "file_name": f"{place:04d}.jpg"} for place in range(1000)]
     boxes = [BOX | {"image_id": place % 1000} for place in range(5000)]
-    labels = labels_in(HeldShard(json.dumps({"images": images, "annotations": boxes}).encode(), "x.json"))
+    labels = coco_in(HeldShard(json.dumps({"images": images, "annotations": boxes}).encode(), "x.json"))
     lines = [json.dumps({"key": key, "label": label}) for key, label in labels.items()]
     (tmp_path / "list.jsonl").write_text("\n".join(lines))
     found = read_key_list(
