@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import os
-import pickle
 import secrets
 import tempfile
 from collections import Counter
@@ -42,7 +41,7 @@ class Labelling:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._rows = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
+        self._rows = tempfile.TemporaryFile(dir=temporary_directory())  # noqa: SIM115  # closed by close()
         self._common: list[str] | None = None
         self._deepest = 0
         self.counts: Counter[Any] = Counter()
@@ -59,7 +58,7 @@ class Labelling:
                 )
                 self._common = [folder for folder, _ in pairs]
         if rows:
-            pickle.dump(rows, self._rows)
+            self._rows.write(json.dumps(rows).encode() + b"\n")
 
     def labelled(self) -> Iterator[Rows]:
         """All rows with their labels, as they were taken.
@@ -95,11 +94,7 @@ class Labelling:
 
     def _taken(self) -> Iterator[Rows]:
         self._rows.seek(0)
-        while True:
-            try:
-                yield pickle.load(self._rows)  # noqa: S301  # this process wrote it
-            except EOFError:
-                return
+        yield from map(json.loads, self._rows)
 
     def _folder_of(self, row: Row) -> str:
         folders, common = folders_of(row["member"]), self._common or []
