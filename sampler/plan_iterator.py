@@ -197,10 +197,14 @@ def _epoch_of_the_loop() -> int | None:
     frame = sys._getframe()  # noqa: SLF001 # the one way to callers' variables
     while frame.f_back is not None:
         frame = frame.f_back
-        home = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        home, code = str(frame.f_globals.get("__name__", "")).partition(".")[0], frame.f_code
+        # A look at a frame's variables keeps what they hold alive: only where one has the name.
+        names = {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        if home in _NOT_A_LOOP or "epoch" not in names:
+            continue
         kept = frame.f_locals is frame.f_globals and "get_ipython" in frame.f_globals  # of an earlier cell
         epoch = frame.f_locals.get("epoch")
-        if home not in _NOT_A_LOOP and not kept and type(epoch) is int:
+        if not kept and type(epoch) is int:
             return epoch
     return None
 

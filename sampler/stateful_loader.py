@@ -10,6 +10,8 @@ from superdl.super_wire.errors import ConfigError
 
 __all__ = ["check_workers", "sampler_state_in"]
 
+_LOADERS = "torchdata.stateful_dataloader.stateful_dataloader"
+
 
 def sampler_state_in(state: Any) -> Any:
     """Return the sampler's state in that of a ``StatefulDataLoader``; any other state as it is.
@@ -51,11 +53,13 @@ def check_workers() -> None:
 
 
 def _loader_that_asks() -> Any:
-    torchdata = sys.modules.get("torchdata.stateful_dataloader")
     frame = sys._getframe()  # noqa: SLF001 # the one way to callers' variables
-    while torchdata is not None and frame is not None:
-        if isinstance(loader := frame.f_locals.get("self"), torchdata.StatefulDataLoader):
-            return loader
+    while frame is not None:
+        # Variables of torchdata's frames alone: a look at another frame's would keep what they hold alive.
+        if frame.f_globals.get("__name__") == _LOADERS:
+            loader = frame.f_locals.get("self")
+            if hasattr(loader, "next_iter_state"):
+                return loader
         frame = frame.f_back  # type: ignore[assignment]  # at the outermost the loop ends
     return None
 
