@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 from contextlib import ExitStack
@@ -93,6 +94,14 @@ def test_a_run_goes_on_wherever_the_one_before_was_stopped(
         state, (epoch, batch) = saved, at
 
 
+def refused_by_the_loader(stack: Stack, images: Path, state: Any, then: int, now: int) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"num_workers={then}.*sampler.load_state_dict"),
+        run_of(stack, images, state, kind="stateful", workers=now) as run,
+    ):
+        next(iter(run.loader))
+
+
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*DataLoaderIter.__del__")  # of one half made
 @pytest.mark.parametrize(("then", "now"), [(0, 2), (2, 0), (2, 1), (1, 2)])
 def test_another_number_of_workers_is_refused_by_the_loader_and_taken_by_the_sampler(
@@ -101,11 +110,8 @@ def test_another_number_of_workers_is_refused_by_the_loader_and_taken_by_the_sam
     with run_of(shared_stack, images, kind="stateful", workers=then) as run:
         first = collect(islice(run.loader, 3))
         state = run.state_dict(3)
-    with (
-        pytest.raises(ConfigError, match=f"num_workers={then}.*sampler.load_state_dict"),
-        run_of(shared_stack, images, state, kind="stateful", workers=now) as run,
-    ):
-        next(iter(run.loader))
+    refused_by_the_loader(shared_stack, images, state, then, now)
+    gc.collect()  # the half-made iterator, whose end warns, in this test and not in another
     with run_of(shared_stack, images, kind="stateful", workers=now) as run:
         run.sampler.load_state_dict(state)
         assert first + collect(run.loader) == epochs[0]

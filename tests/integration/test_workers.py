@@ -156,7 +156,7 @@ def test_nothing_is_left_when_all_is_closed(tcp_stack: Stack, images: Path) -> N
     dataset = SuperDataset(images.as_uri(), RECIPE)
     with SuperSampler(dataset, batch_size=16, coordinator=tcp_stack.address) as sampler:
         collect(loader_of(dataset, sampler, 2, "fork", persistent=False))
-    assert threading.active_count() == threads_before
+    assert threading.active_count() <= threads_before  # one of an earlier test may have ended meanwhile
     assert set(psutil.Process().children()) <= children_before
     while still_open(tcp_stack.port):  # grpc closes them a moment later; pytest's timeout bounds it
         pass
