@@ -159,6 +159,15 @@ class ScriptedConnection:
         keys = [word for word in words if word in self._cache.sample_ids]
         self._waiting += self._cache.stream(keys) if keys else _bulk(b"1-1")  # else it is a read report
 
+    def send_gathered(self, buffers: Sequence[bytes | memoryview], until_s: float) -> None:
+        """Take a GET of what was noted about the dataset's source."""
+
+    def answers(self, count: int, until_s: float) -> list[bytes | None]:
+        """Nothing was noted, or a record that may be another's, or noise."""
+        rng = self._cache.rng
+        notes = [None, tombstone("its source", digest128(rng.randbytes(4))), rng.randbytes(70)]
+        return [rng.choice(notes) for _ in range(count)]
+
     def limit_wait(self, seconds: float) -> None:
         """Nothing here waits."""
 
