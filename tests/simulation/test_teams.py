@@ -52,7 +52,9 @@ def produced(spec: SimulationSpec) -> Counter[str]:
     return made
 
 
-@pytest.mark.parametrize("places", [2, 16, 64], ids="places-{}".format)
+@pytest.mark.parametrize(
+    "places", [2, *(pytest.param(many, marks=pytest.mark.slow) for many in (16, 64))], ids="places-{}".format
+)
 def test_shares_of_three_to_one_give_three_to_one(places):
     made = produced(two_teams(places=places))
     assert made["vision"] / made["speech"] == pytest.approx(3, rel=0.05)
@@ -67,12 +69,14 @@ def test_a_team_that_wants_less_than_its_share_has_all_of_it_and_others_the_rest
     assert sum(job.images_per_s for job in jobs[4:]) > 700
 
 
+@pytest.mark.slow
 def test_a_higher_priority_goes_before_any_share():
     teams = (TeamSpec(name="vision", share=3.0), TeamSpec(name="speech", priority=1))
     made = produced(two_teams(places=16, teams=teams))
     assert made["speech"] > 10 * made["vision"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "ratio"), [(1.0, 1), (3.0, 3)])
 def test_memory_that_is_short_is_held_by_shares(share, ratio):
     """Both read as fast as they want, and as fast as each other."""

@@ -46,6 +46,7 @@ def test_functions_limit_the_first_epoch_and_the_model_those_after_it():
     assert foretold(PHOTOS, hour_usd=3.6).usd == pytest.approx(forecast.wall_s / 1000)
 
 
+@pytest.mark.slow
 def test_the_change_that_is_named_is_the_one_that_helps_most():
     few = replace(PHOTOS, functions=1, epochs=1)
     assert "functions for 2 requests at once" in advised(few).best
@@ -64,6 +65,7 @@ def test_where_data_does_not_limit_nothing_is_promised():
     assert "only a faster step would" in advised(replace(PHOTOS, functions=16)).best
 
 
+@pytest.mark.slow
 def test_ranks_share_functions_and_each_takes_its_own_steps():
     four = foretold(replace(PHOTOS, ranks=4))
     assert four.first_images_per_s == pytest.approx(750, rel=0.1)
@@ -79,6 +81,7 @@ def test_a_random_recipe_is_decoded_in_each_epoch_whatever_the_cache():
     assert not any("cache" in name or "store" in name for name, _ in advised(random).changes)
 
 
+@pytest.mark.slow
 def test_a_large_set_is_played_as_a_small_one():
     large = replace(PHOTOS, samples=2_000_000, cache_bytes=400 * 2**30)
     forecast, small = foretold(large), foretold(PHOTOS)
@@ -110,6 +113,7 @@ def test_a_run_is_foretold_from_a_probe_and_says_how_far_off_that_was(tmp_path, 
     assert probed["best"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_run_that_is_over_is_advised_by_what_it_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SUPER_STORE", "none")

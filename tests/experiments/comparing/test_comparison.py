@@ -49,6 +49,7 @@ def the_directory(colours: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_an_arm_alone_has_its_figures_and_is_compared_with_nobody(colours: Path, console: Console) -> None:
     report = compare(spec_of(colours), arms=["torch"], console=console)
     (figures,) = report.figures_of("torch")
