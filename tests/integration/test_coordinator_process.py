@@ -45,6 +45,7 @@ def pressed() -> Iterator[Stack]:
         yield stack
 
 
+@pytest.mark.slow
 def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(
     pressed: Stack, tmp_path: Path
 ) -> None:

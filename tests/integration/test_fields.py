@@ -86,6 +86,7 @@ def main(directory: Path) -> None:
         assert any(assert_epoch(workers, pairs) for _ in range(50)), "nothing was read out of packs"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_images_with_masks_and_boxes(temporary: Path) -> None:
     (temporary / "pairs_of_tests.py").write_text(STEPS)

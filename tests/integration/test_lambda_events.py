@@ -38,6 +38,7 @@ def outcome_streams(valkey: Valkey) -> list[bytes]:
         return list(client.keys("super:o1:*"))
 
 
+@pytest.mark.slow
 def test_an_epoch_through_events(
     stack: Stack, images: Path, lambda_service: LambdaService, valkey: Valkey
 ) -> None:

@@ -169,6 +169,7 @@ def test_crops_of_unequal_sizes_are_refused(scenes: Path, shared_stack: Stack) -
         list(DataLoader(dataset, sampler=sampler, batch_size=None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
 def test_pairs_in_tars_come_back_out_of_the_store(
     scenes: Path,

@@ -56,6 +56,7 @@ def fared_in_training(
     return {executor["name"]: executor for executor in json.loads(told.getvalue())["executors"]}
 
 
+@pytest.mark.slow
 def test_the_overflow_goes_to_the_next_and_so_does_what_is_throttled(
     made: Callable[..., Stack], images: Path, lambda_service: LambdaService
 ) -> None:
@@ -70,7 +71,9 @@ def test_the_overflow_goes_to_the_next_and_so_does_what_is_throttled(
     assert "is throttled" in stack.log.read_text()
 
 
-@pytest.mark.parametrize("happens", ["throttled", "crashing", pytest.param("gone", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "happens", ["throttled", *(pytest.param(name, marks=pytest.mark.slow) for name in ("crashing", "gone"))]
+)
 def test_the_next_does_the_work_of_one_that_fails_in_mid_epoch(
     made: Callable[..., Stack], images: Path, lambda_service: LambdaService, happens: str
 ) -> None:
@@ -102,6 +105,7 @@ def test_one_that_does_not_start_is_left_out_and_tried_again(
     assert "the executor lambda is left out for now" in stack.log.read_text()
 
 
+@pytest.mark.slow
 def test_functions_that_cannot_read_the_source_are_not_asked_for_it(
     made: Callable[..., Stack],
     images: Path,

@@ -76,6 +76,7 @@ def test_jobs_that_share_split_the_bill(uncapped: Stack, images: Path) -> None:
         sampler.close()
 
 
+@pytest.mark.slow
 def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary: Path, images: Path) -> None:
     with billed(temporary, "--max-usd", "3") as stack:
         for policy in ("raise", "skip"):

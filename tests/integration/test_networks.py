@@ -65,7 +65,7 @@ def tls_cluster(certificates: Certificates) -> Iterator[tuple[str, list[Valkey]]
         yield cluster.url, cluster.nodes
 
 
-@pytest.mark.parametrize("cache", [tls_server, tls_cluster])
+@pytest.mark.parametrize("cache", [pytest.param(tls_server, marks=pytest.mark.slow), tls_cluster])
 def test_an_epoch_by_tls_with_a_user_for_each_side(
     images: Path,
     certificates: Certificates,

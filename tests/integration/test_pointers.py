@@ -83,6 +83,7 @@ def test_a_cold_epoch_is_read_out_of_packs(stack, images, expected):
         assert sampler.job_stats().record_bytes <= size_bytes + RECORD_BYTES * (len(kinds) - pointers)
 
 
+@pytest.mark.slow
 def test_packs_that_go_in_the_midst_of_a_cold_epoch_cost_decodes_alone(stack, images, expected, tmp_path):
     reading = Reading(stack, images)
     for _ in range(3):

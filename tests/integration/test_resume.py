@@ -147,6 +147,7 @@ def global_order(ranks: Sequence[Iterable[BatchRef]]) -> tuple[list[bytes], int]
     return samples, padding
 
 
+@pytest.mark.slow
 @given(
     legs=st.lists(st.sampled_from([2, 3, 4, 6]), min_size=2, max_size=3),
     factor=st.integers(1, 6),

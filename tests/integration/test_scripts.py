@@ -230,6 +230,7 @@ print(loader.sampler.job_stats().samples_produced)
 """
 
 
+@pytest.mark.slow
 def test_the_embedded_default_serves_both_the_dataset_and_its_loader(images: Path, temporary: Path) -> None:
     """As a script of two objects that closes nothing, with one coordinator for all that it asks."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}

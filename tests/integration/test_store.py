@@ -120,6 +120,7 @@ def copied(photos: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_a_set_with_a_name_that_was_copied_elsewhere_is_not_decoded_again(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_changed_objects_and_recipes_are_decoded_and_not_mistaken_for_what_is_st
     assert_exactly_once(smaller.epochs[0], expected_pixels(photos, resize=SIDE, crop=SIDE - 8))
 
 
+@pytest.mark.slow
 def test_two_coordinators_see_what_the_other_wrote(photos: Path, coordinator: Callable[..., Stack]) -> None:
     one, other = coordinator(), coordinator()
     first = train(one, photos)

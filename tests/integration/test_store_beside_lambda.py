@@ -90,6 +90,7 @@ def wait_until_stored(directory: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_after_one_epoch_all_lies_in_packs_and_nothing_is_decoded_again(
     coordinator: Callable[[], Stack], images: Path, tmp_path: Path, lambda_service: LambdaService
 ) -> None:
@@ -110,6 +111,7 @@ def test_after_one_epoch_all_lies_in_packs_and_nothing_is_decoded_again(
         assert all(b"preflight-" in event for event in asked)
 
 
+@pytest.mark.slow
 def test_a_killed_saving_function_leaves_no_half_pack_and_its_samples_are_saved_later(
     coordinator: Callable[[], Stack], images: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def write_copies(directory: Path, images: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_two_teams_that_read_as_fast_as_they_can_have_functions_by_their_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

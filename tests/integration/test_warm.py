@@ -164,6 +164,7 @@ def plan_presence(stack: Stack, source: Path, *, seed: int) -> list[bool]:
     return [key in found for ref in refs for key in cache_keys(ref.sample_ids)]
 
 
+@pytest.mark.slow
 def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

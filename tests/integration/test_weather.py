@@ -103,6 +103,7 @@ def test_what_is_not_throttled_keeps_flowing(
     assert_exactly_once(delivered, expected)
 
 
+@pytest.mark.slow
 def test_a_listing_waits_for_a_throttled_bucket(
     object_store: ObjectStore, front: BadFront, stack: Stack
 ) -> None:
