@@ -11,9 +11,11 @@ import copy
 import difflib
 import re
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
+import yaml
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -24,7 +26,6 @@ from pydantic import (
     ValidationError,
 )
 
-from superdl.experiments.yaml_text import load_yaml
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "apply_overrides",
     "apply_values",
     "build",
+    "load_yaml",
     "one_of",
     "some_of",
 ]
@@ -112,6 +114,7 @@ def build(cls: type[Made], mapping: object) -> Made:
         raise ConfigError(_message(cls, error.errors()[0])) from error
 
 
+_VALUES_MAX = 100_000
 _MAPPING = "must be a mapping of keys to values"
 _REASONS = {
     "greater_than": "must be above {gt:g}",
@@ -136,7 +139,7 @@ def _message(cls: type, fault: Mapping[str, Any]) -> str:
     if own is not None:
         return f"{_dotted(words)} {own}"
     reason = _REASONS.get(fault["type"], fault["msg"].replace("Input should", "must"))
-    return f"{_dotted(words) or 'a spec'} {reason.format(**fault.get('ctx', {}))}, not {fault['input']!r}"
+    return f"{_dotted(words) or 'a spec'} {reason.format(**fault.get('ctx', {}))}, not {fault['input']!r:.80}"
 
 
 def _dotted(words: list[str | int]) -> str:
@@ -158,6 +161,71 @@ def _unknown(cls: Any, words: list[str | int]) -> str:
 def _close(name: object, allowed: tuple[str, ...]) -> str:
     close = difflib.get_close_matches(str(name), allowed, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, and a few aliases that stand for very much; has a line for values
+    that Python refuses.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._counts: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node and count the values in it, of aliases each time."""
+        is_alias = self.check_event(yaml.AliasEvent)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if isinstance(node, yaml.CollectionNode) and not is_alias:
+            parts = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(node.value)
+            # A list or mapping that is not counted yet holds this one: it has no end.
+            counts = (
+                1 if isinstance(part, yaml.ScalarNode) else self._counts.get(id(part), _VALUES_MAX)
+                for part in parts
+            )
+            self._counts[id(node)] = count = 1 + sum(counts)
+            if count > _VALUES_MAX:
+                reason = f"its aliases make more than {_VALUES_MAX:,} values of it"
+                raise yaml.composer.ComposerError(None, None, reason, node.start_mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 # yaml's
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError, TypeError, KeyError) as error:  # a number of 5,000 digits, day 45
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        keys = set()
+        for key, _ in node.value:  # merged ones come later, and may be repeated
+            text = key.value if isinstance(key, yaml.ScalarNode) else None
+            if text is not None and (key.tag, text) in keys and text != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {text[:80]!r} is given twice", key.start_mark
+                )
+            keys.add((key.tag, text))
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str, name: str) -> Any:
+    """Parse YAML of plain values; errors call the text ``name``.
+
+    Raises:
+        ConfigError: it is none, nested too deep, or has a key twice or a value beyond reason.
+    """
+    loader = None
+    try:
+        loader = _Loader(text)
+        return loader.get_single_data()
+    except RecursionError as error:
+        line = loader.line + 1 if loader else 1
+        raise ConfigError(f"{name} cannot be read as YAML: line {line} is nested too deep") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = mark.line + 1 if mark else 1
+        raise ConfigError(f"{name} cannot be read as YAML: line {line}: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} cannot be read as YAML: {error}") from error
 
 
 class SpecFolder:
@@ -197,7 +265,7 @@ class SpecFolder:
             raise ConfigError(f"cannot read the spec {path}: {error}") from error
         content = load_yaml(text, f"the spec {path}")
         if not isinstance(content, dict | None):
-            raise ConfigError(f"{path}: a spec {_MAPPING}, not {content!r}")
+            raise ConfigError(f"{path}: a spec {_MAPPING}, not {content!r:.80}")
         try:
             yield content or {}
         except ConfigError as error:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from superdl.experiments.yaml_text import load_yaml
+from superdl.experiments.schema import load_yaml
 from superdl.main import main
 from superdl.super_wire.errors import ConfigError
 
 DEEP, DIGITS = "[" * 20_000, "9" * 5000
+LAUGHS = "[&a0 [x, x]" + "".join(f", &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60)) + "]"
 YAML = {
+    "laughs": (f"name: x\nseed: {LAUGHS}", "line 2"),
+    "endless": ("name: x\nseed: &a [[*a]]", "line 2"),
     "deep": (f"name: x\ndata: {DEEP}", "line 2"),
     "digits": (f"name: x\ndata:\n  seed: {DIGITS}", "line 3"),
     "twice": ("name: x\ndata: {}\nname: y", "line 3"),
@@ -42,9 +45,10 @@ def test_a_spec_of_odd_yaml_is_refused_with_its_line(capsys, tmp_path, command, 
     assert line in said
 
 
-@pytest.mark.parametrize("kind", ["deep", "digits", "twice"])
+@pytest.mark.parametrize("kind", ["deep", "digits", "twice", "laughs", "long"])
 def test_an_odd_value_is_refused(capsys, kind):
-    value = {"deep": DEEP, "digits": DIGITS, "twice": "{a: 1, a: 2}"}[kind]
+    others = {"twice": "{a: 1, a: 2}", "laughs": LAUGHS, "long": "x" * 100_000}
+    value = {"deep": DEEP, "digits": DIGITS, **others}[kind]
     assert "data.seed" in refused(capsys, ["run", "digits", "--set", f"data.seed={value}"])
 
 
