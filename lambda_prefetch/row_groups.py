@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from superdl.lambda_prefetch.parquet_pages import check_pages
 from superdl.lambda_prefetch.sources import SampleFailedError, Span, spoiled
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.parquet_pages import PagesError, check_pages
 from superdl.super_wire.request import ROW_ENCODING, Outcome
 
 if TYPE_CHECKING:
@@ -93,7 +93,10 @@ def read_rows(
             f"its row group {group} lies at {span.begin} to {span.end} of its object, which ends at "
             f"{span.begin + len(data)}: {_LIST_AGAIN}",
         )
-    check_pages(data, unpacked_bytes, limit_bytes)
+    try:
+        check_pages(data, unpacked_bytes, limit_bytes)
+    except PagesError as error:
+        raise spoiled("too_large" if error.is_large else "undecodable", str(error)) from error
     rows = [(request.member_lengths[index], index) for index in indices]
     file = _Piece(data, span), footer
     _decode(file, (group, column), rows_at_a_time, sorted(rows), limit_bytes, found.contents)

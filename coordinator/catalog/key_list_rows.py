@@ -15,6 +15,7 @@ from superdl.coordinator.catalog.key_list_labels import VARIES, number_or_text
 from superdl.coordinator.catalog.members import MemberRow
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
+from superdl.super_wire.parquet_pages import check_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +24,11 @@ __all__ = ["FORMATS", "BadRowError", "Row"]
 
 _MAX_LINE_BYTES = 2**18  # the longest label that may be has 8192 numbers
 _ROWS_AT_A_TIME = 8192
-_MAX_BATCH_BYTES = 2**28  # of so many rows; in a Parquet file a few bytes can stand for gigabytes
+# In a Parquet file a few bytes can stand for gigabytes:
+_MAX_BATCH_BYTES = 2**28  # of so many rows
+_MAX_PAGE_BYTES = 2**29
+_MAX_LISTED = 2**27  # values in the lists of a row group, which may all be those of one row
+_PIECE_BYTES = 2**14  # holds the header of a page
 _FIELD = "label."
 _LABELS = ("label", f"label{VARIES}")
 _MEMBER = ("member", "offset", "length")
@@ -133,7 +138,10 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
         raise BadRowError(0, reason) from error
     number = 0
     try:
-        table = parquet.ParquetFile(stream)
+        footer = parquet.read_metadata(stream)
+        # As dictionaries: a text that many rows share would fill the memory row by row.
+        texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
+        table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts)
         names = list(table.schema_arrow.names)
         labelled = _LABELS[_LABELS[1] in names]
         _check_columns(names, 0, needed=("key", labelled))
@@ -142,6 +150,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
             wanted += [name for name in (*_MEMBER, "encoding") if name in names]
         fields = _fields(names, 0)
         wanted += [f"{field}.{column}" for field, columns in fields.items() for column in sorted(columns)]
+        _check_chunks(stream, footer, wanted)
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
             _check_size(batch, number + 1)
             columns = {name: batch.column(name).to_pylist() for name in wanted}
@@ -258,10 +267,60 @@ def _with_fields(
     return row._replace(fields=parts)
 
 
+class _Chunk:
+    """The bytes of a column chunk in a file, read where they are looked at."""
+
+    def __init__(self, stream: BinaryIO, begin: int, size_bytes: int) -> None:
+        self._stream, self._begin, self._size_bytes = stream, begin, size_bytes
+        self._at, self._piece = 0, b""
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, place: int) -> int:
+        if not self._at <= place < self._at + len(self._piece):
+            self._stream.seek(self._begin + place)
+            self._at, self._piece = place, self._stream.read(_PIECE_BYTES)
+        return self._piece[place - self._at]
+
+
+def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None:
+    """See that what pyarrow allocates for a page is bounded; ``ValueError`` if not."""
+    leaves = [at for at, leaf in enumerate(footer.schema) if leaf.path.partition(".")[0] in names]
+    leaves += [at for at, leaf in enumerate(footer.schema) if leaf.path in names and at not in leaves]
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for leaf in leaves:
+            chunk, column = group.column(leaf), footer.schema.column(leaf)
+            begin = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+            pages = _Chunk(stream, begin, chunk.total_compressed_size)
+            values = check_pages(pages, chunk.total_uncompressed_size, _MAX_PAGE_BYTES)
+            if column.max_repetition_level and values > _MAX_LISTED:
+                raise ValueError(f"a row group has {values} values in the lists of {column.path[:_SHOWN]!r}")
+            if column.length * _ROWS_AT_A_TIME > _MAX_BATCH_BYTES:
+                raise ValueError(f"a value of {column.path[:_SHOWN]!r} has {column.length} bytes")
+
+
 def _check_size(batch: Any, number: int) -> None:
-    if batch.nbytes > _MAX_BATCH_BYTES:
-        reason = f"{batch.num_rows} rows from here have {batch.nbytes} bytes, more than {_MAX_BATCH_BYTES}"
+    size_bytes = sum(map(_dense_bytes, batch.columns))
+    if size_bytes > _MAX_BATCH_BYTES:
+        reason = f"{batch.num_rows} rows from here have {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
         raise BadRowError(number, reason)
+
+
+def _dense_bytes(column: Any) -> int:
+    """Bytes of a column in which a text that several rows share counts for each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum(map(_dense_bytes, column.flatten()))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return _dense_bytes(column.flatten()) + int(column.nbytes)
+    if not pa.types.is_dictionary(kind) or pa.types.is_primitive(kind.value_type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+    return (pc.sum(pc.take(lengths, column.indices)).as_py() or 0) + int(column.indices.nbytes)
 
 
 def _or_empty(version: Any) -> Any:

@@ -14,6 +14,7 @@ import re
 import struct
 import sys
 import tarfile
+import threading
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from superdl.coordinator.catalog.key_list import read_key_list
+from superdl.coordinator.catalog.listing import Tally
 from superdl.experiments.data.importing import import_published
 from superdl.lambda_prefetch.decode import decode, set_pillows_bounds
 from superdl.lambda_prefetch.members import content_of, read_alone
@@ -71,6 +74,55 @@ def write_parquet(path: Path, *, lie_at: str = "footer", **options: Any) -> None
         place = data.index(varint(size, length), begin)
         data[place : place + length] = varint(100_000, length)
     path.write_bytes(data)
+
+
+def write_hidden_size(path: Path) -> None:
+    """A page's true size behind a false one, in field 65,538, of which Thrift makes field 2."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.table({"image": [bytes(HUGE)]})
+    options = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
+    parquet.write_table(table, path, compression="zstd", **options)
+    chunk = parquet.read_metadata(path).row_group(0).column(0)
+    data, size = bytearray(path.read_bytes()), HUGE + 4 + 6  # a length before the value, and levels
+    hidden = b"\x05" + varint(65_538, 3) + varint(size, 5)
+    head = data.index(b"\0\0", 4) + 1  # the ends of statistics and of the data page's header
+    data[head + 1 : head + 1] = hidden
+    stored = chunk.total_compressed_size
+    for old, new, begin in (
+        (stored, stored + len(hidden), len(data) // 2),
+        (chunk.total_uncompressed_size, 200_000, len(data) // 2),
+        (size, 100_000, 0),
+    ):
+        length = (2 * old).bit_length() // 7 + 1
+        place = data.index(varint(old, length), begin)
+        data[place : place + length] = varint(new, length)
+    path.write_bytes(data)
+
+
+def write_shared_texts(path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = 10_000
+    labels = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * 100_000])
+    keys = [f"{row}.jpg" for row in range(rows)]
+    parquet.write_table(pa.table({"key": keys, "label": labels.cast(pa.string())}), path, store_schema=False)
+
+
+def write_long_list(path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    label = pa.array([np.zeros(HUGE // 8, dtype=np.int64)])
+    parquet.write_table(pa.table({"key": ["1.jpg"], "label": label}), path, compression="zstd")
+
+
+def read_rows_of_list(path: Path) -> object:
+    link = path.with_suffix(".parquet")
+    path.rename(link)
+    return read_key_list(str(link), Tally(lambda _: None, threading.Event()), of_files=True)
 
 
 def write_shared_prefixes(path: Path) -> None:
@@ -191,6 +243,9 @@ BOMBS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], str]]
         for codec in CODECS
         for place in ("footer", "page")
     },
+    "parquet-hidden-size": (write_hidden_size, read_parquet, "undecodable"),
+    "key-list-texts": (write_shared_texts, read_rows_of_list, "SourceError"),
+    "key-list-numbers": (write_long_list, read_rows_of_list, "SourceError"),
     "parquet-prefixes": (write_shared_prefixes, read_parquet, "undecodable"),
     "zip-member": (file_of(lambda: packed_zeros(wbits=-15)), read_deflated, "too_large"),
     "tiff-tile": (file_of(tiled), read_image, "too_large"),

@@ -14,6 +14,9 @@ MOST_MIB = 128  # pyarrow and its libraries take some 60; each bomb would take 2
 QUICK = {
     "parquet-zstd-footer",
     "parquet-brotli-page",
+    "parquet-hidden-size",
+    "key-list-texts",
+    "key-list-numbers",
     "tiff-tile",
     "zip-member",
     "store-segment",

@@ -6,35 +6,55 @@ page's header, and fails if the codec yields more. Headers are compact Thrift st
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from superdl.lambda_prefetch.sources import spoiled
-
-__all__ = ["check_pages"]
+__all__ = ["Bytes", "PagesError", "check_pages"]
 
 _PAGES_MAX = 2**16
 _VALUE_BYTES = 16  # pyarrow's own for each value of a dictionary, or length in an encoded list of lengths
 _INT32_END = 2**31
 _VARINT_BYTES = 10
 _DEPTH = 3  # page header, data page header, statistics
+_FIELD_MAX = 2**15 - 1  # Thrift cuts larger numbers down to 16 bits, which may be another field's
 
 # Fields of a page header by number, and those of its nested headers: number of values, encoding.
 _UNPACKED, _PACKED = 2, 3
 _NESTED = {5: (1, 2), 7: (1, 2), 8: (1, 4)}
-_ENCODINGS = frozenset({0, 2, 6, 8})
-"""Plain, dictionary in two spellings, lengths first. A page of any other may hold far more than its bytes."""
+_ENCODINGS = frozenset({0, 2, 3, 5, 6, 8, 9})
+"""Plain, dictionary in two spellings, lengths first, and those of numbers. A page of any other may hold far
+more than its bytes and the room for its values.
+"""
 
 # Types in a compact struct.
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12
 
 
-def check_pages(chunk: bytes | bytearray, unpacked_bytes: int, limit_bytes: int) -> None:
+class Bytes(Protocol):
+    """Bytes by their place; ``IndexError`` behind the last."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> int: ...
+
+
+class PagesError(ValueError):
+    """The pages of a chunk are not to be decoded: they take too much memory, or cannot be judged."""
+
+    def __init__(self, reason: str, *, is_large: bool = False) -> None:
+        super().__init__(reason)
+        self.is_large = is_large
+
+
+def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
     """Refuse a column chunk whose pages unpack to more than the footer's ``unpacked_bytes``.
 
+    Returns:
+        The number of values in all pages.
+
     Raises:
-        SampleFailedError: they do, a page's values do not fit into ``limit_bytes``, or a header is broken.
+        PagesError: they do, a page's values do not fit into ``limit_bytes``, or a header is broken.
     """
-    at, pages, total_bytes = 0, 0, 0
+    at, pages, total_bytes, total_values = 0, 0, 0, 0
     while at < len(chunk):
         try:
             header, at = _struct(chunk, at, _DEPTH)
@@ -43,20 +63,22 @@ def check_pages(chunk: bytes | bytearray, unpacked_bytes: int, limit_bytes: int)
             values = max((_size(fields[count]) for fields, count, _ in nested), default=0)
             encodings = {fields[encoding] for fields, _, encoding in nested}
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise spoiled("undecodable", f"its file has a broken page header: {error!r:.80}") from error
+            raise PagesError(f"its file has a broken page header: {error!r:.80}") from error
         if not encodings <= _ENCODINGS:
-            raise spoiled("undecodable", f"its file has the encodings {encodings}: write plain values")
+            raise PagesError(f"its file has the encodings {encodings}: write plain values")
         at += packed_bytes
         pages += 1
         total_bytes += size_bytes
+        total_values += values
         if total_bytes > unpacked_bytes or size_bytes + values * _VALUE_BYTES > limit_bytes:
-            raise spoiled(
-                "too_large",
+            raise PagesError(
                 f"its pages unpack to {total_bytes} bytes or more, with {values} values in one; the file's "
                 f"footer says {unpacked_bytes}, the limit is {limit_bytes}",
+                is_large=True,
             )
         if pages > _PAGES_MAX:
-            raise spoiled("too_large", f"its row group has over {_PAGES_MAX} pages")
+            raise PagesError(f"its row group has over {_PAGES_MAX} pages", is_large=True)
+    return total_values
 
 
 def _size(value: Any) -> int:
@@ -65,7 +87,7 @@ def _size(value: Any) -> int:
     return value
 
 
-def _struct(data: bytes | bytearray, at: int, depth: int) -> tuple[dict[int, Any], int]:
+def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
     """Read a struct: its fields by number, and the place after it. Texts and doubles are skipped."""
     fields: dict[int, Any] = {}
     number = 0
@@ -88,18 +110,18 @@ def _struct(data: bytes | bytearray, at: int, depth: int) -> tuple[dict[int, Any
             at += 1 if kind == _BYTE else 8
         elif kind not in {_TRUE, _FALSE}:
             raise ValueError(f"a field of type {kind}")
-        if number in fields:  # Thrift takes the last
-            raise ValueError(f"field {number} twice")
+        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift takes the last
+            raise ValueError(f"field {number}, twice or out of range")
         fields[number] = value
     return fields, at + 1
 
 
-def _integer(data: bytes | bytearray, at: int) -> tuple[int, int]:
+def _integer(data: Bytes, at: int) -> tuple[int, int]:
     value, at = _varint(data, at)
     return (value >> 1) ^ -(value & 1), at
 
 
-def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+def _varint(data: Bytes, at: int) -> tuple[int, int]:
     value = 0
     for place in range(_VARINT_BYTES):
         byte = data[at + place]
