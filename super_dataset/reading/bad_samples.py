@@ -68,7 +68,7 @@ class BadSamples:
         self._times = self._unlisted = 0
 
     def __reduce__(self) -> Any:
-        return _in_worker, (self.pid, self._file, self._source)
+        return _in_worker, (self.pid, self._file, _identity(self._file), self._source)
 
     def add(self, ref: BatchRef, bad: Mapping[int, str], handled: str) -> None:
         """Note the bad samples of one batch, by offset with the reason, and what was done about them."""
@@ -133,9 +133,15 @@ class BadSamples:
             _LOG.warning(words, number, shown(self._source))
 
 
-def _in_worker(pid: int, file: int, source: str) -> BadSamples:
+def _identity(file: int) -> tuple[int, int]:
+    """What tells a file from others of this host."""
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino
+
+
+def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> BadSamples:
     """Unpickle a list: one that sends to the first, or a new one where that is not another process's or is
-    out of reach.
+    out of reach. On another host, or later, the same number may be another process's, or another file's.
     """
     copy = BadSamples(source)
     if pid == os.getpid():
@@ -144,9 +150,10 @@ def _in_worker(pid: int, file: int, source: str) -> BadSamples:
         reached = os.open(file_path(pid, file), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except OSError:
         return copy
-    os.dup2(reached, copy._file, inheritable=False)  # noqa: SLF001 # it makes one
+    if _identity(reached) == identity:
+        os.dup2(reached, copy._file, inheritable=False)  # noqa: SLF001 # it makes one
+        copy.pid = pid
     os.close(reached)
-    copy.pid = pid
     return copy
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from superdl.super_dataset import BatchInfo, Recipe, SuperDataset
 from superdl.super_dataset.dataset import normalise_url
+from superdl.super_dataset.reading import BadSamples
 from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import (
     BadSampleError,
@@ -56,6 +59,25 @@ def test_bad_samples_are_left_out_with_their_labels_and_listed(valkey, policy, l
     )
     assert batch.is_contiguous(memory_format=torch.channels_last)
     assert [key for key, _ in info.bad] == ["train/0-1.jpg", "train/0-3.jpg"]
+
+
+def test_a_list_that_is_out_of_reach_is_kept_here_and_written_nowhere_else(tmp_path):
+    kept = BadSamples("file:///x")
+    message, number = pickle.dumps(kept), kept.__reduce__()[1][1]
+    with (tmp_path / "another").open("wb") as another:
+        kept.close()
+        os.dup2(another.fileno(), number)  # what the trainer may have opened since
+        code = (
+            "import pickle, sys\nfrom types import SimpleNamespace\n"
+            "kept = pickle.load(sys.stdin.buffer)\n"
+            "kept.add(SimpleNamespace(name_of=str), {0: 'broken'}, 'skipped')\n"
+            "print([one.reason for one in kept.listed()])"
+        )
+        command = [sys.executable, "-c", code]
+        child = subprocess.run(command, input=message, capture_output=True, timeout=60, check=True)
+        os.close(number)
+    assert child.stdout.decode().strip() == "['broken']"
+    assert (tmp_path / "another").read_bytes() == b""
 
 
 def test_bad_samples_raise_by_default(valkey):
