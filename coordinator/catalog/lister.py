@@ -197,7 +197,7 @@ def _by_folders(
     folders = sorted((folder for folder in found if folder.name), key=lambda folder: folder.name)
     for folder in folders:
         if not (len(folder.keys) or folder.name in label_of or is_hidden(folder.name)):
-            tally.note(Noted.EMPTY, folder.name)
+            tally.note(Noted.EMPTY_TOO if classes else Noted.EMPTY, folder.name)
     for key in (key.decode() for folder in found if not folder.name for key in folder.keys):
         tally.note(Noted.NAMELESS if key.startswith("/", len(place.prefix)) else Noted.LOOSE, key)
     folders = [folder for folder in folders if len(folder.keys)]

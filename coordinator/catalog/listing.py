@@ -55,6 +55,7 @@ class Noted(StrEnum):
     LOOSE = "images lie in no class folder and are left out:"
     NAMELESS = "images lie in a folder of no name (//), which is no class, and are left out:"
     EMPTY = "folders hold no image and are no classes; give the classes of your training set by classes=:"
+    EMPTY_TOO = "folders hold no image, and are none of the given classes:"
     UNSEEN = "of the given classes have no sample here:"
     SPLITS = "folders are all its classes, and look like splits; name one of them as the source:"
 
@@ -132,8 +133,10 @@ class Tally:
         """Count what people should know of, and keep a few of the names."""
         with self._lock:
             self._noted[what] += 1
-            if len(self._names[what]) <= _SHOWN:
-                self._names[what].add(escaped(name))
+            names = self._names[what]
+            names.add(escaped(name))
+            if len(names) > _SHOWN + 1:  # those that stay are the same whichever thread was first
+                names.remove(max(names))
 
     def noted(self, what: Noted) -> str:
         """How often it was noted, and some names; empty if never."""

@@ -30,7 +30,7 @@ def make(directory, *names):
 
 ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0\1"), min_size=1, max_size=6)
 # "-" comes before "/", so the order of classes is not that of the keys.
-NAMES = (ANY | st.text("a-é", min_size=1, max_size=3)).filter(lambda name: name not in {".", ".."})
+NAMES = (ANY | st.text("a-é", min_size=1, max_size=3)).filter(lambda name: name[0] != ".")
 
 
 def as_image_folder(directory):
@@ -59,6 +59,21 @@ def test_any_names_in_the_order_of_an_image_folder(tmp_path_factory, names):
     assert catalog.classes == tuple(sorted({folder for folder, *_ in names}))
     for key, label in zip(catalog.keys, catalog.labels, strict=True):
         assert catalog.classes[label] == key.decode().split("/")[0]
+
+
+def test_what_is_noted_names_the_same_few_in_any_order(tmp_path):
+    make(tmp_path, "a/1.jpg", *(f"{number:02d}.jpg" for number in reversed(range(20))))
+    (warning,) = list_source(str(tmp_path)).warnings
+    assert warning.endswith(": 00.jpg, 01.jpg, 02.jpg, 03.jpg, 04.jpg, ...")
+
+
+def test_an_empty_folder_beside_given_classes_is_not_told_to_give_them(tmp_path):
+    make(tmp_path, "a/1.jpg", "notes/readme.txt")
+    (warning,) = list_source(str(tmp_path)).warnings
+    assert "classes=" in warning
+    (warning,) = list_source(str(tmp_path), classes=("a",)).warnings
+    assert "classes=" not in warning
+    assert "notes" in warning
 
 
 def test_no_image_no_classes_and_keys_that_are_not_there(tmp_path):
