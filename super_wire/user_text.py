@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import ConfigError
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["load_json", "load_toml", "read_json"]
+__all__ = ["load_json", "load_toml", "once_each", "read_json"]
 
 
 def read_json(path: Path, name: str = "") -> Any:
@@ -37,7 +38,7 @@ def load_json(text: str, name: str) -> Any:
     Raises:
         ConfigError: it is none, nested too deep, or has a key twice or a number beyond reason.
     """
-    return _parsed(lambda: json.loads(text, object_pairs_hook=_unique), "JSON", name)
+    return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
 
 def load_toml(text: str, name: str) -> dict[str, Any]:
@@ -55,9 +56,12 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
         raise ConfigError(f"{name} cannot be read as {language}: {error}") from error
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object's mapping, for a decoder's ``object_pairs_hook``; ``ValueError`` of a key that is
+    given twice.
+    """
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)[:80]!r} is given twice")
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key[:80]!r} is given twice")
     return mapping

@@ -151,7 +151,9 @@ def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tupl
     packed, classes = labels.finish()
     if labels.unseen and not classes:
         raise SourceError(
-            f"key_list {url}: classes= names {len(labels.unseen)} classes, and none of its labels is a name"
+            f"key_list {url}: classes= names {len(labels.unseen)} classes, and none of its labels is a name: "
+            "leave classes= out, or write labels as names (of digits in JSONL or Parquet: in CSV they are "
+            "numbers)"
         )
     for name in labels.unseen:
         tally.note(Noted.UNSEEN, name)

@@ -217,6 +217,11 @@ class _Lists(_Column):
 
     def __init__(self, first: list[Any]) -> None:
         self._shape = np.array(first, dtype=object).shape
+        if isinstance(next(np.array(first, dtype=object).flat, None), str):
+            raise BadLabelError(
+                f"{str(first)[:_SHOWN]} is a list of texts, which may vary by row: end its name in [], as in "
+                "label[]"
+            )
         if not 0 < math.prod(self._shape) <= _NUMBERS_MAX or len(self._shape) > _MAX_NDIM:
             raise BadLabelError(
                 f"a list has 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, none of them "

@@ -16,6 +16,7 @@ from superdl.coordinator.catalog.members import MemberRow
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
 from superdl.super_wire.parquet_pages import check_pages
+from superdl.super_wire.user_text import once_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -107,14 +108,15 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
     before: tuple[str, ...] | None = None
     versioned, of_members, fields = False, False, dict[str, frozenset[str]]()
     labelled = ""
+    decoder = json.JSONDecoder(object_pairs_hook=once_each)
     for number, line in _lines(stream):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = decoder.decode(line)
         except (ValueError, RecursionError) as error:
             raise BadRowError(number, f"no JSON: {error}") from error
-        labelled = labelled or _LABELS[isinstance(row, dict) and _LABELS[1] in row]
+        labelled = labelled or _labelled(row if isinstance(row, dict) else (), number)
         if not isinstance(row, dict) or "key" not in row or labelled not in row:
             reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
             raise BadRowError(number, reason)
@@ -143,7 +145,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
         texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
         table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts)
         names = list(table.schema_arrow.names)
-        labelled = _LABELS[_LABELS[1] in names]
+        labelled = _labelled(names, 0)
         _check_columns(names, 0, needed=("key", labelled))
         wanted = [name for name in ("key", labelled, "version") if name in names]
         if of_members := _names_members(names, 0):
@@ -153,7 +155,8 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
         _check_chunks(stream, footer, wanted)
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
             _check_size(batch, number + 1)
-            columns = {name: batch.column(name).to_pylist() for name in wanted}
+            dense = {name: _decoded(batch.column(name)) for name in wanted}
+            columns = {name: column.to_pylist() for name, column in dense.items()}
             versions = map(_or_empty, columns["version"]) if "version" in columns else [None] * batch.num_rows
             for at, (key, label, version) in enumerate(
                 zip(columns["key"], columns[labelled], versions, strict=True)
@@ -185,6 +188,13 @@ def _check_columns(names: Sequence[Any], number: int, needed: Sequence[str] = ("
             f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
         )
         raise BadRowError(number, reason[:400])
+
+
+def _labelled(names: Collection[Any], number: int) -> str:
+    """Return which of the names of a label there is."""
+    if set(_LABELS) <= set(names):
+        raise BadRowError(number, "there are label and label[]: keep the one that is meant")
+    return _LABELS[_LABELS[1] in names]
 
 
 def _label(value: object, name: str) -> object:
@@ -305,6 +315,11 @@ def _check_size(batch: Any, number: int) -> None:
     if size_bytes > _MAX_BATCH_BYTES:
         reason = f"{batch.num_rows} rows from here have {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
         raise BadRowError(number, reason)
+
+
+def _decoded(column: Any) -> Any:
+    """The same without a dictionary, which is slow to make Python's values of."""
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
 def _dense_bytes(column: Any) -> int:

@@ -126,6 +126,9 @@ def test_bad_csv(tmp_path, text, reason):
 
 
 BAD_JSONL = {
+    "label twice": ('{"key": "a", "label": 1, "label": 2}\n', "line 1: .*'label' is given twice"),
+    "two labels": ('{"key": "a", "label": 1, "label[]": [2]}\n', "line 1: there are label and label"),
+    "texts": ('{"key": "a", "label": ["cat", "dog"]}\n', r"line 1: .* is a list of texts.*label\[\]"),
     "no JSON": ('{"key": "a", "label": 1}\n{"key"\n', "line 2: no JSON"),
     "deep": ("[" * 60_000 + "\n", "line 1: no JSON"),
     "no mapping": ("[1]\n", 'line 1: a row is {"key"'),
@@ -224,6 +227,13 @@ def test_no_such_file_and_no_file(tmp_path):
 def test_unknown_formats(url, reason):
     with pytest.raises(SourceError, match=reason):
         read(url)
+
+
+def test_classes_of_digits_in_csv_are_refused_with_the_way_to_write_them(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("key,label\na,0\nb,1\n")
+    with pytest.raises(SourceError, match="none of its labels is a name.*JSONL or Parquet"):
+        read_key_list(str(path), Tally(lambda _: None, threading.Event()), of_files=True, classes=("0", "1"))
 
 
 def test_few_bytes_of_parquet_that_stand_for_many_are_refused(tmp_path, monkeypatch):

@@ -183,7 +183,7 @@ def test_such_lists_take_the_bytes_of_their_numbers(tmp_path):
 BAD = {
     "label is an empty list": ('{"key": "a", "label": []}\n', "line 1: a list has 1 to 8192 numbers"),
     "label has an empty list": ('{"key": "a", "label": [[1], []]}\n', "line 1: a label is a number"),
-    "list of texts": ('{"key": "a", "label": ["x"]}\n', "line 1: the label 'x' is a text"),
+    "list of texts": ('{"key": "a", "label": ["x"]}\n', "line 1: .* is a list of texts"),
     "list of null": ('{"key": "a", "label": [1, null]}\n', "line 1: a label is a number.*; not 'None'"),
     "list too deep": (
         '{"key": "a", "label": ' + "[" * 9 + "1" + "]" * 9 + "}\n",
