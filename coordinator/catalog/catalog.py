@@ -27,7 +27,7 @@ from superdl.super_wire.labels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,9 +35,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.labels import Labels
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "RecentIds"]
 
 _AT_A_TIME = 8192
+_SLOTS = 2**17
+_EPOCH_SHIFT = np.int64(40)  # an index has fewer bits (SIZE_MAX of the plan)
+_EPOCHS = 2**22
+_NONE = np.int64(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,6 +233,37 @@ class Catalog:
             theirs = recipe_digest, randomness, members, columns[1:]
             packed += ids.sample_ids(self.id_bucket, keys, versions, *theirs)
         return bytes(packed)
+
+
+class RecentIds:
+    """A direct-mapped cache of up to 131,072 ids of a random recipe, 3 MB once it is used.
+
+    Each id is wanted twice: when functions are asked for the sample, and when a sampler asks for its batch.
+    """
+
+    def __init__(self) -> None:
+        self._tags: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._ids: NDArray[np.uint8] = np.empty((0, ids.ID_BYTES), dtype=np.uint8)
+
+    def ids(
+        self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
+    ) -> bytes:
+        """The ids of ``indices`` in ``epoch``, concatenated; ``derive`` gives those that are not here."""
+        if not 0 <= epoch < _EPOCHS:
+            return derive(indices)
+        if not self._tags.size:
+            self._tags = np.full(_SLOTS, _NONE, dtype=np.int64)
+            self._ids = np.empty((_SLOTS, ids.ID_BYTES), dtype=np.uint8)
+        slots = indices & np.int64(_SLOTS - 1)
+        wanted = indices | (np.int64(epoch) << _EPOCH_SHIFT)
+        found = self._ids[slots]
+        missing = np.flatnonzero(self._tags[slots] != wanted)
+        if missing.size:
+            derived = np.frombuffer(derive(indices[missing]), dtype=np.uint8).reshape(-1, ids.ID_BYTES)
+            found[missing] = derived
+            self._ids[slots[missing]] = derived
+            self._tags[slots[missing]] = wanted[missing]
+        return bytes(found)
 
 
 def _id_columns(part: Field[Strings], places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from superdl.coordinator.catalog.catalog import RecentIds
 from superdl.coordinator.catalog.lister import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
-from superdl.coordinator.catalog.recent_ids import RecentIds
 from superdl.coordinator.core import DatasetFacts, runs_of
 from superdl.super_wire.errors import CoordinatorError, SourceBusyError, SourceError, SuperError
 from superdl.super_wire.ids import ID_BYTES, Naming, digest128

@@ -230,23 +230,6 @@ class Plan:
         slots, lengths = self._slices(position, position + 1, rank)
         return bool(self._mixing.before(slots) == self._mixing.before(slots + lengths))
 
-    def global_span(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Return what all ranks read at the positions from ``start`` up to, not including, ``stop``.
-
-        The indices (int64) come in the order of the epoch, without padding: global batch ``j``
-        begins at ``(j - start) * global_batch_size``, unless the plan is a part of a mix.
-
-        Raises:
-            PlanError: If epoch is out of range, or not ``0 <= start <= stop <= batches_per_epoch``.
-        """
-        epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
-        start, stop = self._checked_range(start, stop)
-        first, end = (
-            self._before(min(position * self.global_batch_size, self._slots)) for position in (start, stop)
-        )
-        places = np.arange(first, end, dtype=np.int64)
-        return self._indices(epoch, places) if self._drawing is None else self._drawing.at(epoch, places)[0]
-
     def next_use(self, indices: NDArray[np.int64], epoch: int, position: int) -> NDArray[np.int64]:
         """Return how many global batches from now each sample is used next.
 

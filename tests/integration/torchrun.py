@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from tests.fixtures.plans import global_span
+
 if TYPE_CHECKING:
     from superdl.coordinator.core import Plan
 
@@ -87,7 +89,7 @@ def planned(images: Path, plan: Plan, epoch: int, start: int = 0, stop: int | No
     """What a plan says that all ranks get, in order, from position ``start`` to before ``stop``."""
     keys = sorted(str(path.relative_to(images)).encode() for path in images.glob("*/*.jpg"))
     stop = plan.batches_per_epoch if stop is None else stop
-    indices = plan.global_span(epoch, start, stop)
+    indices = global_span(plan, epoch, start, stop)
     places = (start + number // plan.global_batch_size for number in range(len(indices)))
     return [(epoch, place, keys[index].decode()) for place, index in zip(places, indices, strict=True)]
 

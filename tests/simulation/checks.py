@@ -34,6 +34,7 @@ from superdl.coordinator.core import (
 from superdl.experiments.simulator.world_state import InvariantError, Watch
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome
+from tests.fixtures.plans import global_span
 from tests.simulation.money_check import MoneyCheck
 from tests.simulation.store_check import StoreCheck
 from tests.simulation.upsets import UpsetWorld
@@ -370,7 +371,7 @@ class Checks(Watch):
             self.require(np.unique(indices).size == indices.size, f"{script.name} read a sample twice")
             if (first, stop) == (0, script.plan.batches_per_epoch):
                 self.require(indices.size == script.plan.samples_per_epoch, f"{script.name} missed samples")
-            planned = script.plan.global_span(epoch, first, stop)
+            planned = global_span(script.plan, epoch, first, stop)
             self.require(
                 np.array_equal(indices, planned), f"{script.name} is not in plan order: epoch {epoch} differs"
             )

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog.recent_ids import RecentIds
+from superdl.coordinator.catalog.catalog import RecentIds
 from superdl.super_wire.ids import ID_BYTES
 
 # Few slots, many indices that share them.

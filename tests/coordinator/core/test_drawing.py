@@ -15,6 +15,7 @@ from superdl.coordinator.core.drawing import PLACES_MAX
 from superdl.coordinator.core.plan import NEVER_SOON, Plan
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import PlanError
+from tests.fixtures.plans import global_span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +53,7 @@ def drawn(plan: Plan) -> Draws:
 def whole(plan: Plan, epoch: int) -> NDArray[np.int64]:
     """The order of an epoch, also of what drop_last leaves out."""
     plan = replace(plan, drop_last=False)
-    return plan.global_span(epoch, 0, plan.batches_per_epoch)
+    return global_span(plan, epoch, 0, plan.batches_per_epoch)
 
 
 @given(plan=plans(), epoch=EPOCHS)

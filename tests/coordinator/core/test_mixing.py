@@ -14,6 +14,7 @@ from superdl.coordinator.core.mixing import SLOTS_MAX, Mixing
 from superdl.coordinator.core.plan import NEVER_SOON, Plan
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import PlanError
+from tests.fixtures.plans import global_span
 
 if TYPE_CHECKING:
     from superdl.coordinator.core.plan import Span
@@ -76,7 +77,7 @@ def test_ranks_of_any_number_share_out_the_same_batches_of_exact_counts(
             one = plan.batch(epoch, steps - 1, ranks - 1)
             assert plan.is_empty(steps - 1, ranks - 1) is (one.indices.size == 0)
             assert one.indices.tolist() == of_dataset[-1].indices[of_dataset[-1].offsets[-2] :].tolist()
-            assert plan.global_span(epoch, 0, steps).tolist() == [
+            assert global_span(plan, epoch, 0, steps).tolist() == [
                 index for step in seen[-1] for index in step[plan.member]
             ]
     assert seen[0] == seen[1] == seen[2]

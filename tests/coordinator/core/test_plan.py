@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from superdl.coordinator.core.plan import Plan
 from superdl.super_wire.errors import PlanError
+from tests.fixtures.plans import global_span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +32,7 @@ PROPERTY = settings(max_examples=150, deadline=None)
 
 
 def order(plan: Plan, epoch: int) -> NDArray[np.int64]:
-    return plan.global_span(epoch, 0, plan.batches_per_epoch)
+    return global_span(plan, epoch, 0, plan.batches_per_epoch)
 
 
 @given(plan=plans(), epoch=EPOCHS)
@@ -57,7 +58,7 @@ def test_ranks_take_contiguous_slices_of_the_global_batch(plan: Plan, epoch: int
     for position in range(plan.batches_per_epoch):
         begin = position * plan.global_batch_size
         expected = whole[begin : begin + plan.global_batch_size]
-        assert np.array_equal(plan.global_span(epoch, position, position + 1), expected)
+        assert np.array_equal(global_span(plan, epoch, position, position + 1), expected)
         parts = [plan.batch(epoch, position, rank) for rank in range(plan.replicas)]
         joined = np.concatenate([part.indices for part in parts])
         flags = np.concatenate([part.padding for part in parts])
@@ -91,7 +92,7 @@ def test_a_span_is_its_batches_end_to_end(plan: Plan, epoch: int, data: st.DataO
 def test_the_global_order_depends_on_the_global_batch_size_only(epoch: int, size: int, seed: int) -> None:
     divisions = [Plan(size, 24 // replicas, replicas, seed) for replicas in (1, 2, 3, 4, 6, 8, 12, 24)]
     for position in range(0, divisions[0].batches_per_epoch, 20):
-        batches = [plan.global_span(epoch, position, position + 1) for plan in divisions]
+        batches = [global_span(plan, epoch, position, position + 1) for plan in divisions]
         assert all(np.array_equal(batch, batches[0]) for batch in batches)
 
 
@@ -154,7 +155,7 @@ def test_places_that_do_not_exist_are_refused_by_name() -> None:
     with pytest.raises(PlanError, match="stop must be from 0 to 10, not 11"):
         plan.span(0, 0, 11, 0)
     with pytest.raises(PlanError, match="start must be from 0 to 4, not 5"):
-        plan.global_span(0, 5, 4)
+        global_span(plan, 0, 5, 4)
     with pytest.raises(PlanError, match="position must be from 0 to 10, not 11"):
         plan.next_use(np.array([0]), 0, 11)
     with pytest.raises(PlanError, match=r"indices must be in range\(100\)"):
