@@ -10,13 +10,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.core import auditing, events, filling, ranks, requesting, restoring, results
-from superdl.coordinator.core.consistency import problems, stuck_work
 from superdl.coordinator.core.diagnosis import history, needed_bytes
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
 from superdl.coordinator.core.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -170,8 +169,3 @@ class Core:
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
         """What happened to a batch, as far as it is remembered: times (see :meth:`handle`) and words."""
         return history(self.state, name, rank, epoch, position)
-
-    def problems(self) -> Iterator[str]:
-        """Invariants that do not hold: nothing, unless there is a bug. For tests and the simulator."""
-        yield from problems(self.state)
-        yield from stuck_work(self.state, self._now_s)

@@ -239,15 +239,8 @@ class Ledger:
                 costs.add(pool.costs, share)
         return costs
 
-    def total_costs(self) -> Costs:
-        """What was spent until now, by whomever."""
-        total = Costs()
-        for job in self.jobs():
-            total.add(self.job_costs(job))
-        return total
-
     def spent(self) -> Costs:
-        """The same, found without asking who bears it."""
+        """What was spent until now, found without asking who bears it."""
         total = self._hours(sum(self._hours_usd - since for since in self._present.values()))
         for costs in (*self._own.values(), *(pool.costs for pool in self._pools.values())):
             total.add(costs)

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
 __all__ = ["EVERY_EPOCH", "CacheMemory", "SampleSet", "SampleState", "SetKey", "footprint"]
@@ -290,21 +288,6 @@ class SampleSet:
             if state == SampleState.RESIDENT
             else int(np.count_nonzero(self.state == state))
         )
-
-    def problems(self) -> Iterator[str]:
-        """What contradicts itself in this set; nothing, if all is well."""
-        resident = self.having(SampleState.RESIDENT)
-        if resident.size != self.resident_count:
-            yield f"{self.key}: {resident.size} samples are resident, {self.resident_count} are counted"
-        if (self.stored_bytes[resident] == 0).any():
-            yield f"{self.key}: a resident sample has no footprint"
-        if int(self.stored_bytes.sum(dtype=np.int64)) != self.resident_bytes:
-            yield f"{self.key}: footprints do not add up to {self.resident_bytes} bytes"
-        kept = (self.state == SampleState.RESIDENT) | (self.state == SampleState.CHECKING)
-        if self.pointed is not None and self.pointed[~kept].any():
-            yield f"{self.key}: a sample that is not in the cache has a pointer there"
-        if self.stored_bytes[~kept].any():
-            yield f"{self.key}: a sample that is not in the cache has a footprint"
 
     def _take(self, size_bytes: int) -> None:
         self.resident_bytes += size_bytes

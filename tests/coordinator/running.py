@@ -36,6 +36,7 @@ from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, PrefetchRequest, PrefetchResult
 from tests.fixtures.valkey import free_port
+from tests.simulation.invariants import problems
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -255,8 +256,8 @@ async def running(
         made = Running(address, cache, executor, engine, datasets, reports, stub, channel)
         engine.tell = made.look
         yield made
-        problems = list(engine.core.problems())
-        assert not problems, problems
+        left = list(problems(engine.core))
+        assert not left, left
         assert engine.failed.cancelled() or not engine.failed.done(), engine.failed
 
 

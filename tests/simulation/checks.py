@@ -35,6 +35,7 @@ from superdl.experiments.simulator.world_state import InvariantError, Watch
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome
 from tests.fixtures.plans import global_span
+from tests.simulation.invariants import problems
 from tests.simulation.money_check import MoneyCheck
 from tests.simulation.store_check import StoreCheck
 from tests.simulation.upsets import UpsetWorld
@@ -321,7 +322,7 @@ class Checks(Watch):
         """After every event."""
         world, core = self._world, self._world.core
         self.require(not (wrong := "; ".join(self._store.left_with_pointers())), wrong)
-        self.require(not (problems := list(core.problems())), "; ".join(problems))
+        self.require(not (wrong := "; ".join(problems(core))), wrong)
         self.require(
             core.wake_at_s > world.now_s, f"the core wants to be woken at {core.wake_at_s}, in the past"
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import OUTCOME_ORDER, FailureKind, RequestDone, RequestFailed
 from superdl.super_wire.request import Outcome
+from tests.simulation.invariants import total_costs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +82,7 @@ class MoneyCheck:
         ledger, billed_usd = self._world.core.state.ledger, self._billed_usd()
         if not math.isclose(billed_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
             yield f"{billed_usd} USD were billed, the core knows of {ledger.total_usd}"
-        borne_usd = ledger.total_costs().usd
+        borne_usd = total_costs(ledger).usd
         if not math.isclose(borne_usd, billed_usd, rel_tol=1e-6, abs_tol=1e-9):
             yield f"{billed_usd} USD were billed, jobs bear {borne_usd}"
         if self._beyond:

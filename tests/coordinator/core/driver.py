@@ -25,6 +25,7 @@ from superdl.coordinator.core.events import (
     WriteTombstones,
 )
 from superdl.super_wire.request import Outcome
+from tests.simulation.invariants import problems
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class Driver:
         """Hand in an event, some time after the last one."""
         self.now_s += after_s
         actions = self.core.handle(event, self.now_s)
-        assert list(self.core.problems()) == []
+        assert list(problems(self.core)) == []
         assert self.core.wake_at_s > self.now_s
         for action in actions:
             kept: list[Any] = {

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
 from superdl.coordinator.core.samples import _LEGAL, CacheMemory, SampleSet, footprint
+from tests.simulation.invariants import problems_of
 
 KEY = SetKey(b"data", EVERY_EPOCH)
 S = SampleState
@@ -65,7 +66,7 @@ def test_the_account_adds_up_after_any_changes(changes):
             samples.store(indices, np.full(indices.size, size_bytes))
         else:
             samples.move(indices, to)
-        assert list(samples.problems()) == []
+        assert list(problems_of(samples)) == []
         assert memory.resident_bytes == samples.resident_bytes
 
 
@@ -83,4 +84,4 @@ def test_a_broken_account_is_reported(break_it, problem):
     samples.move(at(0), S.IN_FLIGHT)
     samples.store(at(0), np.array([1000]))
     break_it(samples)
-    assert any(problem in line for line in samples.problems())
+    assert any(problem in line for line in problems_of(samples))

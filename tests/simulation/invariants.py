@@ -1,4 +1,4 @@
-"""What must hold of the core's memory after every event; for tests and the simulator."""
+"""What must hold of the core's memory after every event, and of each of its sets of samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.dispatching import wake_times_s
-from superdl.coordinator.core.ledger import Spending
+from superdl.coordinator.core.ledger import Costs, Spending
 from superdl.coordinator.core.restoring import all_straight
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.saving import left_lying
@@ -17,16 +17,17 @@ from superdl.coordinator.core.saving import left_lying
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from superdl.coordinator.core import Core
+    from superdl.coordinator.core.ledger import Ledger
+    from superdl.coordinator.core.samples import SampleSet
     from superdl.coordinator.core.state import Request, State
 
 
-__all__ = ["problems", "stuck_work"]
-
-
-def problems(state: State) -> Iterator[str]:
-    """Invariants that do not hold: nothing, unless there is a bug."""
+def problems(core: Core) -> Iterator[str]:
+    """Yield the invariants that do not hold."""
+    state = core.state
     for samples in state.sets.values():
-        yield from samples.problems()
+        yield from problems_of(samples)
     yield from _memory(state)
     yield from _waits(state)
     yield from _executors(state)
@@ -35,6 +36,23 @@ def problems(state: State) -> Iterator[str]:
     yield from _stalls(state)
     yield from _money(state)
     yield from _store(state)
+    yield from _stuck_work(state, core.now_s)
+
+
+def problems_of(samples: SampleSet) -> Iterator[str]:
+    """What contradicts itself in a set; nothing, if all is well."""
+    resident = samples.having(SampleState.RESIDENT)
+    if resident.size != samples.resident_count:
+        yield f"{samples.key}: {resident.size} samples are resident, {samples.resident_count} are counted"
+    if (samples.stored_bytes[resident] == 0).any():
+        yield f"{samples.key}: a resident sample has no footprint"
+    if int(samples.stored_bytes.sum(dtype=np.int64)) != samples.resident_bytes:
+        yield f"{samples.key}: footprints do not add up to {samples.resident_bytes} bytes"
+    kept = (samples.state == SampleState.RESIDENT) | (samples.state == SampleState.CHECKING)
+    if samples.pointed is not None and samples.pointed[~kept].any():
+        yield f"{samples.key}: a sample that is not in the cache has a pointer there"
+    if samples.stored_bytes[~kept].any():
+        yield f"{samples.key}: a sample that is not in the cache has a footprint"
 
 
 def _stalls(state: State) -> Iterator[str]:
@@ -95,7 +113,15 @@ def _executors(state: State) -> Iterator[str]:
             )
 
 
-def stuck_work(state: State, now: float) -> Iterator[str]:
+def total_costs(ledger: Ledger) -> Costs:
+    """Add up what was spent until now, by whomever."""
+    total = Costs()
+    for job in ledger.jobs():
+        total.add(ledger.job_costs(job))
+    return total
+
+
+def _stuck_work(state: State, now: float) -> Iterator[str]:
     """Work that is left lying after an event, though somebody could do it: nothing, unless there is a bug."""
     for job in state.jobs.values():
         eligible = state.eligible_for(job.dataset)
@@ -138,7 +164,7 @@ def _cursors(state: State) -> Iterator[str]:
 
 def _money(state: State) -> Iterator[str]:
     """All that was spent is borne by somebody, and what it was paid for is known."""
-    borne_usd = state.ledger.total_costs().usd
+    borne_usd = total_costs(state.ledger).usd
     if not math.isclose(borne_usd, state.ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
         yield f"jobs bear {borne_usd} USD of {state.ledger.total_usd}"
 
