@@ -280,7 +280,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
         last_good = None if self._bad_samples is None else self._bad_samples.last_good
         if ref.alone and self._on_bad_sample == "skip" and LEAVES_OUT.get():
             self._note_bad(read, "batch left out")
-            raise BatchLeftOut
+            remedy = "All of them are bad, and so are all others of the epoch"
+            raise BatchLeftOut from None if ref.position else bad_sample_error(ref, read.bad, remedy)
         if last_good is None:
             remedy = "All of them are bad, and this process has read no good sample yet to repeat instead"
             raise bad_sample_error(ref, read.bad, remedy)

@@ -307,7 +307,8 @@ class _Pass(Iterator[Any]):
         self._progress = _Progress()
         self._refs: Iterator[Any] | None = None
         self._exhausted = False
-        self._trouble: Exception | None = None  # what the sampler raised in place of a batch
+        self._trouble: BaseException | None = None  # what the sampler raised in place of a batch
+        self._none_good: BaseException | None = None  # to be raised if no batch has a good sample
         self._passed = 0  # batches that were given to the loop, or failed
         self._ahead: deque[Future[Any]] = deque()
         weakref.finalize(self, _give_up, self._ahead).atexit = False
@@ -316,18 +317,18 @@ class _Pass(Iterator[Any]):
         while True:
             self._ask_ahead()
             if not self._ahead:
-                trouble, self._trouble = self._trouble, None
-                if trouble is not None:
-                    raise trouble
-                self._progress.finished = True
-                raise StopIteration
+                trouble = self._trouble or (None if self._progress.taken else self._none_good)
+                self._trouble = self._none_good = None
+                self._progress.finished = trouble is None
+                raise trouble or StopIteration
             self._threads.check()
             wait([self._ahead[0]])  # may be interrupted: the batch stays the next one
             future = self._ahead.popleft()
             self._passed += 1
             try:
                 item = self._mover.receive(future.result())
-            except BatchLeftOut:
+            except BatchLeftOut as left_out:
+                self._none_good = left_out.__cause__ or self._none_good
                 continue
             finally:
                 del future  # or an error, its frames and the future would hold one another

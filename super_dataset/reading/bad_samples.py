@@ -38,7 +38,10 @@ LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)
 
 
 class BatchLeftOut(Exception):  # noqa: N818 # no error: the loader catches it and goes on
-    """All samples of the batch are bad, and the policy is to leave them out."""
+    """All samples of the batch are bad, and the policy is to leave them out.
+
+    The cause of an epoch's first is what to raise where all others of the epoch are left out as well.
+    """
 
 
 class BadSample(NamedTuple):

@@ -153,12 +153,35 @@ def relative(dataset: SuperDataset) -> list[tuple[str, Any]]:
     return [(path.removeprefix(f"{place}/"), label) for path, label in dataset.samples]
 
 
-def test_a_reader_that_never_saw_a_good_sample_raises(shared_stack: Stack, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "kind"), [("replace", "none"), ("skip", "none"), ("skip", "threads")])
+def test_a_reader_that_never_saw_a_good_sample_raises(
+    shared_stack: Stack, tmp_path: Path, policy: Any, kind: str
+) -> None:
     (tmp_path / "a").mkdir()
     for number in range(3):
         (tmp_path / "a" / f"{number}.jpg").write_text("this is no image")
-    dataset = SuperDataset(tmp_path, RECIPE, on_bad_sample="replace")
+    dataset = SuperDataset(tmp_path, RECIPE, on_bad_sample=policy)
     with SuperSampler(dataset, batch_size=2, coordinator=shared_stack.address) as sampler:
-        batches = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
-        with pytest.raises(BadSampleError):
-            next(batches)
+        loader = loader_of(kind, dataset, sampler)
+        for _ in range(2):
+            with pytest.raises(BadSampleError):
+                next(iter(loader))
+        assert len(dataset.bad_samples) == (3 if kind == "threads" else 0)
+
+
+def test_an_epoch_of_which_bad_samples_alone_are_left_ends(shared_stack: Stack, tmp_path: Path) -> None:
+    (image,) = write_images(tmp_path / "few", 1).glob("*/*.jpg")
+    (image.parent / "zzz.jpg").write_text("this is no image")
+    how: dict[str, Any] = {"batch_size": 1, "shuffle": False, "coordinator": shared_stack.address}
+    state = None
+    for _ in range(2):  # in the second, a run that goes on
+        dataset = SuperDataset(tmp_path / "few", RECIPE, on_bad_sample="skip")
+        with SuperSampler(dataset, job="goes on", **how) as sampler:
+            loader = SuperLoader(dataset, sampler)
+            if state is None:
+                next(iter(loader))
+                state = loader.state_dict()
+                continue
+            loader.load_state_dict(state)
+            assert list(loader) == []
+            assert [bad.key for bad in loader.bad_samples] == [f"{image.parent.name}/zzz.jpg"]
