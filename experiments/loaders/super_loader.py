@@ -79,6 +79,7 @@ def _try_out(request: LoaderRequest, coordinator: str) -> None:
         coordinator=coordinator,
         key_list=request.source.key_list,
         sample=request.rank == 0,
+        bad_may_come=request.loader.on_bad_sample != "raise",
         tell=request.tell,
     )
 
@@ -131,7 +132,9 @@ class _SuperLoader:
         return len(self._sampler)
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        return self._sampler.state_dict(batches_consumed=batches)
+        # A SuperLoader knows which batches it left out, for bad samples alone.
+        place = getattr(self._batches, "state_dict", None)
+        return place() if place is not None else self._sampler.state_dict(batches_consumed=batches)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._batches is None:

@@ -195,7 +195,7 @@ class Batches:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """The next step's batch; None after the last.
+        """The next step's batch; None after the last, which comes early where batches were left out.
 
         Raises:
             ConfigError: the loader has ended before its length, or with no batch at all.
@@ -207,6 +207,9 @@ class Batches:
         if batch is None and self._again:
             batch = self._begin()
         if batch is None:
+            bad = getattr(self._loader, "bad_samples", ())
+            if any(sample.handled == "batch left out" for sample in bad):
+                return None
             raise ConfigError(
                 f"the loader of {self._split} ended after {self.step} batches, and {self.steps} were to come"
             )

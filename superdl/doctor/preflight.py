@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from superdl.doctor.cache import check_cache, check_coordinator
 from superdl.doctor.checking import Case, CheckStatus, OutOfTimeError, within
 from superdl.doctor.sample import check_sample
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ReadTimeoutError
+from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,10 +30,12 @@ def preflight(
     key_list: str | None = None,
     tell: Callable[[str], object],
     sample: bool = True,
+    bad_may_come: bool = False,
 ) -> None:
     """Try coordinator and cache with this process's rights and, with ``sample``, source and function too.
 
-    ``tell`` gets a line where no sample came in time and nothing says why: a cold function may be slow.
+    ``tell`` gets a line where no sample came in time and nothing says why: a cold function may be slow. A bad
+    sample says that all works, and ends a run unless ``bad_may_come``.
 
     Raises:
         SuperError: the run would end with this error, or wait for its ``read_timeout`` and then do so.
@@ -53,6 +55,10 @@ def preflight(
             left_s = max(_ANSWER_S, _LIMIT_S - (time.monotonic() - began_s))
             try:
                 found = within(left_s, partial(look, case))
+            except BadSampleError:
+                if not bad_may_come:
+                    raise
+                continue
             except (OutOfTimeError, ReadTimeoutError) as error:
                 if look is not check_sample:
                     raise CacheUnreachableError(

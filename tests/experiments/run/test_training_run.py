@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from superdl.experiments.data import Source
+from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.run import run
 from superdl.experiments.spec import Spec, load_spec, parse_spec
@@ -185,6 +188,32 @@ def test_skipped_samples_are_listed_in_the_report(colours):
     assert note in json.loads((the_run(colours) / "report.json").read_text())["notes"]
     with pytest.raises(ConfigError, match="on_bad_sample"):
         spec_of(colours, "loader.on_bad_sample=skip")
+
+
+def test_a_batch_of_bad_samples_alone_ends_no_run(colours):
+    broken = sorted((colours / "train").glob("*/*.png"))[::5]
+    for file in broken:
+        file.write_text("no image")
+    with Stack() as stack:
+        own = (
+            "epochs=2",
+            "loader.kind=super-threads",
+            "loader.batch_size=1",
+            "loader.on_bad_sample=skip",
+            "training.checkpoint_steps=1",
+            f"loader.coordinator={stack.address}",
+        )
+        report = run(spec_of(colours, *own), console=quiet())
+        assert [one.train.samples for one in report.epochs] == [24 - len(broken)] * 2
+        spec = spec_of(colours, *own)
+        source = Source(str(colours / "train"))
+        opened = open_loader(LoaderRequest(source, spec.recipe, spec.loader, False, 0, False))
+        batches = iter(opened)
+        seen = [labels.tolist() for _, labels, _ in islice(batches, 3)]
+        opened.load_state_dict(opened.state_dict(3))
+        seen += [labels.tolist() for _, labels, _ in opened]
+        opened.close()
+    assert len(seen) == 24 - len(broken)
 
 
 def test_a_run_that_fails_reports_why(colours):
