@@ -67,16 +67,15 @@ from superdl.coordinator.core.events import (
     Warn,
     WriteTombstones,
 )
-from superdl.coordinator.core.filling import Filled
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import ClosedJobs, Job
 from superdl.coordinator.core.journal import Cause
-from superdl.coordinator.core.ledger import Costs, Ledger, Spending
+from superdl.coordinator.core.ledger import Ledger, Spending
 from superdl.coordinator.core.neighbours import runs_of
 from superdl.coordinator.core.plan import Plan
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
 from superdl.coordinator.core.settings import CoreSettings, DatasetFacts, ExecutorFacts, Prices
-from superdl.coordinator.core.teams import NO_TEAM, Team, TeamState
+from superdl.coordinator.core.teams import NO_TEAM, Team
 
 __all__ = [
     "EVERY_EPOCH",
@@ -95,7 +94,6 @@ __all__ = [
     "ClosedJobs",
     "Core",
     "CoreSettings",
-    "Costs",
     "DatasetFacts",
     "Drop",
     "Event",
@@ -105,7 +103,6 @@ __all__ = [
     "ExecutorsIneligible",
     "FailureKind",
     "FillUp",
-    "Filled",
     "Job",
     "JobClosed",
     "JobOpened",
@@ -124,7 +121,6 @@ __all__ = [
     "SetKey",
     "Spending",
     "Team",
-    "TeamState",
     "TeamsChanged",
     "Tick",
     "Warn",

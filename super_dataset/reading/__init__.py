@@ -18,11 +18,10 @@ from superdl.super_dataset.reading.delivery import (
     sample_tensors,
 )
 from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
-from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
+from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 
 __all__ = [
     "LEAVES_OUT",
-    "Backoff",
     "BadSample",
     "BadSamples",
     "BatchInfo",
