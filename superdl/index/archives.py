@@ -1,7 +1,8 @@
 """Tars and zips: members are files, named by paths, and labelled by a file beside them or by their folder.
 
-A sample is the files that share a name up to the first dot, as WebDataset writes it; in a tar they follow
-each other. Python's own ``tarfile`` and ``zipfile`` read the headers; that an archive is whole is seen here.
+A sample is the files that share a name up to the first dot, as WebDataset writes it; in a tar they are
+adjacent. Python's ``tarfile`` and ``zipfile`` parse the headers; that an archive is complete is checked here.
+An index of DALI's ``wds2idx`` says where the members of a tar lie, so that the tar need not be read.
 """
 
 from __future__ import annotations
@@ -13,45 +14,47 @@ import tarfile
 import zipfile
 import zlib
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.index.indexes import end_of, indexed_members, stale
-from superdl.index.loose import LABEL_FILE_BYTES, json_label, text_label
-from superdl.index.shard import Member, ShardFile, refuse_compressed
+from superdl.index.loose import LABEL_FILE_BYTES, label_in
+from superdl.index.shard import Member, ShardFile
 from superdl.super_wire.hidden_names import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from superdl.index.choices import Choices
-    from superdl.index.shard import Label, Shard, Shards
+    from superdl.index.shard import Label, Shard, ShardError, Shards
 
-__all__ = ["tar_members", "zip_members"]
+__all__ = ["indexed_members", "tar_members", "zip_members"]
 
 _BLOCK = tarfile.BLOCKSIZE
 _PADDING_BYTES = 2**24  # zeros that may follow the end mark: tar -b fills up whole records
-_HEADER_BYTES = 2**16  # of a long name, or a pax header, whose numbers Python takes minutes for
-_DIGITS_MAX = 255  # in a row, in a pax header: names of files may be numbers, and are no longer
-_NUMBERS = re.compile(rb"[0-9]{%d}" % (_DIGITS_MAX + 1))
+_HEADER_BYTES = 2**16  # of a long name, or of a pax header
+_DIGITS = re.compile(
+    rb"[0-9]{256}"
+)  # in a pax header Python takes minutes for long numbers; names are shorter
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _LABELS = ("cls", "cls.txt")
+_INDEX_BYTES = 2**28
+_SHORT = 100  # bytes of a name; longer ones stand in headers of their own
+_FILES = re.compile(r"X(?: X)*".replace("X", "[^ ]+ [0-9]{1,18} [0-9]{1,18} [^ ]+"))  # in a line of an index
 # What Python's parsers raise for bytes that are no archive.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError)
 _BROKEN_ZIP = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, EOFError)
 
 _DIRECTORY_BYTES = 2**30  # of a zip; some hundred bytes for each member
 _LOCAL = struct.Struct("<4s5H3I2H")
-_LOCAL_MAGIC = b"PK\3\4"
 _UTF8 = 0x800
 _ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a masked header
 _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 
 
 class _File(NamedTuple):
-    """A file in an archive of ``size`` bytes. ``place`` gives offset, length and encoding of its bytes, and
-    refuses what cannot be read in place.
+    """A file in an archive. ``place`` returns offset, length and encoding of its bytes, or raises the error
+    for one that cannot be read in place.
     """
 
     name: str
@@ -59,163 +62,124 @@ class _File(NamedTuple):
     place: Callable[[], tuple[int, int, str]]
 
 
-def _members(
-    shard: Shard,
-    choices: Choices,
-    files: Iterable[_File],
-    is_image: Callable[[str], bool],
-    *,
-    one_image: bool = False,
-) -> Iterator[Member]:
-    """The images among files, each with the label that lies beside it: beside each image, or beside none.
+class _Archive:
+    """Finds the images among an archive's files, and the label of each; ``webdataset``: as that package does.
 
-    A label may be of ``one_image`` alone.
+    Then an image field is a whole extension, and a label is of one image alone.
     """
-    extensions = (choices.label_field, "json", *_LABELS) if choices.reads_labels else ()
-    apart: dict[bool, set[str]] = {True: set(), False: set()}  # keys of labels alone, of images alone
-    first: dict[bool, str] = {}  # an image with a label, and one without
-    names, bare = list[str](), dict[str, str]()
-    for key, group in groupby(files, lambda file: _split(file.name, choices)[0]):
-        sample = list(group)
-        names += [file.name for file in sample if file.name.rpartition(".")[2] in extensions]
-        images = [file for file in sample if is_image(file.name)]
-        others = [(file, _split(file.name, choices)[1]) for file in sample if file not in images]
-        labels = {extension: file for file, extension in others if extension in extensions}
-        if bool(images) != bool(labels):
-            apart[bool(labels)].add(key)
-            if key in apart[not labels]:
-                raise shard.error(
-                    "its image and its label do not lie beside each other: pack the files of a sample one "
-                    "after the other (tar --sort=name)",
-                    [*images, *labels.values()][0].name,
+
+    def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
+        self._shard, self._choices, self._webdataset = shard, choices, webdataset
+        own = (choices.label_field,) if choices.label_field else _LABELS
+        self._labels = (*own, "json") if choices.reads_labels else ()
+        self._dotted: dict[str, str] = {}  # label files whose own key is longer, by their stem
+
+    def split(self, name: str) -> tuple[str, str]:
+        """Return a sample's key, and the extension after it."""
+        folder, slash, base = name.rpartition("/")
+        last = self._choices.key_at == "last-dot"
+        first, _, extension = base.rpartition(".") if last else base.partition(".")
+        return folder + slash + first, extension
+
+    def members(self, files: Iterable[_File]) -> Iterator[Member]:
+        """Yield the images among files whose samples are adjacent. Either all have a label, or none has."""
+        alone = {True: set[str](), False: set[str]()}  # keys of labels without image, of images without label
+        first, bare = dict[bool, str](), dict[str, str]()  # images by whether, and unlabelled ones by stem
+        for key, group in groupby(files, lambda file: self.split(file.name)[0]):
+            images, labels = self._parted(group)
+            if bool(images) != bool(labels):
+                alone[bool(labels)].add(key)
+                if key in alone[not labels]:
+                    why = "its image and its label are not adjacent: sort the files (tar --sort=name)"
+                    raise self._shard.error(why, [*images, *labels.values()][0].name)
+            elif self._webdataset and len(images) > 1 and not self._choices.fields:
+                raise self._shard.error(
+                    f"a sample has several images ({', '.join(file.name for file in images)}): name one by "
+                    "--image-field EXTENSION, or cut keys with dots by --key-at last-dot",
+                    images[0].name,
                 )
-        elif one_image and images:
-            _check_one(
-                shard, choices, images, [file for file, extension in others if extension in extensions]
-            )
-        label = _label(shard, labels, choices) if images else None
-        for name, size, place in images:
-            first.setdefault(label is None, name)
-            if label is None:
-                bare[posixpath.splitext(name)[0]] = name
-            offset, length, encoding = place()
-            yield Member(name, offset, length if size else 0, label, encoding)
-    _check_labels(shard, choices, names, bare, first)
+            label = self._label(labels) if images else None
+            for name, size, place in images:
+                first.setdefault(label is not None, name)
+                if label is None:
+                    bare[posixpath.splitext(name)[0]] = name
+                offset, length, encoding = place()
+                yield Member(name, offset, length if size else 0, label, encoding)
+        dot = self._choices.key_at.replace("-", " ")
+        for stem in bare.keys() & self._dotted.keys():
+            why = f"{self._dotted[stem]} is not its label, as keys end at their {dot}: try --key-at last-dot"
+            raise self._shard.error(why, bare[stem])
+        if len(first) > 1:
+            why = f"no label stands beside it, and one beside {first[True]} (keys end at their {dot})"
+            raise self._shard.error(f"{why}: add one, or use --labels folder for all", first[False])
 
+    def _parted(self, sample: Iterable[_File]) -> tuple[list[_File], dict[str, _File]]:
+        """Return a sample's images, and its label files by extension."""
+        images, labels, field = list[_File](), dict[str, _File](), self._choices.image_field
+        for file in sample:
+            extension = self.split(file.name)[1]
+            if any(file.name == other.name for other in (*images, *labels.values())):
+                raise self._shard.error("its name comes more than once: give each sample its own", file.name)
+            if extension == field if field and self._webdataset else self._choices.is_image(file.name):
+                images.append(file)
+            elif extension in self._labels:
+                labels[extension] = file
+            elif extension.rpartition(".")[2] in self._labels:
+                self._dotted[posixpath.splitext(file.name)[0]] = file.name
+        return images, labels
 
-def _check_one(shard: Shard, choices: Choices, images: list[_File], labels: list[_File]) -> None:
-    """Refuse a key that several samples share, or whose label may be of several images."""
-    names = [file.name for file in (*images, *labels)]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise shard.error(
-            "its name comes more than once, so that samples share a key: pack each under a key of its own",
-            twice,
-        )
-    if len(images) > 1 and not choices.fields:
-        raise shard.error(
-            f"a sample has several images ({', '.join(names[: len(images)])}): name one by --image-field "
-            "EXTENSION, or, where their keys have dots, cut these by --key-at last-dot",
-            names[0],
-        )
-
-
-def _check_labels(
-    shard: Shard, choices: Choices, names: list[str], bare: dict[str, str], first: dict[bool, str]
-) -> None:
-    """Refuse an archive of labels whose key is cut before their image's, or of a part of the images.
-
-    ``names`` are of files with the extension of a label; ``bare`` images without one, by key.
-    """
-    dot = choices.key_at.replace("-", " ")
-    for name in names:
-        key = posixpath.splitext(name)[0]
-        if (image := bare.get(key)) and (cut := _split(image, choices)[0]) != key:
-            raise shard.error(
-                f"its key is {cut!r}, up to its {dot}, so that {name} is not its label: --key-at last-dot "
-                "cuts keys at their last dot",
-                image,
-            )
-    if len(first) > 1:
-        raise shard.error(
-            f"no label stands beside it, and one beside {first[False]} (keys end at their {dot} (--key-at)): "
-            "give it one, or --labels folder takes the folder's name for all",
-            first[True],
-        )
-
-
-def _split(name: str, choices: Choices) -> tuple[str, str]:
-    """A sample's key, and its extension after it."""
-    folder, slash, base = name.rpartition("/")
-    first, _, extension = base.rpartition(".") if choices.key_at == "last-dot" else base.partition(".")
-    return folder + slash + first, extension
-
-
-def _label(shard: Shard, labels: dict[str, _File], choices: Choices) -> Label | None:
-    """The label of an image out of the files beside it, by extension; ``None`` if none says it."""
-    own = (choices.label_field,) if choices.label_field else _LABELS
-    for extension in (*own, "json"):
-        if extension in labels:
-            file = labels[extension]
-            fail = partial(shard.error, member=file.name)
-            if extension in own:
-                return text_label(_content(shard, file), fail)
-            return json_label(_content(shard, file), choices.label_field or "label", fail)
-    return None
-
-
-def _content(shard: Shard, file: _File) -> bytes:
-    """A label's file; empty for one that is too long for a label."""
-    offset, length, encoding = file.place()
-    if max(file.size, length) > LABEL_FILE_BYTES:
-        return b""
-    content = shard.read(offset, length, file.name)
-    if encoding:
-        try:
-            content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, file.size + 1)
-        except zlib.error as error:
-            raise shard.error(f"it cannot be inflated: {error}", file.name) from error
-    if len(content) != file.size:
-        raise shard.error(
-            f"it is not the {file.size:,} bytes that the zip's directory says: the zip is broken", file.name
-        )
-    return content
+    def _label(self, labels: dict[str, _File]) -> Label | None:
+        """Return the label in the first of the files that may hold it; ``None`` if there is none."""
+        file = next((labels[extension] for extension in self._labels if extension in labels), None)
+        if file is None:
+            return None
+        fail = partial(self._shard.error, member=file.name)
+        offset, length, encoding = file.place()
+        content = b""
+        if max(file.size, length) <= LABEL_FILE_BYTES:
+            content = self._shard.read(offset, length, file.name)
+            try:
+                if encoding:
+                    content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, file.size + 1)
+            except zlib.error as error:
+                raise fail(f"it cannot be inflated: {error}") from error
+            if len(content) != file.size:
+                raise fail(f"it is not the {file.size:,} bytes that its directory says")
+        return label_in(file.name, content, self._choices, fail)
 
 
 # ------------------------------------------------------------------------------------------------------ tars
 
 
 class _BoundedHeader(tarfile.TarInfo):
-    """A header of a tar whose extended headers are looked at before Python's parser takes them."""
+    """A header of a tar that bounds its extended headers before Python's parser takes them."""
 
     def _proc_member(self, archive: Any) -> tarfile.TarInfo:
         """Read what belongs to this header, as subclasses of ``TarInfo`` may."""
         if self.type in _EXTENDED:
-            if not 0 <= self.size <= _HEADER_BYTES:
-                raise tarfile.ReadError(
-                    f"an extended header has {self.size:,} bytes; at most {_HEADER_BYTES:,} are read"
-                )
             at = archive.fileobj.tell()
-            if self.type in _PAX and _NUMBERS.search(archive.fileobj.read(self.size)):
-                raise tarfile.ReadError(f"a pax header has more than {_DIGITS_MAX} digits in a row")
+            content = archive.fileobj.read(self.size) if 0 <= self.size <= _HEADER_BYTES else None
             archive.fileobj.seek(at)
+            if content is None or (self.type in _PAX and _DIGITS.search(content)):
+                raise tarfile.ReadError(
+                    f"an extended header of {self.size:,} bytes is too long, or has a number"
+                )
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]  # not in typeshed
 
 
 def tar_members(
     shard: Shard, choices: Choices, shards: Shards | None = None, index: str = ""
 ) -> Iterator[Member]:
-    """The images in a tar, with the labels in files beside them.
+    """Yield the images in a tar, with the labels in files beside them.
 
     ``index`` is the key, among ``shards``, of an index file that may say where they lie.
     """
 
     def place(info: tarfile.TarInfo) -> tuple[int, int, str]:
-        if info.issparse():
-            raise shard.refusal(
-                "it is sparse, its bytes do not lie together: pack it without --sparse", info.name
-            )
-        if not info.isreg():
-            raise shard.refusal("it is a link: pack what it leads to (tar -h --hard-dereference)", info.name)
+        if info.issparse() or not info.isreg():
+            sparse = "it is sparse: pack it without --sparse"
+            link = "it is a link: pack what it leads to (tar -h --hard-dereference)"
+            raise shard.error(sparse if info.issparse() else link, info.name)
         return info.offset_data, info.size, ""
 
     def files() -> Iterator[_File]:
@@ -225,32 +189,81 @@ def tar_members(
                 shard.check(info.offset_data, info.size, info.name)
                 yield _File(info.name, info.size, partial(place, info))
 
-    def is_image(name: str) -> bool:  # a field is all after the first dot: seg.png is not png
-        field = choices.image_field
-        return _split(name, choices)[1] == field if field else choices.is_image(name)
-
-    return _members(shard, choices, files(), is_image, one_image=True)
+    return _Archive(shard, choices, webdataset=True).members(files())
 
 
 def _indexed_entries(shard: Shard, index: Shard) -> Iterator[tarfile.TarInfo]:
-    """The index's files, once the tar is seen to end there; every member where the index names none."""
+    """Yield the index's files, once the tar is known to end there; else every member of the tar."""
     infos = indexed_members(shard, index)
-    yield from infos or ()
-    for info in _tar_entries(shard, end_of(infos[-1]) if infos else 0):
+    yield from infos
+    for info in _tar_entries(shard, _end_of(infos[-1]) if infos else 0):
         # Hidden files and links are not in it.
         if infos and info.isreg() and not is_hidden(info.name):
-            raise stale(shard, index, info.name)
+            raise _stale(shard, index, info.name)
         yield info
 
 
+def indexed_members(shard: Shard, index: Shard) -> list[tarfile.TarInfo]:
+    """Return the files in a tar as its index has them; none where it leaves their names to the tar.
+
+    Some headers of the tar are compared: the first, the last, one between, and those around the first gap
+    that holds more than a header, since ``wds2idx`` misreads a long name, which has headers of its own.
+    """
+    head, *lines = index.whole(_INDEX_BYTES).decode(errors="surrogateescape").removesuffix("\n").split("\n")
+    if head.startswith("v1.1 "):  # it has no names
+        return []
+    infos, end, gap = list[tarfile.TarInfo](), 0, 0
+    if head.split(" ") != ["v1.2", str(len(lines))] or not lines or not all(map(_FILES.fullmatch, lines)):
+        raise _stale(shard, index)
+    for extension, offset, size, name in zip(*[iter(" ".join(lines).split(" "))] * 4, strict=True):
+        info = tarfile.TarInfo(name)
+        info.offset_data, info.size = int(offset), int(size)
+        fits = end + _BLOCK <= info.offset_data <= shard.size - info.size
+        if info.offset_data % _BLOCK or not fits or not name.endswith(extension):
+            raise _stale(shard, index, name)
+        gap = gap or len(infos) * (info.offset_data > end + _BLOCK)
+        end = _end_of(info)
+        infos.append(info)
+    if any("\\" in info.name for info in infos):  # as GNU tar prints names that are not ASCII
+        return []
+    # From the end on, since pieces that lie far apart are small.
+    for place in sorted({0, max(0, gap - 1), gap, len(infos) // 2, len(infos) - 1}, reverse=True):
+        if not _is_at_its_place(shard, infos[place]):
+            raise _stale(shard, index, infos[place].name)
+    return infos
+
+
+def _is_at_its_place(shard: Shard, info: tarfile.TarInfo) -> bool:
+    """Return whether the header before its bytes is this file's."""
+    block = shard.read(info.offset_data - _BLOCK, _BLOCK, info.name)
+    try:
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except (tarfile.TarError, ValueError):
+        return False
+    named = header.name == info.name or len(info.name) >= _SHORT or not info.name.isascii()
+    return named and header.isreg() and header.size == info.size
+
+
+def _end_of(info: tarfile.TarInfo) -> int:
+    """Return where the blocks of a file in a tar end."""
+    return info.offset_data + -(-info.size // _BLOCK) * _BLOCK
+
+
+def _stale(shard: Shard, index: Shard, member: str = "") -> ShardError:
+    """Return the error for an index that disagrees with its tar about a member, or is none."""
+    why = "it is older than the tar, of another one, misread by wds2idx, or not of version 1.2"
+    remedy = "write it again, or delete it to have the tar itself read"
+    return shard.error(f"the index {index.key} says otherwise: {why}: {remedy}", member)
+
+
 def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
-    """Every member from there on but directories, seen to go on until the end mark."""
+    """Yield every member from there on but directories, up to the end mark, which must be there."""
     if not begin:
-        refuse_compressed(shard)
+        shard.refuse_compressed()
     try:
         file = ShardFile(shard, _HEADER_BYTES)
         file.seek(begin)
-        # Not by tarfile.open, which would try to uncompress.
+        # Not by tarfile.open, which would try to decompress.
         tar = tarfile.TarFile(
             fileobj=file, tarinfo=_BoundedHeader, encoding="utf-8", errors="surrogateescape"
         )
@@ -276,42 +289,38 @@ def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
 
 
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """The images in a zip, stored or deflated, with the labels in files beside them, in any order."""
+    """Yield the images in a zip, stored or deflated, with the labels in files beside them, in any order."""
     try:
         with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as archive:
             infos, directory = archive.infolist(), archive.start_dir
     except _BROKEN_ZIP as error:
         raise shard.error(f"it is no zip, or cut off: {error}") from error
     infos = [info for info in infos if not info.filename.endswith("/") and not is_hidden(info.filename)]
-    # The files of a sample after each other, samples as they lie.
-    begins = dict[str, int]()
-    for info in sorted(infos, key=lambda info: info.header_offset):
-        begins.setdefault(_split(info.filename, choices)[0], info.header_offset)
-    infos.sort(key=lambda info: (begins[_split(info.filename, choices)[0]], info.header_offset))
-    files = (
-        _File(info.filename, info.file_size, partial(_place_in_zip, shard, info, directory)) for info in infos
-    )
-    return _members(shard, choices, files, choices.is_image)
+    infos.sort(key=lambda info: info.header_offset)
+    found = _Archive(shard, choices, webdataset=False)
+    samples: dict[str, list[_File]] = {}  # whose files need not be adjacent
+    for info in infos:
+        file = _File(info.filename, info.file_size, partial(_place_in_zip, shard, info, directory))
+        samples.setdefault(found.split(file.name)[0], []).append(file)
+    return found.members(chain.from_iterable(samples.values()))
 
 
 def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
-    """Where the bytes of a file lie: only its local header knows how long that is."""
+    """Return where the bytes of a file lie: only its local header says how long that is itself."""
     name, at = info.filename, info.header_offset
     if info.flag_bits & _ENCRYPTED:
-        raise shard.refusal("it is encrypted: pack it without a password", name)
+        raise shard.error("it is encrypted: pack it without a password", name)
     if info.compress_type not in _ENCODINGS:
-        raise shard.refusal("it is neither stored nor deflated: pack it again (zip -0)", name)
-    magic, _, flags, method, _, _, _, _, _, name_bytes, extra_bytes = _LOCAL.unpack(
-        shard.read(at, _LOCAL.size, name)
-    )
+        raise shard.error("it is neither stored nor deflated: pack it again (zip -0)", name)
+    magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack(shard.read(at, _LOCAL.size, name))
     encoding = "utf-8" if info.flag_bits & _UTF8 else "cp437"
     own = shard.read(at + _LOCAL.size, name_bytes, name).decode(encoding, errors="replace")
     header = magic, method, own, flags & _ENCRYPTED
-    if header != (_LOCAL_MAGIC, info.compress_type, info.orig_filename, 0):
-        raise shard.error("its local header is not the one of the zip's directory: the zip is broken", name)
+    if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0):
+        raise shard.error("its local header differs from the zip's directory: the zip is broken", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
         raise shard.error("it is stored, and its two sizes differ: the zip is broken", name)
     offset = at + _LOCAL.size + name_bytes + extra_bytes
     if offset + info.compress_size > directory:
-        raise shard.error("it reaches into the zip's directory: one of both is broken", name)
+        raise shard.error("it reaches into the zip's directory: the zip is broken", name)
     return offset, info.compress_size, _ENCODINGS[info.compress_type]

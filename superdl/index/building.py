@@ -9,56 +9,56 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import tempfile
 import threading
 import time
-from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from superdl.coordinator.catalog import list_objects, parse_source, pinned
 from superdl.index.archives import tar_members, zip_members
 from superdl.index.choices import Choices, keys_of_split
-from superdl.index.indexes import INDEX_FILE, Layout, chunk_members, index_files, index_of_tar, layouts_of
+from superdl.index.formats import INDEX_FILE, chunk_members, layouts_of, tfrecord_members
+from superdl.index.key_list import Labelling, key_list_at, rows_of, write_rows
 from superdl.index.loose import LooseImages
 from superdl.index.parquet import parquet_members
-from superdl.index.rows import rows_of
-from superdl.index.shard import UNPACK, ShardError, ShardFormatError, Shards
-from superdl.index.tfrecord import tfrecord_members
-from superdl.index.writing import Labelling, check_out, write_list
+from superdl.index.shard import UNPACK, ShardError, Shards
 from superdl.super_wire.errors import ConfigError, SourceEmptyError
 from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.request import is_row
+from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from superdl.coordinator.catalog import Source
-    from superdl.index.rows import Rows
+    from superdl.index.formats import Layout
+    from superdl.index.key_list import Rows
     from superdl.index.shard import Member, Shard
 
     Reader = Callable[[Shard, Choices], Iterator[Member]]
-    Step = tuple[str, Callable[[], tuple[Rows, int, int]]]  # format, and what reads it
+    Step = Callable[[], tuple[str, Rows, int, int]]  # format, rows, empty members, samples that lack a field
 
-__all__ = ["FORMATS", "Built", "Job", "build_index", "jobs_of"]
+__all__ = ["Built", "build_index", "index_of_tar", "readers_of"]
 
-FORMATS: dict[str, Reader] = {
+_FORMATS: dict[str, Reader] = {
     ".tar": tar_members,
     ".zip": zip_members,
     ".tfrecord": tfrecord_members,
     ".tfrecords": tfrecord_members,
     ".parquet": parquet_members,
 }
-"""Extension of a shard -> its reader, which gives the members, or raises ``ShardError`` for what is cut off,
-broken, or cannot be read in place; those of MDS and LitData are named by their index.json.
-"""
+"""Extension of a shard -> its reader; those of MDS and LitData are named by their index.json."""
 
 _SHARD_OF = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")  # TensorFlow's names: train-00000-of-01024 is a TFRecord
 _PACKED = re.compile(r"(\.tar\.\w+|\.t[gbx]z2?|\.tfrecords?\.\w+|-of-[0-9]{5}\.gz|\.mds\.\w+|\.zstd\.bin)$")
+_INDEXES = (".idx", ".tar.index")  # of DALI and WebDataset
 _THREADS, _BUCKET_THREADS = 4, 16
-_AHEAD = 2  # shards for each thread that may wait to be written
+_AHEAD = 4  # shards for each thread that may wait to be written
 _IMAGES_AT_A_TIME = 256
 
 
@@ -79,8 +79,8 @@ class Built:
     unlabelled: int = 0  # images without a label file
     member_bytes: int = 0
     seconds: float = 0.0
-    formats: Counter[str] = field(default_factory=Counter)
-    classes: Counter[Any] = field(default_factory=Counter)  # samples of each label, of up to 100,000
+    formats: dict[str, int] = field(default_factory=dict)
+    classes: dict[Any, int] = field(default_factory=dict)  # samples of each label, of up to 100,000
 
     def add(self, form: str, rows: Rows, empty: int, incomplete: int) -> None:
         """Count the samples of a shard; of loose images where the format is empty."""
@@ -89,26 +89,8 @@ class Built:
         self.incomplete += incomplete
         if form:
             self.shards += 1
-            self.formats[form] += 1
+            self.formats[form] = self.formats.get(form, 0) + 1
             self.member_bytes += sum(row["length"] for row in rows if not is_row(row["encoding"]))
-
-    def to_mapping(self) -> dict[str, Any]:
-        """As JSON has it."""
-        classes = {str(name): count for name, count in self.classes.items()}
-        return {**asdict(self), "formats": dict(self.formats), "classes": classes}
-
-
-class Job(NamedTuple):
-    """A shard to be read."""
-
-    key: str
-    format: str
-    reader: Reader
-
-    def read(self, shards: Shards, choices: Choices) -> tuple[Rows, int, int]:
-        """Its rows, how many members are empty, and how many samples lack a field."""
-        shard = shards.open(self.key)
-        return rows_of(shard, self.reader(shard, choices), choices)
 
 
 def build_index(
@@ -134,73 +116,62 @@ def build_index(
     Raises:
         ConfigError: an argument is wrong, or something is at ``out``.
         SourceError: the source cannot be read, holds no shard or no sample (``SourceEmptyError``), a label
-            file is missing or wrong, or a shard is broken (``ShardError``) or in a form that cannot be read
-            in place (``ShardFormatError``).
+            file is missing or wrong, or a shard is broken or cannot be read in place (``ShardError``).
     """
-    from superdl.coordinator.catalog import parse_source, pinned
-    from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
-
-    check_out(out, force=force)
-    if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
-        raise ConfigError(
-            f"-o {out!r}: boxes are as many as an image has: write .jsonl, which holds such lists"
-        )
     begin_s = time.monotonic()
     folder, named = _named(sources)
+    if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
+        raise ConfigError(
+            f"-o {out!r}: an image has any number of boxes: write .jsonl, which holds such lists"
+        )
     if named and choices.of_loose_images:
         raise ConfigError(
             f"{sources[0]}: labels beside images are found in a listing: name their folder alone"
         )
-    place, built, stop = pinned(parse_source(folder)), Built(out), threading.Event()
-    versions = {} if named else _listed(place, out)
-    threads = threads or (_THREADS if place.is_file else _BUCKET_THREADS)
-    labelling, shards = Labelling(place.url), Shards(place, stop)
-    try:
-        chosen = [key for key in named or versions if choices.takes(key)]
-        loose = not named and any(map(choices.is_image, chosen)) and not any(map(_may_be_shard, chosen))
-        if loose or choices.of_loose_images:
-            steps = _steps_of_images(shards, place.url, versions, chosen, choices, built)
-        else:
-            keys = named or list(versions)
-            steps = _steps_of_shards(shards, place.url, keys, choices, built, named=bool(named))
-        for form, (rows, empty, incomplete) in _in_order(steps, threads, stop):
-            labelling.take(rows)
-            built.add(form, rows, empty, incomplete)
-            tell(built.shards, len(steps), built.samples)
+    built, stop = Built(out), threading.Event()
+    with key_list_at(out, force=force) as stream, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
+        place = pinned(parse_source(folder))
+        versions = {} if named else _listed(place, out)
+        labelling = Labelling(place.url, kept)
+        with closing(Shards(place, stop)) as shards:
+            chosen = [key for key in named or versions if choices.takes(key)]
+            loose = not named and any(map(choices.is_image, chosen)) and not any(map(_may_be_shard, chosen))
+            if loose or choices.of_loose_images:
+                steps = _steps_of_images(shards, place.url, versions, chosen, choices, built)
+            else:
+                keys = named or list(versions)
+                steps = _steps_of_shards(shards, place.url, keys, choices, built, named=bool(named))
+            threads = threads or (_THREADS if place.is_file else _BUCKET_THREADS)
+            for form, rows, empty, incomplete in _in_order(steps, threads, stop):
+                labelling.take(rows)
+                built.add(form, rows, empty, incomplete)
+                tell(built.shards, len(steps), built.samples)
         if not built.samples:
+            fields = " with all its fields" * bool(choices.fields)
+            why = f"{built.shards:,} shards were read, and none holds an image{fields}"
             raise SourceEmptyError(
-                f"{place.url}: {built.shards:,} shards were read, and none holds an image"
-                f"{' with all its fields' * bool(choices.fields)}: "
-                "name its extension or column by --image-field or --fields"
+                f"{place.url}: {why}: name its column or extension by --image-field or --fields"
             )
-        write_list(out, labelling.labelled())
-        built.classes = labelling.counts
-    finally:
-        labelling.close()
-        shards.close()
-        close_lean_clients()
+        write_rows(out, labelling.labelled(), stream)
+    built.classes = dict(labelling.counts)
     built.seconds = round(time.monotonic() - begin_s, 3)
     return built
 
 
 def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder that holds shards, and their names, where these are named one by one."""
+    """Return the folder that holds shards, and their names, where these are named one by one."""
     of_web = sources[0].lower().startswith(("https://", "http://"))
     if len(sources) == 1 and not of_web:
         return sources[0], []
     folders, _, names = zip(*(source.rpartition("/") for source in sources), strict=True)
     if len(set(folders)) > 1 or not all(names) or "{" in names[0]:
-        raise ConfigError(
-            f"{sources[0]}: name shards of one folder, one by one, since a web server lists nothing: a shell "
-            "makes their names of https://host/train-{0000..0099}.tar, without quotes"
-        )
+        why = "a web server lists nothing: name shards of one folder, one by one"
+        raise ConfigError(f"{sources[0]}: {why}, as https://host/train-{{0000..0099}}.tar, without quotes")
     return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
 
 
 def _listed(place: Source, out: str) -> dict[str, str]:
-    """Key and version of all objects but hidden ones and the list that is replaced, sorted."""
-    from superdl.coordinator.catalog import list_objects
-
+    """Return key and version of all objects but hidden ones and the list that is replaced, sorted."""
     root, own = (place.directory, os.path.realpath(out)) if place.is_file else (place.url.rstrip("/"), out)
     pairs = sorted(
         (key.decode()[len(place.prefix) :], version.decode())
@@ -214,107 +185,101 @@ def _may_be_shard(key: str) -> bool:
 
 
 def _format_of(key: str) -> str:
-    """The extension by which a shard's name tells its format; empty where it tells none."""
+    """Return the extension by which a shard's name tells its format; empty where it tells none."""
     extension = posixpath.splitext(key)[1].lower()
-    return extension if extension in FORMATS else ".tfrecord" if _SHARD_OF.search(key) else ""
+    return extension if extension in _FORMATS else ".tfrecord" if _SHARD_OF.search(key) else ""
 
 
 def _steps_of_images(
-    shards: Shards, url: str, versions: dict[str, str], chosen: list[str], choices: Choices, built: Built
+    shards: Shards, url: str, versions: Mapping[str, str], chosen: list[str], choices: Choices, built: Built
 ) -> list[Step]:
-    """Reads of some images each; of a split, by their folders."""
+    """Return reads of some images each; of a split, by their folders."""
     if not choices.coco:
         chosen = list(filter(choices.is_image, chosen))
         chosen = keys_of_split(chosen, choices.split, url, of_shards=False)
     images = LooseImages(shards, url, versions, chosen, choices)
     built.passed_over, built.unlabelled = images.others, images.unlabelled
 
-    def read(start: int) -> tuple[Rows, int, int]:
-        return images.rows(images.keys[start : start + _IMAGES_AT_A_TIME]), 0, 0
+    def read(start: int) -> tuple[str, Rows, int, int]:
+        return "", images.rows(images.keys[start : start + _IMAGES_AT_A_TIME]), 0, 0
 
-    return [("", partial(read, start)) for start in range(0, len(images.keys), _IMAGES_AT_A_TIME)]
+    return [partial(read, start) for start in range(0, len(images.keys), _IMAGES_AT_A_TIME)]
 
 
 def _steps_of_shards(
     shards: Shards, url: str, keys: Sequence[str], choices: Choices, built: Built, *, named: bool
 ) -> list[Step]:
-    """Reads of the shards of a split; where no name of a shard tells one, folders in archives do."""
-    indexes = index_files(shards, keys)
-    jobs, others = jobs_of(shards, keys, choices, url, indexes, named=named)
+    """Return reads of the shards of a split; where no name of a shard tells one, folders in archives do."""
+    indexes = {key for key in keys if key.endswith(_INDEXES)}
+    readers, others = readers_of(shards, keys, choices, url, named=named)
     built.passed_over, built.index_files = others - len(indexes), len(indexes)
-    of_others = sorted({job.format for job in jobs} - {"tar", "zip"})
+    of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
     try:
-        of_split = {*keys_of_split([job.key for job in jobs], choices.split, url, of_shards=True)}
+        chosen = keys_of_split(list(readers), choices.split, url, of_shards=True)
+        choices = replace(choices, split=None)
     except ConfigError:
         if choices.split is None or of_others:
             raise
-    else:
-        jobs = [job for job in jobs if job.key in of_split]
-        choices = replace(choices, split=None)
+        chosen = list(readers)
     if choices.fields and of_others:
         raise ConfigError(f"--fields are of tars, zips and loose images; here are {of_others}")
-    built.indexes = sum(job.format == "tar" and bool(index_of_tar(job.key, indexes)) for job in jobs)
-    return [(job.format, partial(job.read, shards, choices)) for job in jobs]
+    built.indexes = sum(index_of_tar(key, indexes) is not None for key in chosen if readers[key][0] == "tar")
+
+    def read(key: str) -> tuple[str, Rows, int, int]:
+        form, reader = readers[key]
+        shard = shards.open(key)
+        return form, *rows_of(shard, reader(shard, choices), choices)
+
+    return [partial(read, key) for key in chosen]
 
 
-def jobs_of(
-    shards: Shards,
-    keys: Sequence[str],
-    choices: Choices,
-    url: str,
-    indexes: Collection[str] = (),
-    *,
-    named: bool = False,
-) -> tuple[list[Job], int]:
-    """The shards among objects, sorted by the bytes of their keys, and how many others there are.
-
-    ``indexes`` are the index files among them. Where the user ``named`` the objects, an index of shards among
-    them adds those that it names.
+def readers_of(
+    shards: Shards, keys: Sequence[str], choices: Choices, url: str, *, named: bool = False
+) -> tuple[dict[str, tuple[str, Reader]], int]:
+    """Return format and reader of each shard among objects, by the bytes of their keys, and how many others
+    there are. Where the user ``named`` the objects, an index of shards among them adds those that it names.
     """
     layouts: dict[str, Layout] = {}
     for key in keys:
         if posixpath.basename(key) == INDEX_FILE:
             layouts |= layouts_of(shards.open(key))
-    keys = sorted({*keys, *layouts}) if named else keys
-    jobs = []
+    keys = sorted({*keys, *layouts} if named else keys, key=str.encode)
+    known, readers = set(keys), dict[str, tuple[str, "Reader"]]()
     for key in filter(choices.takes, keys):
         if key in layouts:
-            jobs.append(Job(key, layouts[key].format, partial(chunk_members, layout=layouts[key])))
+            readers[key] = layouts[key].format, partial(chunk_members, layout=layouts[key])
         elif extension := _format_of(key):
-            index = index_of_tar(key, indexes) if extension == ".tar" else None
-            reader = partial(tar_members, shards=shards, index=index) if index else FORMATS[extension]
-            jobs.append(Job(key, extension.removeprefix("."), reader))
-        elif key not in indexes and _PACKED.search(key.lower()):
-            raise ShardFormatError(
-                f"{url.rstrip('/')}/{key}: it is compressed as a whole, so that no member can be read "
-                f"alone: {UNPACK}; or pass over it by --only"
-            )
-    if gone := sorted(set(filter(choices.takes, layouts)) - set(keys)):
+            index = index_of_tar(key, known) if extension == ".tar" else None
+            reader = partial(tar_members, shards=shards, index=index) if index else _FORMATS[extension]
+            readers[key] = extension.removeprefix("."), reader
+        elif _PACKED.search(key.lower()) and not key.endswith(_INDEXES):
+            why = f"it is compressed as a whole, so no member can be read alone: {UNPACK}"
+            raise ShardError(f"{url.rstrip('/')}/{key}: {why}; or leave it out by --only")
+    if gone := sorted(set(filter(choices.takes, layouts)) - known):
         raise ShardError(
             f"{url}: {INDEX_FILE} names {len(gone):,} shards that are not there, such as {gone[0]}"
         )
-    if not jobs:
+    if not readers:
         like = f" whose key is like {choices.only!r}" if choices.only else ""
-        raise SourceEmptyError(
-            f"{url} holds no shard{like} ({', '.join(FORMATS)}, or those of MDS and LitData that an "
-            f"{INDEX_FILE} names)"
-        )
-    return sorted(jobs, key=lambda job: job.key.encode()), len(keys) - len(jobs)
+        forms = f"{', '.join(_FORMATS)}, or of MDS or LitData with their {INDEX_FILE}"
+        raise SourceEmptyError(f"{url} holds no shard{like} ({forms})")
+    return readers, len(keys) - len(readers)
+
+
+def index_of_tar(key: str, keys: Collection[str]) -> str | None:
+    """Return the key of a tar's index: with its name up to the first dot, as ``wds2idx`` has it, or more."""
+    folder, slash, base = key.rpartition("/")
+    stems = f"{folder}{slash}{base[:1]}{base[1:].partition('.')[0]}", key.removesuffix(".tar"), key
+    return next((f"{stem}.idx" for stem in stems if f"{stem}.idx" in keys), None)
 
 
 def _in_order(
     steps: Sequence[Step], threads: int, stop: threading.Event
-) -> Iterator[tuple[str, tuple[Rows, int, int]]]:
-    """The format and result of each step, in their order; few are taken ahead."""
+) -> Iterator[tuple[str, Rows, int, int]]:
+    """Yield the result of each step, in their order; few are taken ahead."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-index") as pool:
-        rest = iter(steps)
-        pending = deque((form, pool.submit(read)) for form, read in islice(rest, threads * _AHEAD))
         try:
-            while pending:
-                form, future = pending.popleft()
-                result = future.result()
-                pending.extend((later, pool.submit(read)) for later, read in islice(rest, 1))
-                yield form, result
+            for start in range(0, len(steps), threads * _AHEAD):
+                yield from pool.map(lambda step: step(), steps[start : start + threads * _AHEAD])
         finally:
             stop.set()  # for those that are read still, where this ends early
-            pool.shutdown(wait=False, cancel_futures=True)

@@ -43,13 +43,9 @@ _SPLITS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The options of the command; ``None`` means the usual.
+    """The options of the command; ``None`` means the usual. ``superdl index --help`` explains them.
 
-    ``image_field`` and ``label_field`` name the columns, features or extensions of image and label.
-    ``missing_label`` replaces the label file of an image that has none. ``coco`` is the path or URL of an
-    ``instances_*.json``. ``fields`` are pairs of name and pattern, see :func:`fields_in`. ``key_at`` says
-    where a member's extension begins: ``first-dot`` or ``last-dot``. ``only`` is a pattern of keys, relative
-    to the source. ``split`` is the one to read of several, or ``all``.
+    ``fields`` are pairs of name and pattern, see :func:`fields_in`; ``only`` is a pattern of keys.
     """
 
     image_field: str | None = None
@@ -73,11 +69,11 @@ class Choices:
         return self.coco is not None or self.missing_label is not None or self.labels == "yolo"
 
     def takes(self, key: str) -> bool:
-        """Whether an object may be a sample or a shard of the index."""
+        """Return whether an object may be a sample or a shard of the index."""
         return self.only is None or fnmatch.fnmatchcase(key, self.only)
 
     def is_image(self, name: str) -> bool:
-        """Whether a file's name is an image's, or that of another field."""
+        """Return whether a file's name is an image's, or that of another field."""
         if self.fields:
             return any(star_of(pattern, name) is not None for _, pattern in self.fields)
         from superdl.coordinator.catalog.listing import is_image
@@ -86,7 +82,7 @@ class Choices:
 
 
 def fields_in(text: str) -> tuple[tuple[str, str], ...]:
-    """Fields as ``image=images/*.jpg,mask=masks/*.png``, ``image`` first; ``jpg`` is ``*.jpg``.
+    """Parse fields as ``image=images/*.jpg,mask=masks/*.png``, ``image`` first; ``jpg`` is ``*.jpg``.
 
     The files of a sample have the same text where their patterns have ``*``.
 
@@ -95,20 +91,18 @@ def fields_in(text: str) -> tuple[tuple[str, str], ...]:
     """
     pairs = [part.partition("=")[::2] for part in text.split(",")]
     fields = {checked_field(name): pattern if "*" in pattern else f"*.{pattern}" for name, pattern in pairs}
-    if any(not pattern or pattern.count("*") > 1 for _, pattern in pairs) or MAIN_FIELD not in fields:
+    patterns = all(pattern and pattern.count("*") <= 1 for _, pattern in pairs)
+    if not patterns or MAIN_FIELD not in fields or not 1 < len(fields) == len(pairs) <= MAX_FIELDS:
         raise ConfigError(
-            "--fields are written image=jpg,mask=png or 'image=images/*.jpg,mask=masks/*.png': extensions, "
-            f"or names with one *; not {text[:80]!r}"
-        )
-    if not 1 < len(fields) == len(pairs) <= MAX_FIELDS:
-        raise ConfigError(
-            f"--fields {text[:80]!r}: name {MAIN_FIELD} and up to {MAX_FIELDS - 1} others, each once"
+            f"--fields names {MAIN_FIELD} and up to {MAX_FIELDS - 1} others, each once, by extensions "
+            "(image=jpg,mask=png) or names with one * ('image=images/*.jpg,mask=masks/*.png'); not "
+            f"{text[:80]!r}"
         )
     return tuple(sorted(fields.items(), key=lambda field: (field[0] != MAIN_FIELD, field[0])))
 
 
 def star_of(pattern: str, name: str) -> str | None:
-    """The text of a name where its pattern has ``*``; ``None`` where it does not fit."""
+    """Return the text of a name where its pattern has ``*``; ``None`` where it does not fit."""
     before, _, behind = pattern.partition("*")
     name = name.removeprefix("./")
     end = len(name) - len(behind)
@@ -117,41 +111,32 @@ def star_of(pattern: str, name: str) -> str | None:
 
 
 def folders_of(name: str) -> list[str]:
-    """The folders in which a file lies, from the outermost on."""
+    """Return the folders in which a file lies, from the outermost on."""
     return name.removeprefix("./").split("/")[:-1]
 
 
 def keys_of_split(keys: Sequence[str], split: str | None, url: str, *, of_shards: bool) -> list[str]:
-    """The keys of one split; all of them where they name at most one.
+    """Return the keys of one split; without its name, all of them.
 
-    Args:
-        keys: relative to the source.
-        split: its name, ``all``, or ``None`` where the user names none.
-        url: the source's, for errors.
-        of_shards: names of files tell their split too, not only those of folders.
+    ``of_shards``: names of files tell their split too, not only those of folders.
 
     Raises:
         ConfigError: they are of several splits, and none was named; or none is of this one.
     """
     splits = {key: _split_of(key, of_shards=of_shards) for key in keys}
-    counts = Counter(name for name in splits.values() if name)
-    listed = ", ".join(
-        f"{shown(name)} ({count:,} files)" for name, count in sorted(counts.items())[:_SPLITS_SHOWN]
-    )
+    counts = sorted(Counter(name for name in splits.values() if name).items())
+    listed = ", ".join(f"{shown(name)} ({count:,} files)" for name, count in counts[:_SPLITS_SHOWN])
     if split is None and len(counts) > 1:
-        raise ConfigError(
-            f"{url} holds the splits {listed}: name one by --split NAME, or --split {EVERY_SPLIT} "
-            "takes them together"
-        )
+        raise ConfigError(f"{url} holds the splits {listed}: pick one by --split NAME, or all by --split all")
     if split in {None, EVERY_SPLIT}:
         return list(keys)
-    if split not in counts:
+    if split not in dict(counts):
         raise ConfigError(f"{url}: no file is of the split {split!r}; its splits are {listed or 'not named'}")
     return [key for key, name in splits.items() if name == split]
 
 
 def _split_of(key: str, *, of_shards: bool) -> str:
-    """The split that a path names; empty if it names none."""
+    """Return the split that a path names; empty if it names none."""
     base = posixpath.basename(key)
     words = folders_of(key) + (re.split(r"[-_.]", base) if of_shards else [])
     named = next((word for word in words if word.lower() in SPLITS), "")

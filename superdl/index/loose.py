@@ -1,4 +1,4 @@
-"""Labels in files of their own, and images that are objects of their own beside such files.
+"""Images that are objects of their own, and labels in files: beside images, in archives too, or COCO's.
 
 A label file holds a number or a text, a field of JSON, or the boxes of YOLO. It has its image's name with
 another extension, and lies in the same folder, or below ``labels`` where the image lies below ``images``. One
@@ -19,10 +19,11 @@ import re
 import threading
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from superdl.coordinator.catalog import parse_source
 from superdl.index.choices import star_of
-from superdl.index.shard import FetchError, Shards
+from superdl.index.shard import Shards
 from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError, SourceNotFoundError
 
 if TYPE_CHECKING:
@@ -33,34 +34,31 @@ if TYPE_CHECKING:
 
     Fail = Callable[[str], Exception]
 
-__all__ = [
-    "LABEL_FILE_BYTES",
-    "LooseImages",
-    "boxes_in",
-    "coco_in",
-    "json_label",
-    "text_label",
-]
+__all__ = ["LABEL_FILE_BYTES", "LooseImages", "coco_in", "label_in"]
 
 LABEL_FILE_BYTES = 2**20
 
 _LABELS = ("cls", "txt")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
-_BOX = 5
-_LINE = "a line has a class, and a box's center x, center y, width and height in parts of the image"
 _COCO_BYTES = 2**30
 
 
-def text_label(content: bytes, fail: Fail) -> Label:
-    """The label that a file holds as a whole: a number, or a class's name."""
-    text = _text(content, fail)
+def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label | None:
+    """Return the label in a file of this name; ``None`` if it is JSON without one."""
+    if name.endswith(".json") and choices.labels != "yolo":
+        return _json_label(content, choices.label_field or "label", fail)
+    try:
+        text = content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise fail(f"it is a label and not UTF-8: {error}") from error
+    if choices.labels == "yolo":
+        return _boxes(text, fail)
     if not text:
         raise fail(f"it is a label, and empty or longer than {LABEL_FILE_BYTES} bytes")
     return int(text) if _INTEGER.fullmatch(text) else text
 
 
-def json_label(content: bytes, field: str, fail: Fail) -> Label | None:
-    """The label in a field of JSON; ``None`` if it has none."""
+def _json_label(content: bytes, field: str, fail: Fail) -> Label | None:
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -73,28 +71,22 @@ def json_label(content: bytes, field: str, fail: Fail) -> Label | None:
     raise fail(f"the label is a number or a text; not {str(label)[:60]!r}")
 
 
-def boxes_in(content: bytes, fail: Fail) -> Label:
-    """The boxes in a file of YOLO: a line for each, none too."""
+def _boxes(text: str, fail: Fail) -> Label:
+    """Return the boxes in a file of YOLO, which may have none."""
     boxes, classes = list[list[float]](), list[int]()
-    for number, line in enumerate(_text(content, fail).splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in enumerate(text.splitlines(), 1):
         try:
-            kind, *box = map(float, line.split())
+            values = [float(word) for word in line.split()]
         except ValueError:
-            kind, box = math.nan, []
-        if not kind.is_integer() or len(box) != _BOX - 1 or not all(map(math.isfinite, box)):
-            raise fail(f"line {number}: {_LINE}; not {line[:60]!r}")
+            values = [math.nan]
+        if not values:
+            continue
+        kind, *box = values
+        if not kind.is_integer() or len(box) != 4 or not all(map(math.isfinite, box)):  # noqa: PLR2004
+            raise fail(f"line {number}: a line has a class and a box's center and size; not {line[:60]!r}")
         boxes.append(box)
         classes.append(int(kind))
     return {"boxes[]": boxes, "classes[]": classes}
-
-
-def _text(content: bytes, fail: Fail) -> str:
-    try:
-        return content.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise fail(f"it is a label and not UTF-8: {error}") from error
 
 
 class LooseImages:
@@ -130,8 +122,9 @@ class LooseImages:
         self._parts = {key: parts for key in chosen if (parts := self._parts_of(key)) is not None}
         self.keys = sorted(self._parts, key=str.encode)
         if not self.keys:
-            fields = " with its fields beside it" if choices.fields else ""
-            raise SourceEmptyError(f"{url} holds no image{fields}")
+            raise SourceEmptyError(
+                f"{url} holds no image{' with its fields beside it' * bool(choices.fields)}"
+            )
         unread = choices.coco or choices.labels in {"folder", "none"}
         self._files = {} if unread else {key: self._label_file(key) for key in self.keys}
         others = {other for parts in self._parts.values() for other in parts.values()}
@@ -146,7 +139,7 @@ class LooseImages:
             )
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Rows of a key list of some images; ``SourceError`` names a label file that is wrong."""
+        """Return rows of a key list for some images; ``SourceError`` names a label file that is wrong."""
         return [
             {"key": key, "label": self._label(key), "version": self._versions[key]}
             | {f"{name}.key": other for name, other in self._parts[key].items()}
@@ -155,7 +148,7 @@ class LooseImages:
         ]
 
     def _parts_of(self, key: str) -> dict[str, str] | None:
-        """Name and key of an image's other fields; ``None`` if this is no image, or lacks one."""
+        """Return name and key of an image's other fields; ``None`` if this is no image, or lacks one."""
         choices = self._choices
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
@@ -164,7 +157,7 @@ class LooseImages:
         return parts if star is not None and self._versions.keys() >= {*parts.values()} else None
 
     def _label_names(self, key: str) -> list[str]:
-        """The names that an image's label file may have."""
+        """Return the names that an image's label file may have."""
         own = (self._choices.label_field,) if self._choices.label_field else _LABELS
         names = []
         for extension in ("txt",) if self._choices.labels == "yolo" else (*own, "json"):
@@ -178,67 +171,45 @@ class LooseImages:
 
     def _label(self, key: str) -> Label:
         choices = self._choices
+        label: Label | None
         if choices.coco:
             return self._coco[key]
         if choices.labels == "none":
             return 0
         if choices.labels == "folder":
-            label: Label | None = posixpath.basename(posixpath.dirname(key))
+            label = posixpath.basename(posixpath.dirname(key))
         elif name := self._files[key]:
-            label = self._read(name, self._content(name))
+            content = self._shards.read(name, self._versions[name], LABEL_FILE_BYTES)
+            label = label_in(name, content, choices, partial(self._error, name))
         else:
-            label = self._read(f"{key} without a label file", str(choices.missing_label).encode())
+            content = str(choices.missing_label).encode()
+            label = label_in("", content, choices, partial(self._error, f"{key} without a label file"))
         if label is None or label == "":
-            raise self._error("it has no label: say where labels are by --label-field or --labels", key)
+            raise self._error(key, "it has no label: say where labels are by --label-field or --labels")
         return label
 
-    def _read(self, name: str, content: bytes) -> Label | None:
-        fail = partial(self._error, key=name)
-        if self._choices.labels == "yolo":
-            return boxes_in(content, fail)
-        if name.endswith(".json"):
-            return json_label(content, self._choices.label_field or "label", fail)
-        return text_label(content, fail)
-
-    def _content(self, name: str) -> bytes:
-        try:
-            return self._shards.content(name, self._versions[name], LABEL_FILE_BYTES)
-        except FetchError as error:
-            raise self._error(f"its label cannot be read: {error}", name) from error
-
-    def _error(self, reason: str, key: str) -> SourceError:
+    def _error(self, key: str, reason: str) -> SourceError:
         return SourceError(f"{self._url.rstrip('/')}/{key}: {reason}")
 
 
 # ------------------------------------------------------------------------------------------------------ COCO
 
 
-class _Box(NamedTuple):
-    image: Any
-    category: int
-    crowd: int
-    place: tuple[float, ...]
-
-
 def _coco_labels(url: str) -> dict[str, Label]:
-    """The labels in a file on this machine or in S3."""
-    from superdl.coordinator.catalog import parse_source
-
+    """Return the labels in a file on this machine or in S3."""
     folder, name = posixpath.split(url)
     with closing(Shards(parse_source(folder or "."), threading.Event())) as shards:
         return coco_in(shards.open(name))
 
 
 def coco_in(file: Shard) -> dict[str, Label]:
-    """By the ``file_name`` of each image its label.
+    """Return the label of each image by its ``file_name``.
 
     Raises:
         SourceError: the file is too large, or is not what COCO writes; the message says why.
     """
-    if file.size > _COCO_BYTES:
-        raise SourceError(f"--coco {file.url}: it has {file.size:,} bytes; at most {_COCO_BYTES:,} are read")
     try:
-        return _labels_of(json.loads(file.read(0, file.size), object_hook=_slimmed))
+        return _labels_of(json.loads(file.whole(_COCO_BYTES), object_hook=_slimmed))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise SourceError(f"--coco {file.url}: it is no instances_*.json of COCO: {error!r}"[:400]) from error
 
@@ -253,22 +224,21 @@ def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
     if twice := len(instances["images"]) - min(len(labels), len(of_id)):
         raise ValueError(f"{twice:,} images have the id or the file_name of another one")
     for number, box in enumerate(instances["annotations"]):
-        if not isinstance(box, _Box) or box.image not in of_id:
+        if not isinstance(box, tuple) or box[0] not in of_id:
             raise ValueError(f"annotation {number} has no bbox, or is of no image")
-        label = of_id[box.image]
-        label["boxes[]"].append(box.place)
-        label["classes[]"].append(box.category)
-        label["crowd[]"].append(box.crowd)
+        label, values = of_id[box[0]], box[1:]
+        for name, value in zip(("boxes[]", "classes[]", "crowd[]"), values, strict=True):
+            label[name].append(value)
     return labels
 
 
 def _slimmed(value: dict[str, Any]) -> Any:
-    """Of an annotation what a label needs: outlines are most of the file."""
+    """Return what a label needs of an annotation: image, box, class, crowd. Outlines are most of the file."""
     if "bbox" not in value:
         return value
     x, y, width, height = map(float, value["bbox"])
-    place = x, y, x + width, y + height
-    if not all(map(math.isfinite, place)):
+    box = x, y, x + width, y + height
+    if not all(map(math.isfinite, box)):
         raise ValueError(f"the bbox {value['bbox']}")
     crowd = operator.index(value.get("iscrowd", 0))
-    return _Box(value["image_id"], operator.index(value["category_id"]), crowd, place)
+    return value["image_id"], box, operator.index(value["category_id"]), crowd

@@ -1,8 +1,7 @@
-"""A shard as every format reads it: bytes by offset, out of a file or an object; and its members.
+"""Read shards in pieces, from files and buckets, and name the members that formats find in them.
 
-Formats ask for headers, one after the other. A :class:`Shard` fetches large blocks while these lie close
-together, and small pieces once they lie far apart: so large members are passed over unread, and small ones
-cost few requests.
+Formats read headers, one after the other. A :class:`Shard` fetches large blocks while these lie close
+together, and small pieces once they lie far apart: large members are skipped, small ones cost few requests.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import stat
 from concurrent.futures import CancelledError
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,22 +24,11 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog import Source
 
-__all__ = [
-    "UNPACK",
-    "FetchError",
-    "Label",
-    "Member",
-    "Shard",
-    "ShardError",
-    "ShardFile",
-    "ShardFormatError",
-    "Shards",
-    "refuse_compressed",
-]
+__all__ = ["UNPACK", "Label", "Member", "Shard", "ShardError", "ShardFile", "Shards"]
 
 Label = int | float | str | dict[str, Any]
 
-UNPACK = "unpack it first (gunzip, unzstd, ...), which costs JPEGs and PNGs hardly any room"
+UNPACK = "unpack it first (gunzip, unzstd, ...); compression saves hardly anything on JPEGs and PNGs"
 """The remedy for a shard that is compressed as a whole."""
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -49,26 +36,14 @@ _SHOWN = 200
 
 
 class ShardError(SourceError):
-    """A shard is not what its format says; the message names it, and the member where it is one's fault."""
-
-
-class ShardFormatError(ShardError):
-    """A shard has a form in which no member can be read in place: compressed, encrypted, unknown."""
-
-
-class FetchError(Exception):
-    """Bytes of an object cannot be read, or not in the version that is meant; the text says why."""
-
-    def __init__(self, why: str, *, changed: bool) -> None:
-        super().__init__(why)
-        self.changed = changed
+    """A shard is broken, or cannot be read in place; the message names it, and the member at fault."""
 
 
 class Member(NamedTuple):
     """A sample in a shard.
 
     ``offset`` and ``length`` are bytes of the shard, in Parquet row group and row in it. ``encoding`` is
-    empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` where the shard says none.
+    empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` where the shard has none.
     """
 
     name: str
@@ -86,17 +61,17 @@ class _Pieces(NamedTuple):
     far: int
 
 
-# A request of a local disk costs little, and members of some size are worth passing over.
+# A read from a local disk costs little, and members of some size are worth skipping.
 _OF_DISK = _Pieces(2**18, 2**12, 2**16)
-# A request of a bucket costs about as much time as some megabytes.
+# A request to a bucket takes about as long as the transfer of some megabytes.
 _OF_BUCKET = _Pieces(2**23, 2**16, 2**20)
 
 
 class Shard:
     """An object that is open for reading, by one thread.
 
-    ``key`` is relative to the source. ``version`` is the object's; all pieces are of that version, or
-    reading fails. ``fetch`` gives the bytes between two places, or raises :class:`FetchError`.
+    ``key`` is relative to the source. All bytes are of ``version``, or reading fails. ``fetch`` returns the
+    bytes between two offsets.
     """
 
     def __init__(
@@ -113,40 +88,38 @@ class Shard:
         self._begin, self._piece, self._end_of_last = 0, b"", 0
 
     def read(self, offset: int, length: int, member: str = "") -> bytes:
-        """Exactly these bytes; ``ShardError`` where the shard ends before."""
+        """Return exactly these bytes; ``ShardError`` if the shard ends before."""
         self.check(offset, length, member)
         begin = offset - self._begin
         if begin < 0 or begin + length > len(self._piece):
             far = abs(offset - self._end_of_last) > self._pieces.far
             end = offset + max(length, self._pieces.near if far else self._pieces.block)
-            try:
-                self._piece = self._fetch(offset, min(end, self.size))
-            except FetchError as error:
-                why = "it was changed while it was read: index it again when it is whole"
-                raise self.error(why if error.changed else f"it cannot be read: {error}") from error
+            self._piece = self._fetch(offset, min(end, self.size))
             self._begin, begin = offset, 0
         self._end_of_last = offset + length
         return self._piece[begin : begin + length]
 
+    def whole(self, limit_bytes: int) -> bytes:
+        """Return all bytes; ``ShardError`` if these are more than the limit."""
+        if self.size > limit_bytes:
+            raise self.error(f"it has {self.size:,} bytes; at most {limit_bytes:,} are read")
+        return self.read(0, self.size)
+
     def check(self, offset: int, length: int, member: str = "") -> None:
-        """See that these bytes lie in the shard."""
+        """Raise ``ShardError`` unless these bytes lie in the shard."""
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise self.error(
-                f"it is truncated or its headers are wrong: bytes {offset:,} to {offset + length:,} lie "
-                f"beyond its end, at {self.size:,}",
-                member,
-            )
+            wrong = f"bytes {offset:,} to {offset + length:,} lie beyond its end, at {self.size:,}"
+            raise self.error(f"it is truncated or its headers are wrong: {wrong}", member)
+
+    def refuse_compressed(self) -> None:
+        """Raise ``ShardError`` if the shard is one compressed stream, in which no member has a place."""
+        start = self.read(0, min(8, self.size))
+        if name := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
+            raise self.error(f"it is compressed with {name}, so no member can be read alone: {UNPACK}")
 
     def error(self, reason: str, member: str = "") -> ShardError:
-        """The error to be raised for a fault of the shard, or of one of its members."""
-        return ShardError(self._words(reason, member))
-
-    def refusal(self, reason: str, member: str = "") -> ShardFormatError:
-        """The error to be raised for a form that cannot be read in place."""
-        return ShardFormatError(self._words(reason, member))
-
-    def _words(self, reason: str, member: str) -> str:
-        return f"{self.url}: {f'member {member[:_SHOWN]!r}: ' if member else ''}{reason}"
+        """Return the error for a fault of the shard, or of one of its members."""
+        return ShardError(f"{self.url}: {f'member {member[:_SHOWN]!r}: ' if member else ''}{reason}")
 
 
 class Shards:
@@ -156,54 +129,62 @@ class Shards:
     """
 
     def __init__(self, place: Source, stop: threading.Event) -> None:
+        from superdl.coordinator.catalog.s3_client import make_s3_client
         from superdl.lambda_prefetch.handler import open_source
         from superdl.lambda_prefetch.settings import FunctionSettings
 
         self._place, self._stop = place, stop
         settings = replace(FunctionSettings.from_environment(), file_roots=("/",))
         self._source = open_source(place.bucket, settings)
-        self._client: Any = None
-        if place.is_s3:
-            from superdl.coordinator.catalog.s3_client import make_s3_client
-
-            self._client = make_s3_client()
+        self._client = make_s3_client() if place.is_s3 else None
 
     def open(self, key: str) -> Shard:
-        """An object by its key, relative to the source."""
-        place, name = self._place, self._place.prefix + key
-        url = f"{place.directory.rstrip('/')}/{key}" if place.is_file else f"{place.bucket}/{name}"
-        version, size = self._head(url, name)
+        """Open an object by its key, relative to the source."""
+        url = self._url(key)
+        version, size = self._head(url, self._place.prefix + key)
         if not version:
-            raise SourceError(f"{url}: the object store gives no ETag, by which versions are told apart")
-        fetch = partial(self._read, name, version)
-        return Shard(url, key, version, size, fetch, _OF_DISK if place.is_file else _OF_BUCKET)
+            raise SourceError(f"{url}: the object store gives no ETag, which tells versions apart")
 
-    def content(self, key: str, version: str, limit_bytes: int) -> bytes:
-        """All bytes of a small object, in the version that was listed; raises :class:`FetchError`."""
-        return self._read(self._place.prefix + key, version, limit_bytes=limit_bytes)
+        def fetch(begin: int, end: int) -> bytes:
+            return self.read(key, version, end - begin, begin)
 
-    def close(self) -> None:
-        """Let go of connections."""
-        if self._client is not None:
-            self._client.close()
+        return Shard(url, key, version, size, fetch, _OF_DISK if self._place.is_file else _OF_BUCKET)
 
-    def _read(self, name: str, version: str, begin: int = 0, end: int = 0, *, limit_bytes: int = 0) -> bytes:
-        """Bytes between two places, or all of an object that has no more than ``limit_bytes``."""
+    def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:
+        """Return a whole object of at most ``limit_bytes``, or so many bytes of it from ``begin`` on.
+
+        Raises:
+            ShardError: it cannot be read, or has another version by now.
+        """
         from superdl.lambda_prefetch.sources import SampleFailedError, Span
 
         if self._stop.is_set():
             raise CancelledError
-        span, limit_bytes = (None, limit_bytes) if limit_bytes else (Span(begin, end), end - begin)
+        span = None if begin is None else Span(begin, begin + limit_bytes)
         try:
             content = self._source.read(
-                name, version, limit_bytes=limit_bytes, reserve=lambda _: None, span=span
+                self._place.prefix + key, version, limit_bytes=limit_bytes, reserve=lambda _: None, span=span
             )
         except SampleFailedError as error:
-            raise FetchError(error.why, changed=error.outcome is Outcome.CHANGED) from error
+            changed = error.outcome is Outcome.CHANGED
+            why = "it was changed while it was read: index it again" if changed else "it cannot be read"
+            raise ShardError(f"{self._url(key)}: {why}: {error.why}") from error
         return bytes(content)
 
+    def close(self) -> None:
+        """Close connections."""
+        from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
+
+        close_lean_clients()
+        if self._client is not None:
+            self._client.close()
+
+    def _url(self, key: str) -> str:
+        place = self._place
+        return f"{place.directory.rstrip('/') if place.is_file else place.bucket}/{place.prefix}{key}"
+
     def _head(self, url: str, name: str) -> tuple[str, int]:
-        """Version and size of an object."""
+        """Return version and size of an object."""
         from superdl.coordinator.catalog.listing_cloud import cloud_failures
         from superdl.coordinator.catalog.listing_file import file_version
         from superdl.coordinator.catalog.s3_client import s3_failures
@@ -214,7 +195,7 @@ class Shards:
             except OSError as error:
                 raise SourceError(f"{url} cannot be read: {error.strerror or error}") from error
             if not stat.S_ISREG(status.st_mode):
-                raise SourceError(f"{url} cannot be read: it is no file")
+                raise SourceError(f"{url} cannot be read: it is not a file")
             return file_version(status).decode(), status.st_size
         if self._client is None:
             with cloud_failures(url):
@@ -225,20 +206,18 @@ class Shards:
 
 
 class ShardFile(io.RawIOBase):
-    """A shard as libraries want it: a file in which one seeks. Nothing above ``limit_bytes`` is read at
-    a time.
-    """
+    """A shard as a seekable file, for libraries; one read returns at most ``limit_bytes``."""
 
     def __init__(self, shard: Shard, limit_bytes: int) -> None:
         super().__init__()
         self._shard, self._limit_bytes, self._at = shard, limit_bytes, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Read the next piece there, which may be beyond the end."""
+        """Set where the next read begins, which may be beyond the end."""
         at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._shard.size}[whence]
         if at < 0:
             raise self._shard.error("its headers lead to before its beginning")
@@ -246,24 +225,12 @@ class ShardFile(io.RawIOBase):
         return at
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next bytes: so many, or all up to the end."""
+        """Return the next ``size`` bytes, or all up to the end."""
         length = max(self._shard.size - self._at, 0)
         if size is not None and size >= 0:
             length = min(length, size)
         if length > self._limit_bytes:
-            raise self._shard.error(
-                f"a header in it has {length:,} bytes; at most {self._limit_bytes:,} are read"
-            )
+            raise self._shard.error(f"a header has {length:,} bytes, more than {self._limit_bytes:,}")
         content = self._shard.read(self._at, length) if length else b""
         self._at += length
         return content
-
-
-def refuse_compressed(shard: Shard) -> None:
-    """Refuse a shard that is one stream of compressed bytes, in which no member has a place."""
-    start = shard.read(0, min(8, shard.size))
-    for magic, name in _COMPRESSED.items():
-        if start.startswith(magic):
-            raise shard.refusal(
-                f"it is compressed with {name}, so that no member can be read alone: {UNPACK}"
-            )

@@ -8,11 +8,11 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from superdl.index.indexes import indexed_members
-from superdl.index.loose import boxes_in, coco_in, json_label, text_label
+from superdl.index.archives import indexed_members
+from superdl.index.choices import Choices
+from superdl.index.loose import coco_in, label_in
 from superdl.index.shard import ShardError
 from superdl.super_wire.errors import SourceError
 from tests.hostile.fuzz_wire import any_value, mutate
@@ -41,7 +41,7 @@ def _dali(chance: random.Random) -> None:
         assert len(str(error)) <= 1000  # noqa: PT017  # a refusal is right, if it is short
         return
     ends = [0]
-    for info in found or ():
+    for info in found:
         assert ends[-1] < info.offset_data <= tar.size - info.size
         ends.append(info.offset_data + info.size)
 
@@ -70,15 +70,15 @@ def _coco(chance: random.Random) -> None:
 
 
 def _label_file(chance: random.Random) -> None:
-    parse, good = chance.choice(
+    name, labels, good = chance.choice(
         [
-            (boxes_in, b"0 .5 .5 .25 1\n12 .1 .2 .3 4e-1\n"),
-            (text_label, b"17\n"),
-            (partial(json_label, field="label"), b'{"label": [1, 2], "label": 7}'),
+            ("1.txt", "yolo", b"0 .5 .5 .25 1\n12 .1 .2 .3 4e-1\n"),
+            ("1.txt", "auto", b"17\n"),
+            ("1.json", "auto", b'{"label": [1, 2], "label": 7}'),
         ]
     )
     try:
-        parse(mutate(chance, good), fail=SourceError)
+        label_in(name, mutate(chance, good), Choices(labels=labels), SourceError)
     except SourceError as error:
         assert len(str(error)) <= 400  # noqa: PT017  # as above
 

@@ -9,8 +9,8 @@ import tarfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from superdl.index.formats import masked_crc32c
 from superdl.index.shard import Shard
-from superdl.index.tfrecord import masked_crc32c
 from superdl.main import main
 
 if TYPE_CHECKING:

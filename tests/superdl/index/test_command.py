@@ -119,7 +119,7 @@ def test_a_list_is_replaced_when_asked_and_whole_or_not_at_all(source, tmp_path,
     ("words", "code", "message"),
     [
         (("-o", "list.txt"), 2, "ends in one of .csv, .jsonl, .parquet"),
-        (("-o", "no/list.csv"), 2, "there is no directory"),
+        (("-o", "no/list.csv"), 2, "cannot be written: No such file or directory"),
         (("-o", "list.csv", "--threads", "0"), 2, "--threads is a number from 1 to 256"),
         (("-o", "list.csv", "--only", "c*"), 1, "holds no shard whose key is like 'c*'"),
     ],

@@ -95,9 +95,9 @@ def test_loose_files(fields, images, masks, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--fields", "mask=png"), "--fields are written"),
-        (("--fields", "image=jpg"), "name image and up to 15 others"),
-        (("--fields", "image=jpg,mask=*a*"), "--fields are written"),
+        (("--fields", "mask=png"), "--fields names image"),
+        (("--fields", "image=jpg"), "image and up to 15 others"),
+        (("--fields", "image=jpg,mask=*a*"), "names with one *"),
         (("--fields", "image=jpg,a.b=png"), "a field has a name"),
         (("--fields", "image=jpg,mask=png,mask=gif"), "each once"),
         (

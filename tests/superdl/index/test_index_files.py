@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.index.archives import tar_members
+from superdl.index.archives import indexed_members, tar_members
+from superdl.index.building import index_of_tar
 from superdl.index.choices import Choices
-from superdl.index.indexes import index_of_tar, indexed_members
 from superdl.index.shard import ShardError
 from superdl.lambda_prefetch.s3_source import S3Source
 from superdl.main import main
@@ -153,7 +153,7 @@ def _misread(source):
         (_other_order, "the index a.idx says otherwise"),
         (_cut_off, "a.tar: member 'cat/001.jpg': the index a.idx says otherwise"),
         (_without_end_mark, "a.tar: it is cut off"),
-        (_misread, "wds2idx misread the tar: write it again, or delete it and the tar itself is read"),
+        (_misread, "misread by wds2idx, or not of version 1.2: write it again, or delete it"),
     ],
 )
 def test_an_index_of_another_tar_is_told(spoil, message, tmp_path, capsys):
@@ -167,37 +167,30 @@ def test_an_index_of_another_tar_is_told(spoil, message, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"", "it is no index of version v1.2"),
-        (b"v1.2", "it is no index of version v1.2"),
-        (b"v1.2 0\n", "it is no index of version v1.2 and 0 lines"),
-        (b"v2.0 1\njpg 512 1 x/1.jpg\n", "it is no index of version v1.2"),
-        (b"v1.2 2\njpg 512 1 x/1.jpg\n", "version v1.2 and 1 lines"),
-        (
-            b"v1.2 1\njpg 512 1 x/1 2.jpg\n",
-            "line 2: a file is extension, offset, size and name, without spaces",
-        ),
-        (b"v1.2 1\n\n", "line 2: a file is"),
-        (b"v1.2 1\njpg -512 1 x/1.jpg\n", "line 2: 'jpg -512 1 x/1.jpg' is no extension, offset, size"),
-        (b"v1.2 1\njpg 512 " + b"9" * 5000 + b" x/1.jpg\n", "is no extension, offset, size and name"),
-        (b"v1.2 1\npng 512 1 x/1.jpg\n", "line 2: 'png 512 1 x/1.jpg' is no extension"),
-        (b"v1.2 1\njpg 0 1 x/1.jpg\n", "member 'x/1.jpg': the index a.idx says otherwise"),
-        (b"v1.2 1\njpg 513 1 x/1.jpg\n", "member 'x/1.jpg': the index a.idx says otherwise"),
-        (b"v1.2 1\njpg 512 999999999999999999 x/1.jpg\n", "member 'x/1.jpg': the index a.idx says otherwise"),
-        (b"v1.2 1\njpg 999999999999999488 1 x/1.jpg\n", "member 'x/1.jpg': the index a.idx says otherwise"),
-        (
-            b"v1.2 1\njpg 512 1 x/1.jpg jpg 512 1 x/1.jpg\n",
-            "member 'x/1.jpg': the index a.idx says otherwise",
-        ),
-        (b"v1.2 1\njpg 512 2 x/1.jpg\n", "member 'x/1.jpg': the index a.idx says otherwise"),
+        b"",
+        b"v1.2",
+        b"v1.2 0\n",
+        b"v2.0 1\njpg 512 1 x/1.jpg\n",
+        b"v1.2 2\njpg 512 1 x/1.jpg\n",
+        b"v1.2 1\njpg 512 1 x/1 2.jpg\n",
+        b"v1.2 1\n\n",
+        b"v1.2 1\njpg -512 1 x/1.jpg\n",
+        b"v1.2 1\njpg 512 " + b"9" * 5000 + b" x/1.jpg\n",
+        b"v1.2 1\npng 512 1 x/1.jpg\n",
+        b"v1.2 1\njpg 0 1 x/1.jpg\n",
+        b"v1.2 1\njpg 513 1 x/1.jpg\n",
+        b"v1.2 1\njpg 512 999999999999999999 x/1.jpg\n",
+        b"v1.2 1\njpg 999999999999999488 1 x/1.jpg\n",
+        b"v1.2 1\njpg 512 1 x/1.jpg jpg 512 1 x/1.jpg\n",
+        b"v1.2 1\njpg 512 2 x/1.jpg\n",
     ],
 )
-def test_what_is_no_index_is_told(content, message, tmp_path):
+def test_what_is_no_index_is_told(content, tmp_path):
     tar = HeldShard(tar_of(tmp_path / "a.tar", {"x/1.jpg": b"1"}).read_bytes())
-    with pytest.raises(ShardError, match="held/a[.]") as caught:
+    with pytest.raises(ShardError, match="held/a[.]tar: .*the index a.idx says otherwise"):
         indexed_members(tar, HeldShard(content, "a.idx"))
-    assert message in str(caught.value)
 
 
 class Held:
@@ -245,5 +238,5 @@ def test_index_files_that_say_no_more_than_shards_are_passed_over_and_told(tmp_p
     assert index(source, tmp_path / "list.jsonl", "--json") == plain
     captured = capsys.readouterr()
     summary = json.loads(captured.out)
-    assert (summary["index_files"], summary["indexes"], summary["passed_over"]) == (6, 1, 2)
-    assert "2 other objects passed over; 6 index files, of which 1 say where members lie" in captured.err
+    assert (summary["index_files"], summary["indexes"], summary["passed_over"]) == (4, 1, 4)
+    assert "4 other objects passed over; 4 index files, of which 1 say where members lie" in captured.err

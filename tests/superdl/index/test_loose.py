@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
-from superdl.index.loose import LABEL_FILE_BYTES, boxes_in, coco_in
+from superdl.index.choices import Choices
+from superdl.index.loose import LABEL_FILE_BYTES, coco_in, label_in
 from superdl.lambda_prefetch.sources import FileSource
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
@@ -97,7 +98,7 @@ def test_yolos_boxes_are_as_many_as_an_image_has(source, tmp_path, capsys):
     ]
     assert "3 samples, in" in (told := capsys.readouterr().err)
     assert "1 other object passed over" in told
-    assert "--missing-label stands for 1 of them" in told
+    assert "1 sample with --missing-label instead of a label file" in told
     catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
     assert catalog.labels[0]["boxes"].tolist() == [[0.5, 0.5, 0.25, 1], [0.1, 0.2, 0.3, 0.4]]
     assert catalog.labels[2]["boxes"].shape == (0, 4)
@@ -143,7 +144,7 @@ WRONG = {
     "texts": ({"1.jpg": "", "1.txt": "a dog"}, ("--labels", "yolo"), "1.txt: line 1"),
     "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: it is a label and not UTF-8"),
     "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: it is a label, and empty"),
-    "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt: its label cannot be read"),
+    "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt: it cannot be read"),
     "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: no JSON"),
     "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: it has no label"),
     "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: the label is a number or a text"),
@@ -179,7 +180,7 @@ def test_a_label_that_changes_meanwhile_is_told(source, tmp_path, capsys, monkey
 
     monkeypatch.setattr(FileSource, "read", change_and_read)
     assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
-    assert "1.txt: its label cannot be read: its version is" in capsys.readouterr().err
+    assert "1.txt: it was changed while it was read" in capsys.readouterr().err
 
 
 def test_links_to_labels_are_followed_as_those_to_images_are(source, tmp_path):
@@ -197,7 +198,7 @@ NUMBER = st.floats(-1e9, 1e9)
 )
 def test_any_boxes_of_yolo_come_back(boxes, end):
     text = "".join(" ".join(map(repr, box)) + end for box in boxes)
-    found = boxes_in(text.encode(), ValueError)
+    found = label_in("1.txt", text.encode(), Choices(labels="yolo"), ValueError)
     assert found == {"boxes[]": [list(box[1:]) for box in boxes], "classes[]": [box[0] for box in boxes]}
 
 

@@ -20,11 +20,12 @@ from pyarrow import parquet
 
 from superdl.coordinator.catalog import parse_source
 from superdl.index.archives import tar_members, zip_members
-from superdl.index.building import Job, jobs_of
+from superdl.index.building import readers_of
 from superdl.index.choices import Choices
+from superdl.index.formats import masked_crc32c, tfrecord_members
+from superdl.index.key_list import rows_of
 from superdl.index.parquet import parquet_members
 from superdl.index.shard import ShardError, Shards
-from superdl.index.tfrecord import masked_crc32c, tfrecord_members
 from tests.superdl.index.shards import content_of, index, litdata_of, mds_of, tar_of, tfrecord_of
 
 # Some are as large as what is fetched at a time, so that headers lie near and far.
@@ -113,7 +114,8 @@ def test_bytes_and_labels_are_what_the_writer_was_given(write, sizes, tmp_path_f
 
 def members_of(reader, directory, key):
     shards = Shards(parse_source(str(directory)), threading.Event())
-    return Job(key, "", reader).read(shards, Choices())[0]
+    shard = shards.open(key)
+    return rows_of(shard, reader(shard, Choices()), Choices())[0]
 
 
 def members_or_error(reader, directory, key):
@@ -140,8 +142,7 @@ def test_a_shard_that_was_cut_off_is_told_at_every_byte(write, reader, prefixes,
     key = next(path.name for path in tmp_path.iterdir() if path.name != "index.json")
     if reader is None:
         shards = Shards(parse_source(str(tmp_path)), threading.Event())
-        ((job, *_), _) = jobs_of(shards, ["index.json", key], Choices(), "")
-        reader = job.reader
+        reader = readers_of(shards, ["index.json", key], Choices(), "")[0][key][1]
     file = tmp_path / key
     whole = file.read_bytes()
     every = members_of(reader, tmp_path, key)
@@ -169,8 +170,7 @@ def test_spoilt_bytes_never_lead_out_of_a_shard(write, tmp_path):
     reader = readers.get(write) or (parquet_members if write is write_parquet else None)
     if reader is None:
         shards = Shards(parse_source(str(tmp_path)), threading.Event())
-        ((job, *_), _) = jobs_of(shards, ["index.json", path.name], Choices(), "")
-        reader = job.reader
+        reader = readers_of(shards, ["index.json", path.name], Choices(), "")[0][path.name][1]
     for _ in range(300):
         content = bytearray(originals[path])
         for _ in range(rng.randint(1, 4)):
@@ -229,8 +229,8 @@ def test_numbers_of_class_labels_are_kept_where_asked(tmp_path):
         ({"1.jpg": b"i", "1.cls": b"1", "2.jpg": b"i", "2.cls": b"x"}, (), "all numbers or all texts"),
         ({"1.jpg": b"i", "1.cls": b"1"}, ("--label-field", "mood"), "'1.jpg': it has no label"),
         ({"1.txt": b"i"}, (), "none holds an image"),
-        ({"x/1.jpg": b"i", "x/2.jpg": b"j", "x/1.cls": b"a", "x/2.cls": b"b"}, (), "do not lie beside each"),
-        ({"x/1.cls": b"a", "x/2.jpg": b"j", "x/1.jpg": b"i"}, (), "do not lie beside each"),
+        ({"x/1.jpg": b"i", "x/2.jpg": b"j", "x/1.cls": b"a", "x/2.cls": b"b"}, (), "label are not adjacent"),
+        ({"x/1.cls": b"a", "x/2.jpg": b"j", "x/1.jpg": b"i"}, (), "label are not adjacent"),
         ({"x/1.jpg": b"i", "x/1.cls": b"a", "x/2.jpg": b"j"}, (), "'x/2.jpg': no label stands beside it"),
         ({"a/\udcff.jpg": b"i"}, (), "its name is not UTF-8"),
     ],

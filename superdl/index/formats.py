@@ -1,0 +1,300 @@
+"""Shards of records: MDS (MosaicML Streaming), LitData and TFRecord.
+
+The ``index.json`` of MDS and LitData names shards and their columns. A shard begins with the number of
+samples and the offsets between them, in 32 bits; a sample with the sizes of its columns: in MDS of those
+whose kind has none, in LitData of all. A TFRecord is a sequence of ``tf.train.Example``, each in a frame.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import struct
+from functools import cache, reduce
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from superdl.index.shard import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from superdl.index.choices import Choices
+    from superdl.index.shard import Label, Shard
+
+__all__ = ["INDEX_FILE", "Layout", "chunk_members", "layouts_of", "masked_crc32c", "tfrecord_members"]
+
+INDEX_FILE = "index.json"
+
+_INDEX_BYTES = 2**28
+_TEXT_BYTES = 2**16
+_U32 = 4
+_OFFSETS_AT_A_TIME = 2**16
+_LABELS = ("label", "cls", "class")
+_IMAGES = frozenset({"jpeg", "png", "bytes", "image", "tifffile", "file"})
+_NUMBERS = {"int8": "<i1", "uint8": "<u1", "int": "<i8", "float": "<f8", "bool": "?"}
+_NUMBERS |= {
+    f"{kind}{8 * size}": f"<{kind[0]}{size}" for kind in ("int", "uint", "float") for size in (2, 4, 8)
+}
+_TEXTS = {"str": str, "text": str, "str_int": int, "str_float": float}
+
+_FRAME = struct.Struct("<QI")
+_FOOT_BYTES = 4
+_RECORD_BYTES = 2**30
+# What ImageNet's scripts write, and what TensorFlow Datasets does.
+_RECORD_IMAGES = ("image/encoded", "image")
+_RECORD_LABELS = ("image/class/label", "label")
+_EXAMPLE = {
+    "Bytes": {"value": "TYPE_BYTES"},
+    "Floats": {"value": "TYPE_FLOAT"},
+    "Integers": {"value": "TYPE_INT64"},
+    "Feature": {"bytes": "Bytes", "floats": "Floats", "integers": "Integers"},
+    "Entry": {"key": "TYPE_BYTES", "value": "Feature"},
+    "Features": {"feature": "Entry"},
+    "Example": {"features": "Features"},
+}
+"""The messages in a tf.train.Example, with their fields in the order of their numbers."""
+# CRC-32C of each byte.
+_CRC = [reduce(lambda crc, _: crc >> 1 ^ 0x82F63B78 * (crc & 1), range(8), byte) for byte in range(256)]
+_SHOWN = 2000  # characters of names of features
+
+
+# -------------------------------------------------------------------------------------------- MDS and LitData
+
+
+class Layout(NamedTuple):
+    """A shard as its index describes it: ``format`` is ``mds`` or ``litdata``.
+
+    ``columns`` have, by name, the format's name for their kind, and the size of those without one in samples.
+    """
+
+    format: str
+    samples: int
+    size: int
+    columns: Mapping[str, tuple[str, int | None]]
+
+
+def layouts_of(index: Shard) -> dict[str, Layout]:
+    """Return the layout of every shard that an ``index.json`` names, by key; none if it is of something else.
+
+    Raises:
+        ShardError: it cannot be read, or its shards are compressed, encrypted, or of another version.
+    """
+    try:
+        fields = json.loads(index.whole(_INDEX_BYTES))
+        if isinstance(fields, dict) and "shards" in fields:
+            rows = [_of_mds(index, row) for row in fields["shards"]]
+        elif isinstance(fields, dict) and "chunks" in fields and "config" in fields:
+            rows = _of_litdata(index, fields["chunks"], fields["config"])
+        else:
+            return {}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise index.error(f"it is no index of MDS or LitData: {error!r}") from error
+    folder = posixpath.dirname(index.key)
+    return {posixpath.normpath(posixpath.join(folder, name)): layout for name, layout in rows}
+
+
+def _of_mds(index: Shard, row: Mapping[str, Any]) -> tuple[str, Layout]:
+    if (row["format"], row["version"]) != ("mds", 2):
+        raise index.error(f"its shards are of {row['format']!r}, version {row['version']}; MDS 2 is read")
+    if row.get("compression") or row.get("zip_data"):
+        why = f"its shards are compressed ({row['compression']}), so no sample can be read alone"
+        raise index.error(f"{why}: write them without compression=, which saves nothing on JPEGs and PNGs")
+    # 0 means none, as for Streaming.
+    sizes = [int(size) if size else None for size in row["column_sizes"]]
+    kinds = zip(map(str, row["column_encodings"]), sizes, strict=True)
+    columns = dict(zip(map(str, row["column_names"]), kinds, strict=True))
+    file = row["raw_data"]
+    return str(file["basename"]), Layout("mds", int(row["samples"]), int(file["bytes"]), columns)
+
+
+def _of_litdata(
+    index: Shard, chunks: Iterable[Mapping[str, Any]], config: Mapping[str, Any]
+) -> list[tuple[str, Layout]]:
+    for what in ("compression", "ipc_compression", "encryption"):
+        if config.get(what):
+            raise index.error(f"its chunks have {what} {config[what]!r}: write them with {what}=None")
+    if config.get("item_loader") not in {None, "PyTreeLoader"}:
+        raise index.error(f"its chunks are for {config['item_loader']}; those of PyTreeLoader are read")
+    # The names of a sample's leaves are the keys of a flat dict, else their places.
+    tree = json.loads(config["data_spec"])[1] if config.get("data_spec") else {}
+    flat = all(child.get("type") is None for child in tree.get("children_spec", ()))
+    keys = tree["context"] if flat and str(tree.get("type")).endswith("dict") else ()
+    keys = json.loads(keys) if isinstance(keys, str) else keys
+    kinds = config["data_format"]
+    names = keys if len(keys) == len(kinds) else range(len(kinds))
+    columns = {str(name): (str(kind), None) for name, kind in zip(names, kinds, strict=True)}
+    return [
+        (
+            str(chunk["filename"]),
+            Layout("litdata", int(chunk["chunk_size"]), int(chunk["chunk_bytes"]), columns),
+        )
+        for chunk in chunks
+    ]
+
+
+def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Member]:
+    """Yield the images in a shard of MDS or LitData, each named by its place in it."""
+    (samples,) = struct.unpack("<I", shard.read(0, _U32))
+    if (shard.size, samples) != (layout.size, layout.samples):
+        has = f"it has {shard.size:,} bytes and {samples:,} samples"
+        says = f"{INDEX_FILE} says {layout.size:,} and {layout.samples:,}"
+        raise shard.error(f"{has}, {says}: it is cut off, or newer than its index")
+    image, label = _chunk_columns(shard, layout.columns, choices)
+    before = 2 * _U32 + _U32 * samples
+    for first in range(0, samples, _OFFSETS_AT_A_TIME):
+        count = min(_OFFSETS_AT_A_TIME, samples - first)
+        table = np.frombuffer(shard.read(_U32 + _U32 * first, _U32 * (count + 1)), "<u4").tolist()
+        for place, (begin, end) in enumerate(pairwise(table), first):
+            name = str(place)
+            if begin < before:
+                raise shard.error("it overlaps what is before it: the table of offsets is broken", name)
+            spans = _spans(shard, layout.columns, begin, end, name)
+            value = _chunk_label(shard, layout.columns[label][0], *spans[label], name) if label else None
+            yield Member(name, *spans[image], value)
+            before = end
+
+
+def _chunk_columns(
+    shard: Shard, columns: Mapping[str, tuple[str, int | None]], choices: Choices
+) -> tuple[str, str | None]:
+    """Return image and label: as named, else the only column of a kind that holds files; a usual name."""
+    shown = f"its columns are {', '.join(f'{name} ({kind})' for name, (kind, _) in columns.items())}"
+    images = [name for name, (kind, _) in columns.items() if kind.partition(":")[0] in _IMAGES]
+    images = [choices.image_field] if choices.image_field else images
+    label = choices.label_field or next((name for name in _LABELS if name in columns), None)
+    label = label if choices.reads_labels else None
+    if len(images) != 1:
+        which = "several" if images else "none"
+        why = f"{which} of its columns may be an encoded image (raw pixels, such as pil, cannot be read)"
+        raise shard.error(f"{why}: name one by --image-field; {shown}")
+    for name in (images[0], label or images[0]):
+        if name not in columns:
+            raise shard.error(f"it has no column {name!r}; {shown}")
+    if label and columns[label][0] not in _NUMBERS.keys() | _TEXTS.keys():
+        raise shard.error(f"its column {label!r} is no number and no text; {shown}")
+    return images[0], label
+
+
+def _spans(
+    shard: Shard, columns: Mapping[str, tuple[str, int | None]], begin: int, end: int, name: str
+) -> dict[str, tuple[int, int]]:
+    """Return offset and length of every column of a sample."""
+    varying = sum(size is None for _, size in columns.values())
+    at, spans = begin + _U32 * varying, {}
+    if end < at:
+        why = "the table of offsets is broken, or these are rows of Arrow, as LitData writes plain values"
+        raise shard.error(f"its {end - begin} bytes cannot hold its columns: {why}", name)
+    own = iter(struct.unpack(f"<{varying}I", shard.read(begin, _U32 * varying, name)))
+    for column, (_, fixed) in columns.items():
+        size = next(own) if fixed is None else fixed
+        spans[column] = at, size
+        at += size
+    if at != end:
+        raise shard.error(f"its columns end at {at:,}, it ends at {end:,}: it is broken", name)
+    shard.check(begin, end - begin, name)
+    return spans
+
+
+def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -> Label:
+    if length > _TEXT_BYTES:
+        raise shard.error(f"its label has {length:,} bytes", name)
+    content = shard.read(offset, length, name)
+    try:
+        if kind in _TEXTS:
+            return _TEXTS[kind](content.decode())  # type: ignore[no-any-return]
+        (value,) = np.frombuffer(content, _NUMBERS[kind]).tolist()
+    except ValueError as error:
+        raise shard.error(f"its label is no {kind}: {error}", name) from error
+    return int(value) if isinstance(value, bool) else value
+
+
+# -------------------------------------------------------------------------------------------------- TFRecords
+
+
+def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
+    """Yield the images in a TFRecord file, each named by its record, and its feature where that is chosen."""
+    shard.refuse_compressed()
+    example_type = _example_type()
+    at, number = 0, 0
+    while at < shard.size:
+        name = str(number)
+        head = shard.read(at, _FRAME.size, name)
+        length, crc = _FRAME.unpack(head)
+        if masked_crc32c(head[:8]) != crc or length > _RECORD_BYTES:
+            raise shard.error("the checksum of its length is wrong: it is no TFRecord, or broken", name)
+        begin = at + _FRAME.size
+        shard.check(begin, length + _FOOT_BYTES, name)
+        record = shard.read(begin, length, name)
+        try:
+            found = example_type.FromString(record).features
+            entries = {
+                b"".join(entry.key).decode(): entry for features in found for entry in features.feature
+            }
+            image, label = _image_and_label(entries, choices)
+        except (DecodeError, ValueError) as error:
+            raise shard.error(
+                f"it is no tf.train.Example with an image and a label: {error}", name
+            ) from error
+        member = f"{choices.image_field}:{name}" if choices.image_field else name
+        (content,) = _values_of(image)
+        written = image.SerializeToString()  # which ends with the image
+        place = (
+            record.find(written) + len(written) - len(content) if written in record else record.find(content)
+        )
+        yield Member(member, begin + place, len(content), label)
+        at, number = begin + length + _FOOT_BYTES, number + 1
+
+
+def _values_of(entry: Any) -> list[Any]:
+    return [
+        value
+        for feature in entry.value
+        for _, lists in feature.ListFields()
+        for values in lists
+        for value in values.value
+    ]
+
+
+def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any, Label | None]:
+    """Return the image's entry, and the label; ``ValueError`` if there is no image, or several values."""
+    images = (choices.image_field,) if choices.image_field else _RECORD_IMAGES
+    labels = (choices.label_field,) if choices.label_field else _RECORD_LABELS
+    image = next((entries[name] for name in images if name in entries), None)
+    if image is None or [type(value) for value in _values_of(image)] != [bytes]:
+        what = f"no feature {' or '.join(images)} of one value of bytes"
+        raise ValueError(f"{what} (--image-field); its features are {', '.join(sorted(entries))[:_SHOWN]}")
+    name = next((name for name in labels if name in entries and choices.reads_labels), None)
+    if name is None:
+        return image, None
+    (label,) = _values_of(entries[name])
+    return image, label.decode() if isinstance(label, bytes) else label
+
+
+@cache
+def _example_type() -> Any:
+    """Return protobuf's class of a ``tf.train.Example``. Every field is repeated, which reads alike."""
+    file = FileDescriptorProto(name="example.proto", package="example")
+    for message, fields in _EXAMPLE.items():
+        described = file.message_type.add(name=message)
+        for number, (name, kind) in enumerate(fields.items(), 1):
+            field = described.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_REPEATED)
+            if kind in _EXAMPLE:
+                field.type_name = f".example.{kind}"
+            else:
+                field.type = FieldDescriptorProto.Type.Value(kind)
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName("example.Example"))
+
+
+def masked_crc32c(content: bytes) -> int:
+    """Return the checksum of a few bytes as TFRecords have it: CRC-32C, rotated and shifted."""
+    crc = 0xFFFFFFFF ^ reduce(lambda crc, byte: _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8, content, 0xFFFFFFFF)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,304 @@
+"""Rows of a key list: made of members, labelled once all are known, and written as CSV, JSONL or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import posixpath
+import secrets
+import tempfile
+from collections import Counter
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from superdl.index.choices import EVERY_SPLIT, LABELS, SPLITS, folders_of, star_of
+from superdl.index.shard import ShardError
+from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
+from superdl.super_wire.request import Limits, is_row
+from superdl.super_wire.source_url import split_url
+from superdl.super_wire.temporary import temporary_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from superdl.index.choices import Choices
+    from superdl.index.shard import Label, Member, Shard
+
+    Row = dict[str, Any]  # by the names of columns, which are the same in all
+    Rows = list[Row]
+
+__all__ = ["MOST_CLASSES", "Labelling", "key_list_at", "rows_of", "write_rows"]
+
+MOST_CLASSES = 100_000
+"""So many labels are counted, at most: of captions there are as many as samples."""
+
+_NAME_BYTES = 4096
+_MEMBER_BYTES = Limits().object_bytes
+
+
+def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[Rows, int, int]:
+    """Return the rows of a shard, how many of its members are empty, and how many samples lack a field.
+
+    Raises:
+        ShardError: members overlap, are too large, or have no label or no name of their own.
+    """
+    members = sorted(members, key=lambda member: (member.offset, member.length))
+    if choices.split not in {None, EVERY_SPLIT}:
+        members = [member for member in members if choices.split in folders_of(member.name)]
+    _check(shard, members)
+    there = [member for member in members if member.length or is_row(member.encoding)]
+    by_star = {
+        name: {star: member for member in there if (star := star_of(pattern, member.name)) is not None}
+        for name, pattern in choices.fields
+    }
+    images, *others = by_star or [""]
+    samples = by_star[images] if by_star else {member.name: member for member in there}
+    rows = []
+    for star, member in samples.items():
+        if all(star in by_star[name] for name in others):
+            label = _label(shard, member, choices)
+            row = {"key": shard.key, **_place(member), "label": label, "version": shard.version}
+            for name in others:
+                row |= _place(by_star[name][star], f"{name}.")
+            rows.append(row)
+    return rows, len(members) - len(there), len(samples) - len(rows)
+
+
+def _check(shard: Shard, members: Sequence[Member]) -> None:
+    """Raise ``ShardError`` if members, sorted by offset, overlap, are too large, or share a name."""
+    end, before = 0, ""
+    for member in members:
+        try:
+            encoded = member.name.encode()
+        except UnicodeEncodeError as error:
+            raise shard.error("its name is not UTF-8: rename it", member.name) from error
+        if not encoded or b"\0" in encoded or len(encoded) > _NAME_BYTES:
+            raise shard.error(f"its name is empty, has a NUL or more than {_NAME_BYTES} bytes", member.name)
+        if is_row(member.encoding):
+            continue
+        shard.check(member.offset, member.length, member.name)
+        if member.length > _MEMBER_BYTES:
+            raise shard.error(f"it has {member.length:,} bytes, more than {_MEMBER_BYTES:,}", member.name)
+        if member.offset < end:
+            raise shard.error(f"it overlaps the member {before!r}", member.name)
+        end, before = member.offset + member.length, member.name
+    counts = Counter(member.name for member in members)
+    if len(counts) < len(members):
+        raise shard.error("its name comes more than once: which is meant?", counts.most_common(1)[0][0])
+
+
+def _place(member: Member, prefix: str = "") -> Row:
+    """Return the columns that say where a member lies."""
+    place = {
+        "member": member.name,
+        "offset": member.offset,
+        "length": member.length,
+        "encoding": member.encoding,
+    }
+    return {f"{prefix}{name}": value for name, value in place.items()}
+
+
+def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
+    """Return a member's label, as the choices have it; ``None``: a folder's, once all samples are known."""
+    folders = folders_of(member.name)
+    label: Label | None = member.label
+    if choices.labels == "none":
+        label = 0
+    elif choices.labels == "shard":
+        label = posixpath.basename(shard.key).partition(".")[0]
+    elif choices.labels == "folder":
+        label = folders[-1] if folders else None
+    elif label is None and folders and choices.label_field is None:
+        return None
+    if label is None or label == "":
+        raise shard.error(
+            f"it has no label: say where labels are by --label-field NAME or --labels ({', '.join(LABELS)})",
+            member.name,
+        )
+    return label
+
+
+class Labelling:
+    """Gives each row its label once all are known, and counts the classes.
+
+    Rows without a label are of the first folder that tells samples apart. Until all are read they are
+    ``kept`` in a temporary file, so memory is bounded.
+    """
+
+    def __init__(self, url: str, kept: IO[bytes]) -> None:
+        self._url, self._kept = url, kept
+        self._common: list[str] | None = None
+        self._deepest = 0
+        self.counts: Counter[Any] = Counter()
+
+    def take(self, rows: Rows) -> None:
+        """Keep some more rows."""
+        for row in rows:
+            if row["label"] is None:
+                folders = folders_of(row["member"])
+                self._deepest = max(self._deepest, len(folders))
+                both = [folders if self._common is None else self._common, folders]
+                self._common = list(posixpath.commonprefix(both))
+        if rows:
+            self._kept.write(json.dumps(rows).encode() + b"\n")
+
+    def labelled(self) -> Iterator[Rows]:
+        """Yield all rows with their labels, as they were taken.
+
+        Raises:
+            SourceError: folders tell no classes apart or name splits, or labels are of two kinds.
+        """
+        first: Row = {}
+        self._kept.seek(0)
+        for rows in map(json.loads, self._kept):
+            for row in rows:
+                if row["label"] is None:
+                    row["label"] = self._folder_of(row)
+                first, label = first or row, row["label"]
+                if isinstance(label, str) is not isinstance(first["label"], str):
+                    raise ShardError(
+                        f"{_where(row)}: its label is {label!r:.60}, that of {_where(first)} is "
+                        f"{first['label']!r:.60}: labels are all numbers or all texts (--label-field, "
+                        "--labels)"
+                    )
+                if isinstance(label, int | str) and (label in self.counts or len(self.counts) < MOST_CLASSES):
+                    self.counts[label] += 1
+            yield rows
+        names = sorted(name for name in self.counts if isinstance(name, str))
+        if self._common is not None and len(names) > 1 and all(name.lower() in SPLITS for name in names):
+            raise SourceError(
+                f"{self._url}: the first folders of its samples are {', '.join(names)}, which are splits and "
+                "no classes: name one by --split NAME"
+            )
+
+    def _folder_of(self, row: Row) -> str:
+        folders, common = folders_of(row["member"]), self._common or []
+        # Where all lie in one folder it is the one class, which the table of classes shows.
+        depth = len(common) - (len(common) == self._deepest)
+        if len(folders) > depth:
+            return folders[depth]
+        raise SourceError(
+            f"{_where(row)}: all samples lie in {'/'.join(common)!r}, and this one in no further folder that "
+            "names its class: --labels folder takes the folder of each, --labels none the number 0"
+        )
+
+
+def _where(row: Row) -> str:
+    return f"{row['key']}: member {row['member']!r}" if "member" in row else row["key"]
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def _write_jsonl(batches: Iterable[Rows], stream: IO[bytes]) -> None:
+    for rows in batches:
+        stream.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)
+
+
+def _write_csv(batches: Iterable[Rows], stream: IO[bytes]) -> None:
+    from superdl.coordinator.catalog.key_list_labels import number_or_text
+
+    text = io.TextIOWrapper(stream, "utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    for number, row in enumerate(itertools.chain.from_iterable(batches)):
+        label = row["label"]
+        if isinstance(label, str) and not isinstance(number_or_text(label), str):
+            raise ConfigError(
+                f"the label {label!r} of {row['key']} names a class; CSV cannot tell the text from a number: "
+                "write .jsonl or .parquet"
+            )
+        if not number:
+            writer.writerow(row)
+        writer.writerow(row.values())
+    text.flush()
+    text.detach()
+
+
+def _write_parquet(batches: Iterable[Rows], stream: IO[bytes]) -> None:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError("writing Parquet needs pyarrow: pip install superdl[parquet]") from error
+    with ExitStack() as stack:
+        writer: Any = None
+        for rows in batches:
+            try:
+                table = pa.Table.from_pylist(rows)
+                table = table if writer is None else table.cast(writer.schema)
+            except (pa.ArrowInvalid, OverflowError) as error:
+                raise ConfigError(
+                    f"labels from {_where(rows[0])} on are not of the type of those before, and a column of "
+                    f"Parquet has one type, of 64 bits ({error}): write .jsonl"
+                ) from error
+            writer = writer or stack.enter_context(parquet.ParquetWriter(stream, table.schema))
+            writer.write_table(table)
+
+
+_WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
+
+
+def write_rows(out: str, batches: Iterable[Rows], stream: IO[bytes]) -> None:
+    """Write rows in the format that the name ``out`` has."""
+    _WRITERS[Path(out).suffix.lower()](batches, stream)
+
+
+@contextmanager
+def key_list_at(out: str, *, force: bool) -> Iterator[IO[bytes]]:
+    """Open a file that appears at ``out`` when the block ends; after an error nothing does.
+
+    Raises:
+        ConfigError: the name says no format, or something is there and may not be replaced.
+        SourceError: the bucket may not be looked at, or the list cannot be written.
+    """
+    bucket, place = split_url(out, "-o")
+    if Path(out).suffix.lower() not in _WRITERS:
+        raise ConfigError(f"-o {out!r} ends in one of {', '.join(_WRITERS)}, by which its format is chosen")
+    if bucket and not bucket.startswith("s3://"):
+        raise ConfigError(f"-o {out!r}: lists are written to S3 or to this machine: name s3:// or a path")
+    with (
+        _object(bucket, place, force=force)
+        if bucket
+        else _file(Path(place).absolute(), force=force) as stream
+    ):
+        yield stream
+
+
+@contextmanager
+def _file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+    if path.is_dir() or (path.exists() and not force):
+        raise ConfigError(f"-o {path} is there: --force replaces it, unless it is a directory")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with beside.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise ConfigError(f"-o {path} cannot be written: {error.strerror or error}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _object(bucket: str, key: str, *, force: bool) -> Iterator[IO[bytes]]:
+    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
+
+    url, where = f"{bucket}/{key}", {"Bucket": bucket.removeprefix("s3://"), "Key": key}
+    with closing(make_s3_client()) as client, tempfile.TemporaryFile(dir=temporary_directory()) as stream:
+        try:
+            with s3_failures(url):
+                client.head_object(**where)
+        except SourceNotFoundError:
+            force = True
+        if not force:
+            raise ConfigError(f"-o {url} is there: --force replaces it")
+        yield stream
+        stream.seek(0)
+        with s3_failures(url):
+            client.put_object(**where, Body=stream)
