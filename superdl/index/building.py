@@ -23,7 +23,7 @@ from superdl.coordinator.catalog import list_objects, parse_source, pinned
 from superdl.index.archives import tar_members, zip_members
 from superdl.index.choices import Choices, keys_of_split
 from superdl.index.formats import INDEX_FILE, chunk_members, layouts_of, tfrecord_members
-from superdl.index.key_list import Labelling, key_list_at, rows_of, write_rows
+from superdl.index.key_list import Labelling, key_list_at, rows_of
 from superdl.index.loose import LooseImages
 from superdl.index.parquet import parquet_members
 from superdl.index.shard import UNPACK, ShardError, Shards
@@ -129,7 +129,7 @@ def build_index(
             f"{sources[0]}: labels beside images are found in a listing: name their folder alone"
         )
     built, stop = Built(out), threading.Event()
-    with key_list_at(out, force=force) as stream, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
+    with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
         place = pinned(parse_source(folder))
         versions = {} if named else _listed(place, out)
         labelling = Labelling(place.url, kept)
@@ -152,7 +152,7 @@ def build_index(
             raise SourceEmptyError(
                 f"{place.url}: {why}: name its column or extension by --image-field or --fields"
             )
-        write_rows(out, labelling.labelled(), stream)
+        write(labelling.labelled())
     built.classes = dict(labelling.counts)
     built.seconds = round(time.monotonic() - begin_s, 3)
     return built

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import posixpath
+import re
 import secrets
 import tempfile
 from collections import Counter
@@ -23,7 +24,7 @@ from superdl.super_wire.source_url import split_url
 from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Member, Shard
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     Row = dict[str, Any]  # by the names of columns, which are the same in all
     Rows = list[Row]
 
-__all__ = ["MOST_CLASSES", "Labelling", "key_list_at", "rows_of", "write_rows"]
+__all__ = ["MOST_CLASSES", "Labelling", "key_list_at", "rows_of"]
 
 MOST_CLASSES = 100_000
 """So many labels are counted, at most: of captions there are as many as samples."""
 
 _NAME_BYTES = 4096
+_ODD = re.compile("[\0\ud800-\udfff]")  # of names: NUL, and what stands for bytes that are not UTF-8
 _MEMBER_BYTES = Limits().object_bytes
 
 
@@ -70,36 +72,27 @@ def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[
 
 def _check(shard: Shard, members: Sequence[Member]) -> None:
     """Raise ``ShardError`` if members, sorted by offset, overlap, are too large, or share a name."""
-    end, before = 0, ""
-    for member in members:
-        try:
-            encoded = member.name.encode()
-        except UnicodeEncodeError as error:
-            raise shard.error("its name is not UTF-8: rename it", member.name) from error
-        if not encoded or b"\0" in encoded or len(encoded) > _NAME_BYTES:
-            raise shard.error(f"its name is empty, has a NUL or more than {_NAME_BYTES} bytes", member.name)
-        if is_row(member.encoding):
-            continue
-        shard.check(member.offset, member.length, member.name)
-        if member.length > _MEMBER_BYTES:
-            raise shard.error(f"it has {member.length:,} bytes, more than {_MEMBER_BYTES:,}", member.name)
-        if member.offset < end:
-            raise shard.error(f"it overlaps the member {before!r}", member.name)
-        end, before = member.offset + member.length, member.name
-    counts = Counter(member.name for member in members)
-    if len(counts) < len(members):
-        raise shard.error("its name comes more than once: which is meant?", counts.most_common(1)[0][0])
+    end, before, names = 0, "", Counter(member.name for member in members)
+    for name, offset, length, _, encoding in members:
+        if _ODD.search(name) or not 0 < len(name.encode(errors="replace")) <= _NAME_BYTES:
+            why = f"its name is not UTF-8, empty, has a NUL or more than {_NAME_BYTES} bytes: rename it"
+            raise shard.error(why, name)
+        if names[name] > 1:
+            raise shard.error("its name comes more than once: which is meant?", name)
+        if not is_row(encoding):
+            shard.check(offset, length, name)
+            if length > _MEMBER_BYTES:
+                raise shard.error(f"it has {length:,} bytes, more than {_MEMBER_BYTES:,}", name)
+            if offset < end:
+                raise shard.error(f"it overlaps the member {before!r}", name)
+            end, before = offset + length, name
 
 
 def _place(member: Member, prefix: str = "") -> Row:
     """Return the columns that say where a member lies."""
-    place = {
-        "member": member.name,
-        "offset": member.offset,
-        "length": member.length,
-        "encoding": member.encoding,
-    }
-    return {f"{prefix}{name}": value for name, value in place.items()}
+    place = member.name, member.offset, member.length, member.encoding
+    names = (f"{prefix}{name}" for name in ("member", "offset", "length", "encoding"))
+    return dict(zip(names, place, strict=True))
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
@@ -115,10 +108,8 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
     elif label is None and folders and choices.label_field is None:
         return None
     if label is None or label == "":
-        raise shard.error(
-            f"it has no label: say where labels are by --label-field NAME or --labels ({', '.join(LABELS)})",
-            member.name,
-        )
+        where = f"--label-field NAME or --labels ({', '.join(LABELS)})"
+        raise shard.error(f"it has no label: say where labels are by {where}", member.name)
     return label
 
 
@@ -160,20 +151,16 @@ class Labelling:
                     row["label"] = self._folder_of(row)
                 first, label = first or row, row["label"]
                 if isinstance(label, str) is not isinstance(first["label"], str):
-                    raise ShardError(
-                        f"{_where(row)}: its label is {label!r:.60}, that of {_where(first)} is "
-                        f"{first['label']!r:.60}: labels are all numbers or all texts (--label-field, "
-                        "--labels)"
-                    )
+                    both = f"its label is {label!r:.60}, that of {_where(first)} is {first['label']!r:.60}"
+                    remedy = "labels are all numbers or all texts (--label-field, --labels)"
+                    raise ShardError(f"{_where(row)}: {both}: {remedy}")
                 if isinstance(label, int | str) and (label in self.counts or len(self.counts) < MOST_CLASSES):
                     self.counts[label] += 1
             yield rows
         names = sorted(name for name in self.counts if isinstance(name, str))
         if self._common is not None and len(names) > 1 and all(name.lower() in SPLITS for name in names):
-            raise SourceError(
-                f"{self._url}: the first folders of its samples are {', '.join(names)}, which are splits and "
-                "no classes: name one by --split NAME"
-            )
+            why = f"the first folders of its samples are {', '.join(names)}, which are splits and no classes"
+            raise SourceError(f"{self._url}: {why}: name one by --split NAME")
 
     def _folder_of(self, row: Row) -> str:
         folders, common = folders_of(row["member"]), self._common or []
@@ -181,9 +168,11 @@ class Labelling:
         depth = len(common) - (len(common) == self._deepest)
         if len(folders) > depth:
             return folders[depth]
+        why = (
+            f"all samples lie in {'/'.join(common)!r}, and this one in no further folder, which is its class"
+        )
         raise SourceError(
-            f"{_where(row)}: all samples lie in {'/'.join(common)!r}, and this one in no further folder that "
-            "names its class: --labels folder takes the folder of each, --labels none the number 0"
+            f"{_where(row)}: {why}: --labels folder takes the folder of each, none the number 0"
         )
 
 
@@ -191,15 +180,12 @@ def _where(row: Row) -> str:
     return f"{row['key']}: member {row['member']!r}" if "member" in row else row["key"]
 
 
-# ---------------------------------------------------------------------------------------------------- writing
-
-
-def _write_jsonl(batches: Iterable[Rows], stream: IO[bytes]) -> None:
+def _write_jsonl(stream: IO[bytes], batches: Iterable[Rows]) -> None:
     for rows in batches:
         stream.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)
 
 
-def _write_csv(batches: Iterable[Rows], stream: IO[bytes]) -> None:
+def _write_csv(stream: IO[bytes], batches: Iterable[Rows]) -> None:
     from superdl.coordinator.catalog.key_list_labels import number_or_text
 
     text = io.TextIOWrapper(stream, "utf-8", newline="")
@@ -207,10 +193,8 @@ def _write_csv(batches: Iterable[Rows], stream: IO[bytes]) -> None:
     for number, row in enumerate(itertools.chain.from_iterable(batches)):
         label = row["label"]
         if isinstance(label, str) and not isinstance(number_or_text(label), str):
-            raise ConfigError(
-                f"the label {label!r} of {row['key']} names a class; CSV cannot tell the text from a number: "
-                "write .jsonl or .parquet"
-            )
+            why = f"the label {label!r} of {row['key']} names a class; CSV cannot tell the text from a number"
+            raise ConfigError(f"{why}: write .jsonl or .parquet")
         if not number:
             writer.writerow(row)
         writer.writerow(row.values())
@@ -218,7 +202,7 @@ def _write_csv(batches: Iterable[Rows], stream: IO[bytes]) -> None:
     text.detach()
 
 
-def _write_parquet(batches: Iterable[Rows], stream: IO[bytes]) -> None:
+def _write_parquet(stream: IO[bytes], batches: Iterable[Rows]) -> None:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -231,10 +215,8 @@ def _write_parquet(batches: Iterable[Rows], stream: IO[bytes]) -> None:
                 table = pa.Table.from_pylist(rows)
                 table = table if writer is None else table.cast(writer.schema)
             except (pa.ArrowInvalid, OverflowError) as error:
-                raise ConfigError(
-                    f"labels from {_where(rows[0])} on are not of the type of those before, and a column of "
-                    f"Parquet has one type, of 64 bits ({error}): write .jsonl"
-                ) from error
+                why = f"a column of Parquet has one type, and labels from {_where(rows[0])} on have another"
+                raise ConfigError(f"{why} ({error}): write .jsonl") from error
             writer = writer or stack.enter_context(parquet.ParquetWriter(stream, table.schema))
             writer.write_table(table)
 
@@ -242,30 +224,31 @@ def _write_parquet(batches: Iterable[Rows], stream: IO[bytes]) -> None:
 _WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 
-def write_rows(out: str, batches: Iterable[Rows], stream: IO[bytes]) -> None:
-    """Write rows in the format that the name ``out`` has."""
-    _WRITERS[Path(out).suffix.lower()](batches, stream)
-
-
 @contextmanager
-def key_list_at(out: str, *, force: bool) -> Iterator[IO[bytes]]:
-    """Open a file that appears at ``out`` when the block ends; after an error nothing does.
+def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]], None]]:
+    """Check that a list may be written, and yield what writes rows; it appears whole, or not at all.
 
     Raises:
-        ConfigError: the name says no format, or something is there and may not be replaced.
-        SourceError: the bucket may not be looked at, or the list cannot be written.
+        ConfigError: the name says no format, the file cannot be written, or is there and not to be replaced.
+        SourceError: the bucket may not be looked at, or is not there.
     """
     bucket, place = split_url(out, "-o")
-    if Path(out).suffix.lower() not in _WRITERS:
+    write = _WRITERS.get(Path(out).suffix.lower())
+    if write is None:
         raise ConfigError(f"-o {out!r} ends in one of {', '.join(_WRITERS)}, by which its format is chosen")
     if bucket and not bucket.startswith("s3://"):
         raise ConfigError(f"-o {out!r}: lists are written to S3 or to this machine: name s3:// or a path")
-    with (
-        _object(bucket, place, force=force)
-        if bucket
-        else _file(Path(place).absolute(), force=force) as stream
-    ):
-        yield stream
+    with _object(bucket, place, force=force) if bucket else _file(Path(place), force=force) as stream:
+
+        def write_rows(batches: Iterable[Rows]) -> None:
+            try:
+                write(stream, batches)
+                stream.flush()
+                os.fsync(stream.fileno())
+            except OSError as error:
+                raise SourceError(f"-o {out} cannot be written: {error.strerror or error}") from error
+
+        yield write_rows
 
 
 @contextmanager
@@ -274,13 +257,13 @@ def _file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
         raise ConfigError(f"-o {path} is there: --force replaces it, unless it is a directory")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with beside.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(path)
+        stream = beside.open("xb")
     except OSError as error:
         raise ConfigError(f"-o {path} cannot be written: {error.strerror or error}") from error
+    try:
+        with stream:
+            yield stream
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
@@ -53,18 +52,10 @@ class Member(NamedTuple):
     encoding: str = ""
 
 
-class _Pieces(NamedTuple):
-    """The sizes of what is fetched while headers lie close together, and where they lie ``far`` apart."""
-
-    block: int
-    near: int
-    far: int
-
-
-# A read from a local disk costs little, and members of some size are worth skipping.
-_OF_DISK = _Pieces(2**18, 2**12, 2**16)
-# A request to a bucket takes about as long as the transfer of some megabytes.
-_OF_BUCKET = _Pieces(2**23, 2**16, 2**20)
+# What is fetched while headers lie close together, and where they lie far apart, and from which distance on.
+# A read from a local disk costs little; a request to a bucket takes about as long as some megabytes.
+_OF_DISK = 2**18, 2**12, 2**16
+_OF_BUCKET = 2**23, 2**16, 2**20
 
 
 class Shard:
@@ -75,16 +66,9 @@ class Shard:
     """
 
     def __init__(
-        self,
-        url: str,
-        key: str,
-        version: str,
-        size: int,
-        fetch: Callable[[int, int], bytes],
-        pieces: _Pieces = _OF_BUCKET,
+        self, url: str, key: str, version: str, size: int, fetch: Callable[[int, int], bytes]
     ) -> None:
-        self.url, self.key, self.version, self.size = url, key, version, size
-        self._fetch, self._pieces = fetch, pieces
+        self.url, self.key, self.version, self.size, self._fetch = url, key, version, size, fetch
         self._begin, self._piece, self._end_of_last = 0, b"", 0
 
     def read(self, offset: int, length: int, member: str = "") -> bytes:
@@ -92,8 +76,9 @@ class Shard:
         self.check(offset, length, member)
         begin = offset - self._begin
         if begin < 0 or begin + length > len(self._piece):
-            far = abs(offset - self._end_of_last) > self._pieces.far
-            end = offset + max(length, self._pieces.near if far else self._pieces.block)
+            block, near, far = _OF_DISK if self.url.startswith("/") else _OF_BUCKET
+            piece = near if abs(offset - self._end_of_last) > far else block
+            end = offset + max(length, piece)
             self._piece = self._fetch(offset, min(end, self.size))
             self._begin, begin = offset, 0
         self._end_of_last = offset + length
@@ -148,7 +133,7 @@ class Shards:
         def fetch(begin: int, end: int) -> bytes:
             return self.read(key, version, end - begin, begin)
 
-        return Shard(url, key, version, size, fetch, _OF_DISK if self._place.is_file else _OF_BUCKET)
+        return Shard(url, key, version, size, fetch)
 
     def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:
         """Return a whole object of at most ``limit_bytes``, or so many bytes of it from ``begin`` on.
@@ -194,8 +179,6 @@ class Shards:
                 status = Path(url).stat()
             except OSError as error:
                 raise SourceError(f"{url} cannot be read: {error.strerror or error}") from error
-            if not stat.S_ISREG(status.st_mode):
-                raise SourceError(f"{url} cannot be read: it is not a file")
             return file_version(status).decode(), status.st_size
         if self._client is None:
             with cloud_failures(url):
@@ -211,10 +194,6 @@ class ShardFile(io.RawIOBase):
     def __init__(self, shard: Shard, limit_bytes: int) -> None:
         super().__init__()
         self._shard, self._limit_bytes, self._at = shard, limit_bytes, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Set where the next read begins, which may be beyond the end."""
