@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from superdl.index.choices import Choices
-    from superdl.index.shard import Label, Shard, ShardError, Shards
+    from superdl.index.shard import Label, Shard, Shards
 
 __all__ = ["indexed_members", "tar_members", "zip_members"]
 
@@ -93,11 +93,9 @@ class _Archive:
                     why = "its image and its label are not adjacent: sort the files (tar --sort=name)"
                     raise self._shard.error(why, [*images, *labels.values()][0].name)
             elif self._webdataset and len(images) > 1 and not self._choices.fields:
-                raise self._shard.error(
-                    f"a sample has several images ({', '.join(file.name for file in images)}): name one by "
-                    "--image-field EXTENSION, or cut keys with dots by --key-at last-dot",
-                    images[0].name,
-                )
+                why = f"a sample has several images ({', '.join(file.name for file in images)})"
+                remedy = "name one by --image-field EXTENSION, or cut keys with dots by --key-at last-dot"
+                raise self._shard.error(f"{why}: {remedy}", images[0].name)
             label = self._label(labels) if images else None
             for name, size, place in images:
                 first.setdefault(label is not None, name)
@@ -148,9 +146,6 @@ class _Archive:
         return label_in(file.name, content, self._choices, fail)
 
 
-# ------------------------------------------------------------------------------------------------------ tars
-
-
 class _BoundedHeader(tarfile.TarInfo):
     """A header of a tar that bounds its extended headers before Python's parser takes them."""
 
@@ -193,44 +188,38 @@ def tar_members(
 
 
 def _indexed_entries(shard: Shard, index: Shard) -> Iterator[tarfile.TarInfo]:
-    """Yield the index's files, once the tar is known to end there; else every member of the tar."""
+    """Yield the files of a tar as its index has them; where it does not fit, as the tar has them."""
     infos = indexed_members(shard, index)
-    yield from infos
-    for info in _tar_entries(shard, _end_of(infos[-1]) if infos else 0):
-        # Hidden files and links are not in it.
-        if infos and info.isreg() and not is_hidden(info.name):
-            raise _stale(shard, index, info.name)
-        yield info
+    # Hidden files and links are not in an index, and may follow.
+    rest = list(_tar_entries(shard, _end_of(infos[-1]))) if infos else []
+    if not infos or any(info.isreg() and not is_hidden(info.name) for info in rest):
+        yield from _tar_entries(shard)
+    else:
+        yield from (*infos, *rest)
 
 
 def indexed_members(shard: Shard, index: Shard) -> list[tarfile.TarInfo]:
-    """Return the files in a tar as its index has them; none where it leaves their names to the tar.
+    """Return the files in a tar as its index has them; none where it has no names, or is of another tar.
 
     Some headers of the tar are compared: the first, the last, one between, and those around the first gap
     that holds more than a header, since ``wds2idx`` misreads a long name, which has headers of its own.
     """
     head, *lines = index.whole(_INDEX_BYTES).decode(errors="surrogateescape").removesuffix("\n").split("\n")
-    if head.startswith("v1.1 "):  # it has no names
-        return []
     infos, end, gap = list[tarfile.TarInfo](), 0, 0
     if head.split(" ") != ["v1.2", str(len(lines))] or not lines or not all(map(_FILES.fullmatch, lines)):
-        raise _stale(shard, index)
+        return []
     for extension, offset, size, name in zip(*[iter(" ".join(lines).split(" "))] * 4, strict=True):
         info = tarfile.TarInfo(name)
         info.offset_data, info.size = int(offset), int(size)
-        fits = end + _BLOCK <= info.offset_data <= shard.size - info.size
-        if info.offset_data % _BLOCK or not fits or not name.endswith(extension):
-            raise _stale(shard, index, name)
+        fits = end + _BLOCK <= info.offset_data <= shard.size - info.size and not info.offset_data % _BLOCK
+        if not fits or not name.endswith(extension) or "\\" in name:  # as GNU tar prints what is not ASCII
+            return []
         gap = gap or len(infos) * (info.offset_data > end + _BLOCK)
         end = _end_of(info)
         infos.append(info)
-    if any("\\" in info.name for info in infos):  # as GNU tar prints names that are not ASCII
-        return []
     # From the end on, since pieces that lie far apart are small.
-    for place in sorted({0, max(0, gap - 1), gap, len(infos) // 2, len(infos) - 1}, reverse=True):
-        if not _is_at_its_place(shard, infos[place]):
-            raise _stale(shard, index, infos[place].name)
-    return infos
+    places = sorted({0, max(0, gap - 1), gap, len(infos) // 2, len(infos) - 1}, reverse=True)
+    return infos if all(_is_at_its_place(shard, infos[place]) for place in places) else []
 
 
 def _is_at_its_place(shard: Shard, info: tarfile.TarInfo) -> bool:
@@ -247,13 +236,6 @@ def _is_at_its_place(shard: Shard, info: tarfile.TarInfo) -> bool:
 def _end_of(info: tarfile.TarInfo) -> int:
     """Return where the blocks of a file in a tar end."""
     return info.offset_data + -(-info.size // _BLOCK) * _BLOCK
-
-
-def _stale(shard: Shard, index: Shard, member: str = "") -> ShardError:
-    """Return the error for an index that disagrees with its tar about a member, or is none."""
-    why = "it is older than the tar, of another one, misread by wds2idx, or not of version 1.2"
-    remedy = "write it again, or delete it to have the tar itself read"
-    return shard.error(f"the index {index.key} says otherwise: {why}: {remedy}", member)
 
 
 def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
@@ -274,18 +256,12 @@ def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
     except _BROKEN_TAR as error:
         raise shard.error(f"it is no tar, or cut off: {error}") from error
     # For tarfile a broken header is an end like any other.
-    end = tar.offset
-    if end + _BLOCK > shard.size:
+    end, rest = tar.offset, shard.size - tar.offset
+    if rest < _BLOCK:
         raise shard.error(f"it is cut off: at {end:,} there is no end mark (a block of zeros)")
-    rest = shard.size - end
     if rest > _PADDING_BYTES or shard.read(end, rest).strip(b"\0"):
-        raise shard.error(
-            f"after {end:,} there is neither a header nor zeros up to its end: it is broken, or tars were "
-            "appended to each other (pack them as one, or keep them apart)"
-        )
-
-
-# ------------------------------------------------------------------------------------------------------ zips
+        why = "it is broken, or tars were appended to each other (pack them as one, or keep them apart)"
+        raise shard.error(f"after {end:,} there is neither a header nor zeros up to its end: {why}")
 
 
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
@@ -315,12 +291,10 @@ def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[
     magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack(shard.read(at, _LOCAL.size, name))
     encoding = "utf-8" if info.flag_bits & _UTF8 else "cp437"
     own = shard.read(at + _LOCAL.size, name_bytes, name).decode(encoding, errors="replace")
-    header = magic, method, own, flags & _ENCRYPTED
-    if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0):
+    offset = at + _LOCAL.size + name_bytes + extra_bytes
+    header = magic, method, own, flags & _ENCRYPTED, offset + info.compress_size <= directory
+    if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0, True):
         raise shard.error("its local header differs from the zip's directory: the zip is broken", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
         raise shard.error("it is stored, and its two sizes differ: the zip is broken", name)
-    offset = at + _LOCAL.size + name_bytes + extra_bytes
-    if offset + info.compress_size > directory:
-        raise shard.error("it reaches into the zip's directory: the zip is broken", name)
     return offset, info.compress_size, _ENCODINGS[info.compress_type]

@@ -1,5 +1,4 @@
-"""Goes over the shards of a source, several at a time, and writes their members down in the order of keys; or
-over the label files of images that lie in none.
+"""Go over the shards of a source, several at a time, or over images that lie in none, and write the key list.
 
 Memory is bounded by the members of the few shards that are read at a time.
 """
@@ -20,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from superdl.coordinator.catalog import list_objects, parse_source, pinned
+from superdl.index import formats
 from superdl.index.archives import tar_members, zip_members
 from superdl.index.choices import Choices, keys_of_split
-from superdl.index.formats import INDEX_FILE, chunk_members, layouts_of, tfrecord_members
 from superdl.index.key_list import Labelling, key_list_at, rows_of
 from superdl.index.loose import LooseImages
-from superdl.index.parquet import parquet_members
 from superdl.index.shard import UNPACK, ShardError, Shards
 from superdl.super_wire.errors import ConfigError, SourceEmptyError
 from superdl.super_wire.hidden_names import is_hidden
@@ -33,10 +31,8 @@ from superdl.super_wire.request import is_row
 from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from superdl.coordinator.catalog import Source
-    from superdl.index.formats import Layout
     from superdl.index.key_list import Rows
     from superdl.index.shard import Member, Shard
 
@@ -48,9 +44,9 @@ __all__ = ["Built", "build_index", "index_of_tar", "readers_of"]
 _FORMATS: dict[str, Reader] = {
     ".tar": tar_members,
     ".zip": zip_members,
-    ".tfrecord": tfrecord_members,
-    ".tfrecords": tfrecord_members,
-    ".parquet": parquet_members,
+    ".tfrecord": formats.tfrecord_members,
+    ".tfrecords": formats.tfrecord_members,
+    ".parquet": formats.parquet_members,
 }
 """Extension of a shard -> its reader; those of MDS and LitData are named by their index.json."""
 
@@ -64,16 +60,14 @@ _IMAGES_AT_A_TIME = 256
 
 @dataclass(slots=True)
 class Built:
-    """What was written. ``empty`` members are left out, as are ``incomplete`` samples, which lack a field. Of
-    the ``index_files`` beside shards, ``indexes`` say where members of tars lie.
-    """
+    """What was written. ``empty`` members are left out, as are ``incomplete`` samples, which lack a field."""
 
     out: str
     samples: int = 0
     shards: int = 0
     passed_over: int = 0  # objects that are neither shard nor image
-    index_files: int = 0
-    indexes: int = 0
+    index_files: int = 0  # beside shards
+    indexes: int = 0  # those of tars
     empty: int = 0
     incomplete: int = 0
     unlabelled: int = 0  # images without a label file
@@ -105,8 +99,7 @@ def build_index(
     """Write the key list of a source's shards; where it has none, of its images and the labels beside them.
 
     Args:
-        sources: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory`` or a path; or several
-            shards of one folder, which web servers need, since they list nothing.
+        sources: a URL or path; or several shards of one folder, which web servers need: they list nothing.
         out: path or ``s3://`` URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
         choices: the user's, of samples.
         threads: shards read at a time; ``None``: 16 of a bucket, 4 of a directory.
@@ -122,7 +115,7 @@ def build_index(
     folder, named = _named(sources)
     if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
         raise ConfigError(
-            f"-o {out!r}: an image has any number of boxes: write .jsonl, which holds such lists"
+            f"-o {out!r}: images have any number of boxes: write .jsonl, which holds such lists"
         )
     if named and choices.of_loose_images:
         raise ConfigError(
@@ -131,26 +124,22 @@ def build_index(
     built, stop = Built(out), threading.Event()
     with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
         place = pinned(parse_source(folder))
-        versions = {} if named else _listed(place, out)
         labelling = Labelling(place.url, kept)
         with closing(Shards(place, stop)) as shards:
-            chosen = [key for key in named or versions if choices.takes(key)]
-            loose = not named and any(map(choices.is_image, chosen)) and not any(map(_may_be_shard, chosen))
-            if loose or choices.of_loose_images:
-                steps = _steps_of_images(shards, place.url, versions, chosen, choices, built)
+            if named:
+                steps = _steps_of_shards(shards, named, choices, built, named=True)
             else:
-                keys = named or list(versions)
-                steps = _steps_of_shards(shards, place.url, keys, choices, built, named=bool(named))
+                steps = _steps_of_folder(shards, choices, built)
             threads = threads or (_THREADS if place.is_file else _BUCKET_THREADS)
             for form, rows, empty, incomplete in _in_order(steps, threads, stop):
                 labelling.take(rows)
                 built.add(form, rows, empty, incomplete)
                 tell(built.shards, len(steps), built.samples)
         if not built.samples:
+            why = f"{built.shards:,} shards were read, and none holds an image"
             fields = " with all its fields" * bool(choices.fields)
-            why = f"{built.shards:,} shards were read, and none holds an image{fields}"
             raise SourceEmptyError(
-                f"{place.url}: {why}: name its column or extension by --image-field or --fields"
+                f"{place.url}: {why}{fields}: name its extension or column by --image-field"
             )
         write(labelling.labelled())
     built.classes = dict(labelling.counts)
@@ -170,100 +159,97 @@ def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
     return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
 
 
-def _listed(place: Source, out: str) -> dict[str, str]:
-    """Return key and version of all objects but hidden ones and the list that is replaced, sorted."""
-    root, own = (place.directory, os.path.realpath(out)) if place.is_file else (place.url.rstrip("/"), out)
-    pairs = sorted(
-        (key.decode()[len(place.prefix) :], version.decode())
-        for key, version in zip(*list_objects(place.url), strict=True)
-    )
-    return {key: version for key, version in pairs if f"{root}/{key}" != own and not is_hidden(key)}
-
-
-def _may_be_shard(key: str) -> bool:
-    return bool(_format_of(key) or posixpath.basename(key) == INDEX_FILE or _PACKED.search(key.lower()))
-
-
-def _format_of(key: str) -> str:
-    """Return the extension by which a shard's name tells its format; empty where it tells none."""
-    extension = posixpath.splitext(key)[1].lower()
-    return extension if extension in _FORMATS else ".tfrecord" if _SHARD_OF.search(key) else ""
-
-
-def _steps_of_images(
-    shards: Shards, url: str, versions: Mapping[str, str], chosen: list[str], choices: Choices, built: Built
-) -> list[Step]:
-    """Return reads of some images each; of a split, by their folders."""
+def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Step]:
+    """Return the steps that read a source: its shards, or some loose images each."""
+    place = shards.place
+    here = place.directory if place.is_file else place.url.rstrip("/")
+    own = os.path.realpath(built.out) if place.is_file else built.out  # the list that is replaced
+    pairs = zip(*list_objects(place.url), strict=True)
+    found = sorted((key.decode()[len(place.prefix) :], version.decode()) for key, version in pairs)
+    versions = {key: version for key, version in found if f"{here}/{key}" != own and not is_hidden(key)}
+    chosen = [key for key in versions if choices.takes(key)]
+    images = [key for key in chosen if choices.is_image(key)]
+    shard = any(_format_of(key) or _is_index(key) or _PACKED.search(key.lower()) for key in chosen)
+    if (shard or not images) and not choices.of_loose_images:
+        return _steps_of_shards(shards, list(versions), choices, built)
     if not choices.coco:
-        chosen = list(filter(choices.is_image, chosen))
-        chosen = keys_of_split(chosen, choices.split, url, of_shards=False)
-    images = LooseImages(shards, url, versions, chosen, choices)
-    built.passed_over, built.unlabelled = images.others, images.unlabelled
+        chosen = keys_of_split(images, choices.split, place.url, of_shards=False)
+    loose = LooseImages(shards, versions, chosen, choices)
+    built.passed_over, built.unlabelled = loose.others, loose.unlabelled
 
     def read(start: int) -> tuple[str, Rows, int, int]:
-        return "", images.rows(images.keys[start : start + _IMAGES_AT_A_TIME]), 0, 0
+        return "", loose.rows(loose.keys[start : start + _IMAGES_AT_A_TIME]), 0, 0
 
-    return [partial(read, start) for start in range(0, len(images.keys), _IMAGES_AT_A_TIME)]
+    return [partial(read, start) for start in range(0, len(loose.keys), _IMAGES_AT_A_TIME)]
 
 
 def _steps_of_shards(
-    shards: Shards, url: str, keys: Sequence[str], choices: Choices, built: Built, *, named: bool
+    shards: Shards, keys: Sequence[str], choices: Choices, built: Built, *, named: bool = False
 ) -> list[Step]:
-    """Return reads of the shards of a split; where no name of a shard tells one, folders in archives do."""
+    """Return the steps that read a shard of the split each; if no shard names it, folders in archives do."""
     indexes = {key for key in keys if key.endswith(_INDEXES)}
-    readers, others = readers_of(shards, keys, choices, url, named=named)
+    readers, others = readers_of(shards, keys, choices, named=named)
     built.passed_over, built.index_files = others - len(indexes), len(indexes)
     of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
+    if choices.fields and of_others:
+        raise ConfigError(f"--fields are of tars, zips and loose images; here are {of_others}")
+    chosen, of_members = list(readers), choices
     try:
-        chosen = keys_of_split(list(readers), choices.split, url, of_shards=True)
-        choices = replace(choices, split=None)
+        chosen = keys_of_split(chosen, choices.split, shards.place.url, of_shards=True)
+        of_members = replace(choices, split=None)
     except ConfigError:
         if choices.split is None or of_others:
             raise
-        chosen = list(readers)
-    if choices.fields and of_others:
-        raise ConfigError(f"--fields are of tars, zips and loose images; here are {of_others}")
     built.indexes = sum(index_of_tar(key, indexes) is not None for key in chosen if readers[key][0] == "tar")
 
     def read(key: str) -> tuple[str, Rows, int, int]:
         form, reader = readers[key]
         shard = shards.open(key)
-        return form, *rows_of(shard, reader(shard, choices), choices)
+        return form, *rows_of(shard, reader(shard, of_members), of_members)
 
     return [partial(read, key) for key in chosen]
 
 
 def readers_of(
-    shards: Shards, keys: Sequence[str], choices: Choices, url: str, *, named: bool = False
+    shards: Shards, keys: Sequence[str], choices: Choices, *, named: bool = False
 ) -> tuple[dict[str, tuple[str, Reader]], int]:
-    """Return format and reader of each shard among objects, by the bytes of their keys, and how many others
-    there are. Where the user ``named`` the objects, an index of shards among them adds those that it names.
+    """Return format and reader of each shard, by the bytes of their keys, and the number of other objects.
+
+    Where the user ``named`` the objects, an index of shards among them adds those that it names.
     """
-    layouts: dict[str, Layout] = {}
-    for key in keys:
-        if posixpath.basename(key) == INDEX_FILE:
-            layouts |= layouts_of(shards.open(key))
-    keys = sorted({*keys, *layouts} if named else keys, key=str.encode)
-    known, readers = set(keys), dict[str, tuple[str, "Reader"]]()
-    for key in filter(choices.takes, keys):
+    layouts: dict[str, formats.Layout] = {}
+    for key in filter(_is_index, keys):
+        layouts |= formats.layouts_of(shards.open(key))
+    known, readers = {*keys, *layouts} if named else {*keys}, dict[str, tuple[str, "Reader"]]()
+    for key in sorted(filter(choices.takes, known), key=str.encode):
         if key in layouts:
-            readers[key] = layouts[key].format, partial(chunk_members, layout=layouts[key])
+            readers[key] = layouts[key].format, partial(formats.chunk_members, layout=layouts[key])
         elif extension := _format_of(key):
             index = index_of_tar(key, known) if extension == ".tar" else None
             reader = partial(tar_members, shards=shards, index=index) if index else _FORMATS[extension]
             readers[key] = extension.removeprefix("."), reader
         elif _PACKED.search(key.lower()) and not key.endswith(_INDEXES):
             why = f"it is compressed as a whole, so no member can be read alone: {UNPACK}"
-            raise ShardError(f"{url.rstrip('/')}/{key}: {why}; or leave it out by --only")
-    if gone := sorted(set(filter(choices.takes, layouts)) - known):
-        raise ShardError(
-            f"{url}: {INDEX_FILE} names {len(gone):,} shards that are not there, such as {gone[0]}"
-        )
+            raise ShardError(f"{shards.url(key)}: {why}; or leave it out by --only")
+    url = shards.place.url
+    if gone := sorted({key for key in layouts if choices.takes(key)} - known):
+        why = f"{formats.INDEX_FILE} names {len(gone):,} shards that are not there, such as {gone[0]}"
+        raise ShardError(f"{url}: {why}")
     if not readers:
         like = f" whose key is like {choices.only!r}" if choices.only else ""
-        forms = f"{', '.join(_FORMATS)}, or of MDS or LitData with their {INDEX_FILE}"
+        forms = f"{', '.join(_FORMATS)}, or of MDS or LitData with their {formats.INDEX_FILE}"
         raise SourceEmptyError(f"{url} holds no shard{like} ({forms})")
-    return readers, len(keys) - len(readers)
+    return readers, len(known) - len(readers)
+
+
+def _is_index(key: str) -> bool:
+    return posixpath.basename(key) == formats.INDEX_FILE
+
+
+def _format_of(key: str) -> str:
+    """Return the extension by which a shard's name tells its format; empty where it tells none."""
+    extension = posixpath.splitext(key)[1].lower()
+    return extension if extension in _FORMATS else ".tfrecord" if _SHARD_OF.search(key) else ""
 
 
 def index_of_tar(key: str, keys: Collection[str]) -> str | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import time
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superdl.index import Choices, build_index, fields_in
 from superdl.index.choices import LABELS
@@ -18,14 +16,11 @@ from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
-    from superdl.experiments.console import Console
     from superdl.index import Built
 
 __all__ = ["add_arguments", "run"]
 
-_LINE_EVERY_S = 10.0
 _THREADS_MAX = 256
 _CLASSES_SHOWN = 20
 _NAME_LENGTH = 60
@@ -87,35 +82,24 @@ def run(arguments: argparse.Namespace) -> int:
     options = {option.name: getattr(arguments, option.name) for option in dataclasses.fields(Choices)}
     options["fields"] = fields_in(arguments.fields) if arguments.fields is not None else ()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    with console.status("listing") if console.is_terminal else nullcontext() as status:
+    with console.status("listing") as status:
+
+        def tell(done: int, shards: int, samples: int) -> None:
+            some = f"{done:,} of {counted(shards, 'shard')}, " * bool(done)
+            status.update(some + counted(samples, "sample"))
+
         built = build_index(
             arguments.source,
             arguments.out,
             Choices(**options),
             threads=arguments.threads,
             force=arguments.force,
-            tell=_progress(console, status),
+            tell=tell,
         )
     console.print("\n".join([_summary(built), *_classes(built)]))
     if arguments.json:
         sys.stdout.write(json.dumps(dataclasses.asdict(built), indent=2) + "\n")
     return 0
-
-
-def _progress(console: Console, status: Any) -> Callable[[int, int, int], None]:
-    """Return what shows progress: in one line on a terminal, in a line now and then elsewhere."""
-    last_s = time.monotonic()
-
-    def tell(done: int, shards: int, samples: int) -> None:
-        nonlocal last_s
-        text = f"{done:,} of {counted(shards, 'shard')}, " * bool(done) + counted(samples, "sample")
-        if status is not None:
-            status.update(text)
-        elif time.monotonic() >= last_s + _LINE_EVERY_S:
-            last_s = time.monotonic()
-            console.print(text)
-
-    return tell
 
 
 def _summary(built: Built) -> str:

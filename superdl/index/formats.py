@@ -1,8 +1,9 @@
-"""Shards of records: MDS (MosaicML Streaming), LitData and TFRecord.
+"""Shards of records: MDS (MosaicML Streaming), LitData, TFRecord and Parquet.
 
 The ``index.json`` of MDS and LitData names shards and their columns. A shard begins with the number of
 samples and the offsets between them, in 32 bits; a sample with the sizes of its columns: in MDS of those
-whose kind has none, in LitData of all. A TFRecord is a sequence of ``tf.train.Example``, each in a frame.
+whose kind has none, in LitData of all. A TFRecord is a sequence of ``tf.train.Example``, each in a frame. Of
+Parquet only footers and labels are read; a member is a row of a row group.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import posixpath
 import struct
 from functools import cache, reduce
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from superdl.index.shard import Member
+from superdl.index.shard import Member, ShardFile
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Shard
 
-__all__ = ["INDEX_FILE", "Layout", "chunk_members", "layouts_of", "masked_crc32c", "tfrecord_members"]
+__all__ = ["INDEX_FILE", "Layout", "chunk_members", "layouts_of", "masked_crc32c"]
+__all__ += ["parquet_members", "tfrecord_members"]
 
 INDEX_FILE = "index.json"
 
@@ -62,10 +65,11 @@ _EXAMPLE = {
 """The messages in a tf.train.Example, with their fields in the order of their numbers."""
 # CRC-32C of each byte.
 _CRC = [reduce(lambda crc, _: crc >> 1 ^ 0x82F63B78 * (crc & 1), range(8), byte) for byte in range(256)]
-_SHOWN = 2000  # characters of names of features
 
-
-# -------------------------------------------------------------------------------------------- MDS and LitData
+_READ_BYTES = 2**30  # of a footer, or of the labels of a row group
+_COLUMN_LABELS = ("label", "labels", "cls", "class")
+_ROWS_AT_A_TIME = 8192
+_SHOWN = 2000  # characters of names of features and columns
 
 
 class Layout(NamedTuple):
@@ -215,9 +219,6 @@ def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -
     return int(value) if isinstance(value, bool) else value
 
 
-# -------------------------------------------------------------------------------------------------- TFRecords
-
-
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
     """Yield the images in a TFRecord file, each named by its record, and its feature where that is chosen."""
     shard.refuse_compressed()
@@ -298,3 +299,88 @@ def masked_crc32c(content: bytes) -> int:
     """Return the checksum of a few bytes as TFRecords have it: CRC-32C, rotated and shifted."""
     crc = 0xFFFFFFFF ^ reduce(lambda crc, byte: _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8, content, 0xFFFFFFFF)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
+    """Yield the rows of a Parquet file, each named by its column and its number in the file.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError("reading Parquet needs pyarrow: pip install superdl[parquet]") from error
+    try:
+        with parquet.ParquetFile(ShardFile(shard, _READ_BYTES)) as file:
+            yield from _parquet_rows(shard, file, choices)
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise shard.error(f"it is no Parquet, or broken: {error}") from error
+
+
+def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]:
+    try:  # Hugging Face's description of columns, if datasets wrote the file
+        described = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))["info"][
+            "features"
+        ]
+        features = {name: feature for name, feature in described.items() if isinstance(feature, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        features = {}
+    image, place = _parquet_image(shard, file, features, choices)
+    label = _parquet_label(shard, file, choices) if choices.reads_labels else ""
+    feature = features.get(label, {})
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    classes = names if isinstance(names, list) and choices.labels != "numbers" else []
+    number = 0
+    for group in range(file.metadata.num_row_groups):
+        rows = file.metadata.row_group(group)
+        counted = rows.column(place).statistics
+        if counted is not None and counted.has_null_count and counted.null_count:
+            raise shard.error(f"row group {group} has {counted.null_count:,} rows without an image's bytes")
+        for row, value in enumerate(
+            _parquet_labels(file, group, label) if label else repeat(None, rows.num_rows)
+        ):
+            if label and not isinstance(value, int | float | str):
+                raise shard.error(f"its label is a number or a text; not {str(value)[:60]!r}", str(number))
+            named = int(value) if isinstance(value, bool) else value
+            if classes and type(value) is int:  # -1 is Hugging Face's for none
+                named = str(classes[value]) if 0 <= value < len(classes) else None
+            yield Member(f"{image}:{number}", group, row, named, f"parquet:{image}")
+            number += 1
+
+
+def _parquet_labels(file: Any, group: int, column: str) -> Iterator[Any]:
+    for batch in file.iter_batches(_ROWS_AT_A_TIME, row_groups=[group], columns=[column], use_threads=False):
+        yield from batch.column(0).to_pylist()
+
+
+def _parquet_image(
+    shard: Shard, file: Any, features: Mapping[str, Mapping[str, Any]], choices: Choices
+) -> tuple[str, int]:
+    """Return path and place of the image's bytes: as named, as described, or the only column of bytes."""
+    columns = [file.schema.column(place) for place in range(len(file.schema))]
+    images = {name for name, feature in features.items() if feature.get("_type") == "Image"}
+    named = {choices.image_field} if choices.image_field else images
+    places = [
+        place
+        for place, column in enumerate(columns)
+        if column.physical_type == "BYTE_ARRAY"
+        and column.logical_type.type == "NONE"
+        and not column.max_repetition_level
+        and (not named or named & {column.path, column.path.removesuffix(".bytes")})
+    ]
+    if len(places) == 1:
+        return str(columns[places[0]].path), places[0]
+    which = "several of its columns hold bytes" if places else "it has no column of an image's bytes"
+    paths = ", ".join(f"{column.path} ({column.physical_type})" for column in columns)
+    raise shard.error(f"{which}: name one by --image-field; its columns are {paths[:_SHOWN]}")
+
+
+def _parquet_label(shard: Shard, file: Any, choices: Choices) -> str:
+    names: list[str] = file.schema_arrow.names
+    usual = (choices.label_field,) if choices.label_field else _COLUMN_LABELS
+    if label := next((name for name in usual if name in names), None):
+        return label
+    why = f"it has no column {' or '.join(usual)}: name the labels' by --label-field, or --labels none"
+    raise shard.error(f"{why}; its columns are {', '.join(names)[:_SHOWN]}")

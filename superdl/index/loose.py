@@ -2,11 +2,8 @@
 
 A label file holds a number or a text, a field of JSON, or the boxes of YOLO. It has its image's name with
 another extension, and lies in the same folder, or below ``labels`` where the image lies below ``images``. One
-file of COCO, ``instances_*.json``, has all labels: ``boxes`` (left, top, right, bottom) in pixels, as
-torchvision's models take them; ``classes`` are COCO's category ids, the same in every split; ``crowd`` is 1
-where a box is around many; ``size`` is (height, width).
-
-``fail`` makes the error that names the file.
+file of COCO has all labels: ``boxes`` (left, top, right, bottom) in pixels, as torchvision's models take;
+``classes`` are category ids, the same in every split; ``crowd`` is 1 where a box is around many.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ _COCO_BYTES = 2**30
 
 
 def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label | None:
-    """Return the label in a file of this name; ``None`` if it is JSON without one."""
+    """Return the label in a file of this name; ``None`` if it is JSON without one. ``fail`` makes errors."""
     if name.endswith(".json") and choices.labels != "yolo":
         return _json_label(content, choices.label_field or "label", fail)
     try:
@@ -90,43 +87,34 @@ def _boxes(text: str, fail: Fail) -> Label:
 
 
 class LooseImages:
-    """The images among the objects of a source, and what goes with each.
+    """The images among ``chosen`` objects of a source, and what goes with each.
 
-    ``keys`` are sorted by their bytes; ``others`` is how many objects are neither image nor label;
-    ``unlabelled`` how many images have no label file.
-
-    Args:
-        shards: the open source.
-        url: its URL.
-        versions: of all objects, by key relative to the source.
-        chosen: the keys that images may have.
-        choices: the user's.
-
-    Raises:
-        SourceNotFoundError: an image has no label file, and nothing says what that means; or COCO names
-            images that are not there.
+    ``versions`` are those of all objects, by key relative to the source. ``keys`` are sorted by their bytes;
+    ``others`` is how many objects are neither image nor label; ``unlabelled`` how many images have no label
+    file, which is a ``SourceNotFoundError`` unless the user says what that means.
     """
 
     def __init__(
-        self, shards: Shards, url: str, versions: Mapping[str, str], chosen: Sequence[str], choices: Choices
+        self, shards: Shards, versions: Mapping[str, str], chosen: Sequence[str], choices: Choices
     ) -> None:
-        self._shards, self._url, self._versions, self._choices = shards, url, versions, choices
+        self._shards, self._versions, self._choices, url = shards, versions, choices, shards.place.url
         if choices.labels == "shard":
             raise ConfigError("--labels shard: these images lie in no shard")
         self._coco = _coco_labels(choices.coco) if choices.coco else {}
         if gone := sorted(self._coco.keys() - versions.keys()):
-            raise SourceNotFoundError(
-                f"{url} lacks {len(gone):,} of the images that {choices.coco} names, such as "
-                f"{gone[0][:200]!r}: the source is the folder in which they lie"
-            )
+            why = f"lacks {len(gone):,} of the images that {choices.coco} names, such as {gone[0][:200]!r}"
+            raise SourceNotFoundError(f"{url} {why}: the source is the folder in which they lie")
         self._parts = {key: parts for key in chosen if (parts := self._parts_of(key)) is not None}
         self.keys = sorted(self._parts, key=str.encode)
         if not self.keys:
             raise SourceEmptyError(
                 f"{url} holds no image{' with its fields beside it' * bool(choices.fields)}"
             )
-        unread = choices.coco or choices.labels in {"folder", "none"}
-        self._files = {} if unread else {key: self._label_file(key) for key in self.keys}
+        names = (
+            {} if choices.coco or choices.labels in {"folder", "none"} else map(self._label_names, self.keys)
+        )
+        found = (next((name for name in some if name in versions), "") for some in names)
+        self._files = dict(zip(self.keys, found, strict=False))
         others = {other for parts in self._parts.values() for other in parts.values()}
         self.others = len(versions) - len({*self.keys} | others | {*self._files.values()} - {""})
         bare = [key for key, file in self._files.items() if not file]
@@ -166,33 +154,26 @@ class LooseImages:
             names += [f"{above}/labels/{below}".removeprefix("/")] if images else []
         return names
 
-    def _label_file(self, key: str) -> str:
-        return next((name for name in self._label_names(key) if name in self._versions), "")
-
     def _label(self, key: str) -> Label:
         choices = self._choices
-        label: Label | None
-        if choices.coco:
-            return self._coco[key]
-        if choices.labels == "none":
-            return 0
-        if choices.labels == "folder":
-            label = posixpath.basename(posixpath.dirname(key))
-        elif name := self._files[key]:
+        if choices.coco or choices.labels == "none":
+            return self._coco.get(key, 0)
+        name = self._files.get(key, "")
+        content = str(choices.missing_label).encode()
+        if name:
             content = self._shards.read(name, self._versions[name], LABEL_FILE_BYTES)
-            label = label_in(name, content, choices, partial(self._error, name))
+        if choices.labels == "folder":
+            label: Label | None = posixpath.basename(posixpath.dirname(key))
         else:
-            content = str(choices.missing_label).encode()
-            label = label_in("", content, choices, partial(self._error, f"{key} without a label file"))
+            label = label_in(
+                name, content, choices, partial(self._error, name or f"{key} without a label file")
+            )
         if label is None or label == "":
             raise self._error(key, "it has no label: say where labels are by --label-field or --labels")
         return label
 
     def _error(self, key: str, reason: str) -> SourceError:
-        return SourceError(f"{self._url.rstrip('/')}/{key}: {reason}")
-
-
-# ------------------------------------------------------------------------------------------------------ COCO
+        return SourceError(f"{self._shards.url(key)}: {reason}")
 
 
 def _coco_labels(url: str) -> dict[str, Label]:
@@ -203,11 +184,7 @@ def _coco_labels(url: str) -> dict[str, Label]:
 
 
 def coco_in(file: Shard) -> dict[str, Label]:
-    """Return the label of each image by its ``file_name``.
-
-    Raises:
-        SourceError: the file is too large, or is not what COCO writes; the message says why.
-    """
+    """Return the label of each image by its ``file_name``; ``SourceError`` if COCO writes no such file."""
     try:
         return _labels_of(json.loads(file.whole(_COCO_BYTES), object_hook=_slimmed))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -226,9 +203,8 @@ def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
     for number, box in enumerate(instances["annotations"]):
         if not isinstance(box, tuple) or box[0] not in of_id:
             raise ValueError(f"annotation {number} has no bbox, or is of no image")
-        label, values = of_id[box[0]], box[1:]
-        for name, value in zip(("boxes[]", "classes[]", "crowd[]"), values, strict=True):
-            label[name].append(value)
+        for name, value in zip(("boxes[]", "classes[]", "crowd[]"), box[1:], strict=True):
+            of_id[box[0]][name].append(value)
     return labels
 
 
@@ -240,5 +216,9 @@ def _slimmed(value: dict[str, Any]) -> Any:
     box = x, y, x + width, y + height
     if not all(map(math.isfinite, box)):
         raise ValueError(f"the bbox {value['bbox']}")
-    crowd = operator.index(value.get("iscrowd", 0))
-    return value["image_id"], box, operator.index(value["category_id"]), crowd
+    return (
+        value["image_id"],
+        box,
+        operator.index(value["category_id"]),
+        operator.index(value.get("iscrowd", 0)),
+    )

