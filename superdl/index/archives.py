@@ -32,9 +32,7 @@ __all__ = ["indexed_members", "tar_members", "zip_members"]
 _BLOCK = tarfile.BLOCKSIZE
 _PADDING_BYTES = 2**24  # zeros that may follow the end mark: tar -b fills up whole records
 _HEADER_BYTES = 2**16  # of a long name, or of a pax header
-_DIGITS = re.compile(
-    rb"[0-9]{256}"
-)  # in a pax header Python takes minutes for long numbers; names are shorter
+_DIGITS = re.compile(rb"[0-9]{256}")  # in a pax header: Python takes minutes for long numbers
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _LABELS = ("cls", "cls.txt")
@@ -63,16 +61,15 @@ class _File(NamedTuple):
 
 
 class _Archive:
-    """Finds the images among an archive's files, and the label of each; ``webdataset``: as that package does.
-
-    Then an image field is a whole extension, and a label is of one image alone.
+    """Finds the images among files, and their labels; by ``webdataset`` an image field is a whole extension,
+    and a label is of one image alone.
     """
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
         self._shard, self._choices, self._webdataset = shard, choices, webdataset
         own = (choices.label_field,) if choices.label_field else _LABELS
         self._labels = (*own, "json") if choices.reads_labels else ()
-        self._dotted: dict[str, str] = {}  # label files whose own key is longer, by their stem
+        self._lone: dict[str, str] = {}  # label files that are of no image beside them, by key or stem
 
     def split(self, name: str) -> tuple[str, str]:
         """Return a sample's key, and the extension after it."""
@@ -83,30 +80,28 @@ class _Archive:
 
     def members(self, files: Iterable[_File]) -> Iterator[Member]:
         """Yield the images among files whose samples are adjacent. Either all have a label, or none has."""
-        alone = {True: set[str](), False: set[str]()}  # keys of labels without image, of images without label
-        first, bare = dict[bool, str](), dict[str, str]()  # images by whether, and unlabelled ones by stem
+        first, bare = dict[bool, str](), dict[str, str]()  # images by whether, and unlabelled ones as above
         for key, group in groupby(files, lambda file: self.split(file.name)[0]):
             images, labels = self._parted(group)
-            if bool(images) != bool(labels):
-                alone[bool(labels)].add(key)
-                if key in alone[not labels]:
-                    why = "its image and its label are not adjacent: sort the files (tar --sort=name)"
-                    raise self._shard.error(why, [*images, *labels.values()][0].name)
-            elif self._webdataset and len(images) > 1 and not self._choices.fields:
+            if labels and not images:
+                self._lone[key] = next(iter(labels.values())).name
+            if self._webdataset and labels and len(images) > 1 and not self._choices.fields:
                 why = f"a sample has several images ({', '.join(file.name for file in images)})"
                 remedy = "name one by --image-field EXTENSION, or cut keys with dots by --key-at last-dot"
                 raise self._shard.error(f"{why}: {remedy}", images[0].name)
             label = self._label(labels) if images else None
             for name, size, place in images:
                 first.setdefault(label is not None, name)
-                if label is None:
-                    bare[posixpath.splitext(name)[0]] = name
+                bare |= {} if labels else {key: name, posixpath.splitext(name)[0]: name}
                 offset, length, encoding = place()
                 yield Member(name, offset, length if size else 0, label, encoding)
         dot = self._choices.key_at.replace("-", " ")
-        for stem in bare.keys() & self._dotted.keys():
-            why = f"{self._dotted[stem]} is not its label, as keys end at their {dot}: try --key-at last-dot"
-            raise self._shard.error(why, bare[stem])
+        for same in sorted(bare.keys() & self._lone.keys()):
+            file = self._lone[same]
+            why = f"{file} is not its label, as keys end at their {dot}: try --key-at last-dot"
+            if self.split(file)[1] in self._labels:
+                why = f"it and its label are not adjacent ({file}): sort the files (tar --sort=name)"
+            raise self._shard.error(why, bare[same])
         if len(first) > 1:
             why = f"no label stands beside it, and one beside {first[True]} (keys end at their {dot})"
             raise self._shard.error(f"{why}: add one, or use --labels folder for all", first[False])
@@ -123,7 +118,7 @@ class _Archive:
             elif extension in self._labels:
                 labels[extension] = file
             elif extension.rpartition(".")[2] in self._labels:
-                self._dotted[posixpath.splitext(file.name)[0]] = file.name
+                self._lone[posixpath.splitext(file.name)[0]] = file.name
         return images, labels
 
     def _label(self, labels: dict[str, _File]) -> Label | None:
@@ -165,10 +160,7 @@ class _BoundedHeader(tarfile.TarInfo):
 def tar_members(
     shard: Shard, choices: Choices, shards: Shards | None = None, index: str = ""
 ) -> Iterator[Member]:
-    """Yield the images in a tar, with the labels in files beside them.
-
-    ``index`` is the key, among ``shards``, of an index file that may say where they lie.
-    """
+    """Yield the images in a tar, with their labels. ``index`` is the key of a file that may name them."""
 
     def place(info: tarfile.TarInfo) -> tuple[int, int, str]:
         if info.issparse() or not info.isreg():
@@ -205,9 +197,9 @@ def indexed_members(shard: Shard, index: Shard) -> list[tarfile.TarInfo]:
     that holds more than a header, since ``wds2idx`` misreads a long name, which has headers of its own.
     """
     head, *lines = index.whole(_INDEX_BYTES).decode(errors="surrogateescape").removesuffix("\n").split("\n")
-    infos, end, gap = list[tarfile.TarInfo](), 0, 0
     if head.split(" ") != ["v1.2", str(len(lines))] or not lines or not all(map(_FILES.fullmatch, lines)):
         return []
+    infos, end, gap = list[tarfile.TarInfo](), 0, 0
     for extension, offset, size, name in zip(*[iter(" ".join(lines).split(" "))] * 4, strict=True):
         info = tarfile.TarInfo(name)
         info.offset_data, info.size = int(offset), int(size)
@@ -218,19 +210,16 @@ def indexed_members(shard: Shard, index: Shard) -> list[tarfile.TarInfo]:
         end = _end_of(info)
         infos.append(info)
     # From the end on, since pieces that lie far apart are small.
-    places = sorted({0, max(0, gap - 1), gap, len(infos) // 2, len(infos) - 1}, reverse=True)
-    return infos if all(_is_at_its_place(shard, infos[place]) for place in places) else []
-
-
-def _is_at_its_place(shard: Shard, info: tarfile.TarInfo) -> bool:
-    """Return whether the header before its bytes is this file's."""
-    block = shard.read(info.offset_data - _BLOCK, _BLOCK, info.name)
-    try:
-        header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except (tarfile.TarError, ValueError):
-        return False
-    named = header.name == info.name or len(info.name) >= _SHORT or not info.name.isascii()
-    return named and header.isreg() and header.size == info.size
+    for place in sorted({0, max(0, gap - 1), gap, len(infos) // 2, len(infos) - 1}, reverse=True):
+        info, block = infos[place], shard.read(infos[place].offset_data - _BLOCK, _BLOCK)
+        try:
+            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except (tarfile.TarError, ValueError):
+            return []
+        named = header.name == info.name or len(info.name) >= _SHORT or not info.name.isascii()
+        if not (named and header.isreg() and header.size == info.size):
+            return []
+    return infos
 
 
 def _end_of(info: tarfile.TarInfo) -> int:

@@ -108,8 +108,7 @@ def build_index(
 
     Raises:
         ConfigError: an argument is wrong, or something is at ``out``.
-        SourceError: the source cannot be read, holds no shard or no sample (``SourceEmptyError``), a label
-            file is missing or wrong, or a shard is broken or cannot be read in place (``ShardError``).
+        SourceError: the source cannot be read or holds no sample, a label is wrong, or a shard is broken.
     """
     begin_s = time.monotonic()
     folder, named = _named(sources)

@@ -6,8 +6,8 @@ import fnmatch
 import posixpath
 import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
@@ -28,35 +28,44 @@ __all__ = [
 ]
 
 LABELS = ("auto", "numbers", "folder", "shard", "none", "yolo")
-"""Where labels come from, as ``--labels`` names it."""
-
 EVERY_SPLIT = "all"
-"""The name that takes the splits of a source together."""
-
-SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev"})
-"""Names of splits, as the Hub knows them."""
-SPLITS |= {"test", "testing", "eval", "evaluation"}
+SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
+SPLITS |= {"eval", "evaluation"}
 
 _OF_HUB = re.compile(r"(?:.*-)?([^-]+)-[0-9]{5}-of-[0-9]{5}\.parquet")
 _SPLITS_SHOWN = 20
 
 
+def _option(
+    text: str, metavar: str | None = None, default: Any = None, of: Sequence[str] | None = None
+) -> Any:
+    return field(default=default, metadata={"help": text, "metavar": metavar, "choices": of})
+
+
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The options of the command; ``None`` means the usual. ``superdl index --help`` explains them.
+    """The options of the command that choose samples, with what its help says; ``fields`` as pairs."""
 
-    ``fields`` are pairs of name and pattern, see :func:`fields_in`; ``only`` is a pattern of keys.
-    """
-
-    image_field: str | None = None
-    label_field: str | None = None
-    labels: str = "auto"
-    missing_label: str | None = None
-    coco: str | None = None
-    fields: tuple[tuple[str, str], ...] = ()
-    key_at: str = "first-dot"
-    only: str | None = None
-    split: str | None = None
+    only: str | None = _option("shards, or images, whose key is like this, such as 'train-*'", "PATTERN")
+    split: str | None = _option("the split to read, where files or folders name several, or all", "NAME")
+    key_at: str = _option(
+        "where the key of a file in an archive ends: at its first dot, as in WebDataset, or at its last",
+        default="first-dot",
+        of=("first-dot", "last-dot"),
+    )
+    image_field: str | None = _option("column, feature or extension of the image, of several", "NAME")
+    label_field: str | None = _option("column or feature of the label, extension, or field of .json", "NAME")
+    labels: str = _option(
+        "from where: what the shard or a file beside the image says, else the first folder (auto); numbers "
+        "for ClassLabels; the folder that the image lies in; the shard's name; none; YOLO's boxes",
+        default="auto",
+        of=LABELS,
+    )
+    missing_label: str | None = _option("replaces label files that are missing: '' for no boxes, 0", "TEXT")
+    coco: str | None = _option("boxes out of instances_*.json, a path or s3://, for SOURCE's images", "FILE")
+    fields: tuple[tuple[str, str], ...] = _option(
+        "several files a sample: image=jpg,mask=png or 'image=images/*.jpg,mask=masks/*.png'", "FIELDS", ()
+    )
 
     @property
     def reads_labels(self) -> bool:
@@ -85,19 +94,14 @@ def fields_in(text: str) -> tuple[tuple[str, str], ...]:
     """Parse fields as ``image=images/*.jpg,mask=masks/*.png``, ``image`` first; ``jpg`` is ``*.jpg``.
 
     The files of a sample have the same text where their patterns have ``*``.
-
-    Raises:
-        ConfigError: it is none of that.
     """
     pairs = [part.partition("=")[::2] for part in text.split(",")]
     fields = {checked_field(name): pattern if "*" in pattern else f"*.{pattern}" for name, pattern in pairs}
     patterns = all(pattern and pattern.count("*") <= 1 for _, pattern in pairs)
     if not patterns or MAIN_FIELD not in fields or not 1 < len(fields) == len(pairs) <= MAX_FIELDS:
-        raise ConfigError(
-            f"--fields names {MAIN_FIELD} and up to {MAX_FIELDS - 1} others, each once, by extensions "
-            "(image=jpg,mask=png) or names with one * ('image=images/*.jpg,mask=masks/*.png'); not "
-            f"{text[:80]!r}"
-        )
+        forms = "extensions (image=jpg,mask=png) or names with one * ('image=images/*.jpg,mask=masks/*.png')"
+        names = f"{MAIN_FIELD} and up to {MAX_FIELDS - 1} others, each once"
+        raise ConfigError(f"--fields names {names}, by {forms}; not {text[:80]!r}")
     return tuple(sorted(fields.items(), key=lambda field: (field[0] != MAIN_FIELD, field[0])))
 
 
@@ -116,12 +120,9 @@ def folders_of(name: str) -> list[str]:
 
 
 def keys_of_split(keys: Sequence[str], split: str | None, url: str, *, of_shards: bool) -> list[str]:
-    """Return the keys of one split; without its name, all of them.
+    """Return the keys of one split; ``ConfigError`` if there are several and none was named, or not this one.
 
     ``of_shards``: names of files tell their split too, not only those of folders.
-
-    Raises:
-        ConfigError: they are of several splits, and none was named; or none is of this one.
     """
     splits = {key: _split_of(key, of_shards=of_shards) for key in keys}
     counts = sorted(Counter(name for name in splits.values() if name).items())

@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from superdl.index import Choices, build_index, fields_in
-from superdl.index.choices import LABELS
 from superdl.index.key_list import MOST_CLASSES
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import keep_secrets_out_of_logs, shown
@@ -24,18 +23,6 @@ __all__ = ["add_arguments", "run"]
 _THREADS_MAX = 256
 _CLASSES_SHOWN = 20
 _NAME_LENGTH = 60
-_OPTIONS = {
-    "--only": ("PATTERN", "shards, or images, whose key is like this, such as 'train-*'"),
-    "--split": ("NAME", "the split to read, where files or folders name several, or all"),
-    "--image-field": ("NAME", "column, feature or extension of the image, where there are several"),
-    "--label-field": ("NAME", "column or feature of the label, extension of its file, or field of .json"),
-    "--missing-label": ("TEXT", "replaces the label file of an image that has none: '' for no boxes, 0, ..."),
-    "--coco": ("FILE", "boxes out of instances_*.json, a path or s3://; SOURCE has the images"),
-    "--fields": (
-        "FIELDS",
-        "several files a sample: image=jpg,mask=png or 'image=images/*.jpg,mask=masks/*.png'",
-    ),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,22 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     listed = "the key list: .jsonl, .csv or .parquet, a path or s3://"
     parser.add_argument("-o", "--out", required=True, metavar="OUT", help=listed)
-    for name, (metavar, text) in _OPTIONS.items():
-        parser.add_argument(name, metavar=metavar, help=text)
-    parser.add_argument(
-        "--key-at",
-        choices=("first-dot", "last-dot"),
-        default="first-dot",
-        help="where the key of a file in an archive ends: at its first dot, as in WebDataset, or at its last "
-        "(s2.0.jpg goes with s2.0.cls)",
-    )
-    parser.add_argument(
-        "--labels",
-        choices=LABELS,
-        default="auto",
-        help="from where: what the shard or a file beside the image says, else the first folder (auto); "
-        "numbers for ClassLabels; the folder that the image lies in; the shard's name; none; YOLO's boxes",
-    )
+    for option in dataclasses.fields(Choices):
+        name = f"--{option.name.replace('_', '-')}"
+        parser.add_argument(name, default=option.default, **option.metadata)
     parser.add_argument("--threads", type=int, metavar="COUNT", help="shards read at a time (16; locally 4)")
     parser.add_argument("--force", action="store_true", help="replace OUT")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON on standard output")
@@ -77,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     keep_secrets_out_of_logs()
     if arguments.threads is not None and not 0 < arguments.threads <= _THREADS_MAX:
         raise ConfigError(f"--threads is a number from 1 to {_THREADS_MAX}; not {arguments.threads}")
-    if arguments.fields is not None and (arguments.image_field or arguments.coco):
+    if arguments.fields and (arguments.image_field or arguments.coco):
         raise ConfigError("--fields says what the image is: leave out --image-field and --coco")
     options = {option.name: getattr(arguments, option.name) for option in dataclasses.fields(Choices)}
-    options["fields"] = fields_in(arguments.fields) if arguments.fields is not None else ()
+    options["fields"] = options["fields"] and fields_in(options["fields"])
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with console.status("listing") as status:
 

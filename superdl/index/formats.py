@@ -1,9 +1,8 @@
 """Shards of records: MDS (MosaicML Streaming), LitData, TFRecord and Parquet.
 
 The ``index.json`` of MDS and LitData names shards and their columns. A shard begins with the number of
-samples and the offsets between them, in 32 bits; a sample with the sizes of its columns: in MDS of those
-whose kind has none, in LitData of all. A TFRecord is a sequence of ``tf.train.Example``, each in a frame. Of
-Parquet only footers and labels are read; a member is a row of a row group.
+samples and their offsets, in 32 bits; a sample with the sizes of its columns: in MDS of those whose kind has
+none, in LitData of all. Of Parquet only footers and labels are read; a member is a row of a row group.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from superdl.index.shard import Member, ShardFile
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Shard
 
-__all__ = ["INDEX_FILE", "Layout", "chunk_members", "layouts_of", "masked_crc32c"]
-__all__ += ["parquet_members", "tfrecord_members"]
+__all__ = ["INDEX_FILE", "Layout", "chunk_members", "layouts_of", "parquet_members", "tfrecord_members"]
 
 INDEX_FILE = "index.json"
 
@@ -41,10 +39,9 @@ _U32 = 4
 _OFFSETS_AT_A_TIME = 2**16
 _LABELS = ("label", "cls", "class")
 _IMAGES = frozenset({"jpeg", "png", "bytes", "image", "tifffile", "file"})
+_SIZES = (2, 4, 8)
 _NUMBERS = {"int8": "<i1", "uint8": "<u1", "int": "<i8", "float": "<f8", "bool": "?"}
-_NUMBERS |= {
-    f"{kind}{8 * size}": f"<{kind[0]}{size}" for kind in ("int", "uint", "float") for size in (2, 4, 8)
-}
+_NUMBERS |= {f"{kind}{8 * size}": f"<{kind[0]}{size}" for kind in ("int", "uint", "float") for size in _SIZES}
 _TEXTS = {"str": str, "text": str, "str_int": int, "str_float": float}
 
 _FRAME = struct.Struct("<QI")
@@ -63,13 +60,17 @@ _EXAMPLE = {
     "Example": {"features": "Features"},
 }
 """The messages in a tf.train.Example, with their fields in the order of their numbers."""
-# CRC-32C of each byte.
 _CRC = [reduce(lambda crc, _: crc >> 1 ^ 0x82F63B78 * (crc & 1), range(8), byte) for byte in range(256)]
 
 _READ_BYTES = 2**30  # of a footer, or of the labels of a row group
 _COLUMN_LABELS = ("label", "labels", "cls", "class")
 _ROWS_AT_A_TIME = 8192
 _SHOWN = 2000  # characters of names of features and columns
+
+
+def _picked(names: Collection[str], chosen: str | None, usual: Sequence[str]) -> str | None:
+    """Return the name that the user chose, else the first of the usual ones, if it is there."""
+    return next((name for name in ((chosen,) if chosen else usual) if name in names), None)
 
 
 class Layout(NamedTuple):
@@ -87,8 +88,7 @@ class Layout(NamedTuple):
 def layouts_of(index: Shard) -> dict[str, Layout]:
     """Return the layout of every shard that an ``index.json`` names, by key; none if it is of something else.
 
-    Raises:
-        ShardError: it cannot be read, or its shards are compressed, encrypted, or of another version.
+    ``ShardError`` if its shards are compressed, encrypted, or of another version.
     """
     try:
         fields = json.loads(index.whole(_INDEX_BYTES))
@@ -134,13 +134,10 @@ def _of_litdata(
     kinds = config["data_format"]
     names = keys if len(keys) == len(kinds) else range(len(kinds))
     columns = {str(name): (str(kind), None) for name, kind in zip(names, kinds, strict=True)}
-    return [
-        (
-            str(chunk["filename"]),
-            Layout("litdata", int(chunk["chunk_size"]), int(chunk["chunk_bytes"]), columns),
-        )
-        for chunk in chunks
-    ]
+    facts = (
+        (str(chunk["filename"]), int(chunk["chunk_size"]), int(chunk["chunk_bytes"])) for chunk in chunks
+    )
+    return [(name, Layout("litdata", samples, size, columns)) for name, samples, size in facts]
 
 
 def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Member]:
@@ -168,22 +165,18 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
 def _chunk_columns(
     shard: Shard, columns: Mapping[str, tuple[str, int | None]], choices: Choices
 ) -> tuple[str, str | None]:
-    """Return image and label: as named, else the only column of a kind that holds files; a usual name."""
+    """Return image and label: as named, else the only column of a kind that holds files; and a usual name."""
     shown = f"its columns are {', '.join(f'{name} ({kind})' for name, (kind, _) in columns.items())}"
     images = [name for name, (kind, _) in columns.items() if kind.partition(":")[0] in _IMAGES]
     images = [choices.image_field] if choices.image_field else images
-    label = choices.label_field or next((name for name in _LABELS if name in columns), None)
-    label = label if choices.reads_labels else None
     if len(images) != 1:
-        which = "several" if images else "none"
-        why = f"{which} of its columns may be an encoded image (raw pixels, such as pil, cannot be read)"
-        raise shard.error(f"{why}: name one by --image-field; {shown}")
+        why = f"{'several' if images else 'none'} of its columns may be an encoded image"
+        raise shard.error(f"{why} (raw pixels, such as pil, are none): name one by --image-field; {shown}")
+    label = choices.label_field if choices.reads_labels else None
     for name in (images[0], label or images[0]):
         if name not in columns:
             raise shard.error(f"it has no column {name!r}; {shown}")
-    if label and columns[label][0] not in _NUMBERS.keys() | _TEXTS.keys():
-        raise shard.error(f"its column {label!r} is no number and no text; {shown}")
-    return images[0], label
+    return images[0], label or (_picked(columns, None, _LABELS) if choices.reads_labels else None)
 
 
 def _spans(
@@ -214,8 +207,8 @@ def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -
         if kind in _TEXTS:
             return _TEXTS[kind](content.decode())  # type: ignore[no-any-return]
         (value,) = np.frombuffer(content, _NUMBERS[kind]).tolist()
-    except ValueError as error:
-        raise shard.error(f"its label is no {kind}: {error}", name) from error
+    except (ValueError, KeyError) as error:
+        raise shard.error(f"its label is no {kind} that is a number or a text: {error}", name) from error
     return int(value) if isinstance(value, bool) else value
 
 
@@ -234,48 +227,37 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         shard.check(begin, length + _FOOT_BYTES, name)
         record = shard.read(begin, length, name)
         try:
-            found = example_type.FromString(record).features
-            entries = {
-                b"".join(entry.key).decode(): entry for features in found for entry in features.feature
-            }
+            found = (entry for one in example_type.FromString(record).features for entry in one.feature)
+            entries = {b"".join(entry.key).decode(): entry for entry in found}
             image, label = _image_and_label(entries, choices)
         except (DecodeError, ValueError) as error:
-            raise shard.error(
-                f"it is no tf.train.Example with an image and a label: {error}", name
-            ) from error
+            raise shard.error(f"it is no tf.train.Example with image and label: {error}", name) from error
         member = f"{choices.image_field}:{name}" if choices.image_field else name
         (content,) = _values_of(image)
         written = image.SerializeToString()  # which ends with the image
-        place = (
-            record.find(written) + len(written) - len(content) if written in record else record.find(content)
-        )
+        end = record.find(written) + len(written)
+        place = end - len(content) if written in record else record.find(content)
         yield Member(member, begin + place, len(content), label)
         at, number = begin + length + _FOOT_BYTES, number + 1
 
 
 def _values_of(entry: Any) -> list[Any]:
-    return [
-        value
-        for feature in entry.value
-        for _, lists in feature.ListFields()
-        for values in lists
-        for value in values.value
-    ]
+    lists = (values for feature in entry.value for _, some in feature.ListFields() for values in some)
+    return [value for values in lists for value in values.value]
 
 
 def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any, Label | None]:
     """Return the image's entry, and the label; ``ValueError`` if there is no image, or several values."""
-    images = (choices.image_field,) if choices.image_field else _RECORD_IMAGES
-    labels = (choices.label_field,) if choices.label_field else _RECORD_LABELS
-    image = next((entries[name] for name in images if name in entries), None)
-    if image is None or [type(value) for value in _values_of(image)] != [bytes]:
-        what = f"no feature {' or '.join(images)} of one value of bytes"
-        raise ValueError(f"{what} (--image-field); its features are {', '.join(sorted(entries))[:_SHOWN]}")
-    name = next((name for name in labels if name in entries and choices.reads_labels), None)
-    if name is None:
-        return image, None
-    (label,) = _values_of(entries[name])
-    return image, label.decode() if isinstance(label, bytes) else label
+    image = _picked(entries, choices.image_field, _RECORD_IMAGES)
+    label = _picked(entries, choices.label_field, _RECORD_LABELS) if choices.reads_labels else None
+    if image is None or [type(value) for value in _values_of(entries[image])] != [bytes]:
+        names = choices.image_field or " or ".join(_RECORD_IMAGES)
+        shown = f"its features are {', '.join(sorted(entries))[:_SHOWN]}"
+        raise ValueError(f"no feature {names} of one value of bytes (--image-field); {shown}")
+    if label is None:
+        return entries[image], None
+    (value,) = _values_of(entries[label])
+    return entries[image], value.decode() if isinstance(value, bytes) else value
 
 
 @cache
@@ -302,11 +284,7 @@ def masked_crc32c(content: bytes) -> int:
 
 
 def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the rows of a Parquet file, each named by its column and its number in the file.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-    """
+    """Yield the rows of a Parquet file, each named by its column and its number. Needs pyarrow."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -320,15 +298,18 @@ def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]:
+    columns: list[str] = file.schema_arrow.names
     try:  # Hugging Face's description of columns, if datasets wrote the file
-        described = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))["info"][
-            "features"
-        ]
+        described = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
         features = {name: feature for name, feature in described.items() if isinstance(feature, dict)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         features = {}
     image, place = _parquet_image(shard, file, features, choices)
-    label = _parquet_label(shard, file, choices) if choices.reads_labels else ""
+    label = _picked(columns, choices.label_field, _COLUMN_LABELS) if choices.reads_labels else ""
+    if label is None:
+        why = f"it has no column {choices.label_field or ' or '.join(_COLUMN_LABELS)}"
+        remedy = "name the labels' by --label-field, or --labels none"
+        raise shard.error(f"{why}: {remedy}; its columns are {', '.join(columns)[:_SHOWN]}")
     feature = features.get(label, {})
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     classes = names if isinstance(names, list) and choices.labels != "numbers" else []
@@ -338,9 +319,8 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
         counted = rows.column(place).statistics
         if counted is not None and counted.has_null_count and counted.null_count:
             raise shard.error(f"row group {group} has {counted.null_count:,} rows without an image's bytes")
-        for row, value in enumerate(
-            _parquet_labels(file, group, label) if label else repeat(None, rows.num_rows)
-        ):
+        labels = _parquet_labels(file, group, label) if label else repeat(None, rows.num_rows)
+        for row, value in enumerate(labels):
             if label and not isinstance(value, int | float | str):
                 raise shard.error(f"its label is a number or a text; not {str(value)[:60]!r}", str(number))
             named = int(value) if isinstance(value, bool) else value
@@ -375,12 +355,3 @@ def _parquet_image(
     which = "several of its columns hold bytes" if places else "it has no column of an image's bytes"
     paths = ", ".join(f"{column.path} ({column.physical_type})" for column in columns)
     raise shard.error(f"{which}: name one by --image-field; its columns are {paths[:_SHOWN]}")
-
-
-def _parquet_label(shard: Shard, file: Any, choices: Choices) -> str:
-    names: list[str] = file.schema_arrow.names
-    usual = (choices.label_field,) if choices.label_field else _COLUMN_LABELS
-    if label := next((name for name in usual if name in names), None):
-        return label
-    why = f"it has no column {' or '.join(usual)}: name the labels' by --label-field, or --labels none"
-    raise shard.error(f"{why}; its columns are {', '.join(names)[:_SHOWN]}")

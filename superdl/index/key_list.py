@@ -45,29 +45,27 @@ _MEMBER_BYTES = Limits().object_bytes
 def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[Rows, int, int]:
     """Return the rows of a shard, how many of its members are empty, and how many samples lack a field.
 
-    Raises:
-        ShardError: members overlap, are too large, or have no label or no name of their own.
+    ``ShardError`` if members overlap, are too large, or have no label or no name of their own.
     """
     members = sorted(members, key=lambda member: (member.offset, member.length))
     if choices.split not in {None, EVERY_SPLIT}:
         members = [member for member in members if choices.split in folders_of(member.name)]
     _check(shard, members)
     there = [member for member in members if member.length or is_row(member.encoding)]
-    by_star = {
-        name: {star: member for member in there if (star := star_of(pattern, member.name)) is not None}
-        for name, pattern in choices.fields
-    }
-    images, *others = by_star or [""]
-    samples = by_star[images] if by_star else {member.name: member for member in there}
+    by_star = [
+        {star: member for member in there if (star := star_of(pattern, member.name)) is not None}
+        for _, pattern in choices.fields
+    ] or [{member.name: member for member in there}]
     rows = []
-    for star, member in samples.items():
-        if all(star in by_star[name] for name in others):
+    for star, member in by_star[0].items():
+        parts = [members_of[star] for members_of in by_star if star in members_of]
+        if len(parts) == len(by_star):
             label = _label(shard, member, choices)
             row = {"key": shard.key, **_place(member), "label": label, "version": shard.version}
-            for name in others:
-                row |= _place(by_star[name][star], f"{name}.")
+            for (name, _), part in zip(choices.fields[1:], parts[1:], strict=True):
+                row |= {f"{name}.{column}": value for column, value in _place(part).items()}
             rows.append(row)
-    return rows, len(members) - len(there), len(samples) - len(rows)
+    return rows, len(members) - len(there), len(by_star[0]) - len(rows)
 
 
 def _check(shard: Shard, members: Sequence[Member]) -> None:
@@ -88,11 +86,10 @@ def _check(shard: Shard, members: Sequence[Member]) -> None:
             end, before = offset + length, name
 
 
-def _place(member: Member, prefix: str = "") -> Row:
+def _place(member: Member) -> Row:
     """Return the columns that say where a member lies."""
     place = member.name, member.offset, member.length, member.encoding
-    names = (f"{prefix}{name}" for name in ("member", "offset", "length", "encoding"))
-    return dict(zip(names, place, strict=True))
+    return dict(zip(("member", "offset", "length", "encoding"), place, strict=True))
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
@@ -138,11 +135,7 @@ class Labelling:
             self._kept.write(json.dumps(rows).encode() + b"\n")
 
     def labelled(self) -> Iterator[Rows]:
-        """Yield all rows with their labels, as they were taken.
-
-        Raises:
-            SourceError: folders tell no classes apart or name splits, or labels are of two kinds.
-        """
+        """Yield all rows with labels; ``SourceError`` if folders name no classes, or labels are mixed."""
         first: Row = {}
         self._kept.seek(0)
         for rows in map(json.loads, self._kept):
@@ -168,12 +161,8 @@ class Labelling:
         depth = len(common) - (len(common) == self._deepest)
         if len(folders) > depth:
             return folders[depth]
-        why = (
-            f"all samples lie in {'/'.join(common)!r}, and this one in no further folder, which is its class"
-        )
-        raise SourceError(
-            f"{_where(row)}: {why}: --labels folder takes the folder of each, none the number 0"
-        )
+        why = f"all samples lie in {'/'.join(common)!r}, and this one in no further folder, its class"
+        raise SourceError(f"{_where(row)}: {why}: --labels folder takes the one of each, none the number 0")
 
 
 def _where(row: Row) -> str:
@@ -226,11 +215,9 @@ _WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parqu
 
 @contextmanager
 def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]], None]]:
-    """Check that a list may be written, and yield what writes rows; it appears whole, or not at all.
+    """Check that a list may be written, and yield what writes its rows; it appears whole, or not at all.
 
-    Raises:
-        ConfigError: the name says no format, the file cannot be written, or is there and not to be replaced.
-        SourceError: the bucket may not be looked at, or is not there.
+    ``ConfigError`` if the name says no format, or a file is there and not to be replaced.
     """
     bucket, place = split_url(out, "-o")
     write = _WRITERS.get(Path(out).suffix.lower())

@@ -120,11 +120,12 @@ class LooseImages:
         bare = [key for key, file in self._files.items() if not file]
         self.unlabelled = len(bare)
         if bare and choices.missing_label is None:
-            raise SourceNotFoundError(
-                f"{url}: {len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]} "
-                f"(not {', '.join(self._label_names(bare[0]))}): --missing-label TEXT stands for it (in YOLO "
-                "'': no box), --labels folder takes the folder's name"
+            why = f"{len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]}"
+            tried = ", ".join(self._label_names(bare[0]))
+            remedy = (
+                "--missing-label TEXT stands for it ('' for no box), --labels folder takes the folder's name"
             )
+            raise SourceNotFoundError(f"{url}: {why} (not {tried}): {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
         """Return rows of a key list for some images; ``SourceError`` names a label file that is wrong."""

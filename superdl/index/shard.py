@@ -1,7 +1,7 @@
 """Read shards in pieces, from files and buckets, and name the members that formats find in them.
 
-Formats read headers, one after the other. A :class:`Shard` fetches large blocks while these lie close
-together, and small pieces once they lie far apart: large members are skipped, small ones cost few requests.
+A :class:`Shard` fetches large blocks while headers lie close together, and small pieces once they lie far
+apart: large members are skipped, small ones cost few requests.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ class ShardError(SourceError):
 
 
 class Member(NamedTuple):
-    """A sample in a shard.
+    """A sample in a shard; ``offset`` and ``length`` are bytes of it, in Parquet row group and row in it.
 
-    ``offset`` and ``length`` are bytes of the shard, in Parquet row group and row in it. ``encoding`` is
-    empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` where the shard has none.
+    ``encoding`` is empty, ``deflate``, or ``parquet:COLUMN``. ``label`` is ``None`` where the shard has none.
     """
 
     name: str
@@ -59,10 +58,9 @@ _OF_BUCKET = 2**23, 2**16, 2**20
 
 
 class Shard:
-    """An object that is open for reading, by one thread.
+    """An object that is open for reading, by one thread. ``fetch`` returns the bytes between two offsets.
 
-    ``key`` is relative to the source. All bytes are of ``version``, or reading fails. ``fetch`` returns the
-    bytes between two offsets.
+    ``key`` is relative to the source. All bytes are of ``version``, or reading fails.
     """
 
     def __init__(
@@ -138,8 +136,7 @@ class Shards:
     def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:
         """Return a whole object of at most ``limit_bytes``, or so many bytes of it from ``begin`` on.
 
-        Raises:
-            ShardError: it cannot be read, or has another version by now.
+        ``ShardError`` if it cannot be read, or has another version by now.
         """
         from superdl.lambda_prefetch.sources import SampleFailedError, Span
 
