@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from superdl.index.choices import Choices
-    from superdl.index.shard import Label, Shard, Shards
+    from superdl.index.shard import Label, Shard
 
 __all__ = ["indexed_members", "tar_members", "zip_members"]
 
@@ -51,9 +51,7 @@ _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 
 
 class _File(NamedTuple):
-    """A file in an archive. ``place`` returns offset, length and encoding of its bytes, or raises the error
-    for one that cannot be read in place.
-    """
+    """A file in an archive. ``place`` returns offset, length and encoding of its bytes, or raises."""
 
     name: str
     size: int
@@ -152,15 +150,13 @@ class _BoundedHeader(tarfile.TarInfo):
             archive.fileobj.seek(at)
             if content is None or (self.type in _PAX and _DIGITS.search(content)):
                 raise tarfile.ReadError(
-                    f"an extended header of {self.size:,} bytes is too long, or has a number"
+                    f"an extended header ({self.size:,} bytes), or a number in it, is too long"
                 )
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]  # not in typeshed
 
 
-def tar_members(
-    shard: Shard, choices: Choices, shards: Shards | None = None, index: str = ""
-) -> Iterator[Member]:
-    """Yield the images in a tar, with their labels. ``index`` is the key of a file that may name them."""
+def tar_members(shard: Shard, choices: Choices, index: Shard | None = None) -> Iterator[Member]:
+    """Yield the images in a tar, with their labels. ``index`` is a file that may say where they lie."""
 
     def place(info: tarfile.TarInfo) -> tuple[int, int, str]:
         if info.issparse() or not info.isreg():
@@ -170,8 +166,7 @@ def tar_members(
         return info.offset_data, info.size, ""
 
     def files() -> Iterator[_File]:
-        entries = _indexed_entries(shard, shards.open(index)) if shards and index else _tar_entries(shard)
-        for info in entries:
+        for info in _indexed_entries(shard, index) if index else _tar_entries(shard):
             if not is_hidden(info.name):
                 shard.check(info.offset_data, info.size, info.name)
                 yield _File(info.name, info.size, partial(place, info))
@@ -235,9 +230,7 @@ def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
         file = ShardFile(shard, _HEADER_BYTES)
         file.seek(begin)
         # Not by tarfile.open, which would try to decompress.
-        tar = tarfile.TarFile(
-            fileobj=file, tarinfo=_BoundedHeader, encoding="utf-8", errors="surrogateescape"
-        )
+        tar = tarfile.TarFile(fileobj=file, tarinfo=_BoundedHeader, errors="surrogateescape", encoding="utf8")
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             if not info.isdir():

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from superdl.index.shard import Member, Shard
 
     Reader = Callable[[Shard, Choices], Iterator[Member]]
-    Step = Callable[[], tuple[str, Rows, int, int]]  # format, rows, empty members, samples that lack a field
+    Result = tuple[str, Rows, int, int]  # format, rows, empty members, samples that lack a field
+    Step = Callable[[], Result]
 
 __all__ = ["Built", "build_index", "index_of_tar", "readers_of"]
 
@@ -67,7 +68,6 @@ class Built:
     shards: int = 0
     passed_over: int = 0  # objects that are neither shard nor image
     index_files: int = 0  # beside shards
-    indexes: int = 0  # those of tars
     empty: int = 0
     incomplete: int = 0
     unlabelled: int = 0  # images without a label file
@@ -113,20 +113,16 @@ def build_index(
     begin_s = time.monotonic()
     folder, named = _named(sources)
     if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
-        raise ConfigError(
-            f"-o {out!r}: images have any number of boxes: write .jsonl, which holds such lists"
-        )
+        raise ConfigError(f"-o {out!r}: images have any number of boxes: write .jsonl, which has lists")
     if named and choices.of_loose_images:
-        raise ConfigError(
-            f"{sources[0]}: labels beside images are found in a listing: name their folder alone"
-        )
+        raise ConfigError(f"{folder}: labels beside images are found in a listing: name this folder alone")
     built, stop = Built(out), threading.Event()
     with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
         place = pinned(parse_source(folder))
         labelling = Labelling(place.url, kept)
         with closing(Shards(place, stop)) as shards:
-            if named:
-                steps = _steps_of_shards(shards, named, choices, built, named=True)
+            if named:  # where an index may name more
+                steps = _steps_of_shards(shards, [*named, *_layouts(shards, named)], choices, built)
             else:
                 steps = _steps_of_folder(shards, choices, built)
             threads = threads or (_THREADS if place.is_file else _BUCKET_THREADS)
@@ -135,11 +131,9 @@ def build_index(
                 built.add(form, rows, empty, incomplete)
                 tell(built.shards, len(steps), built.samples)
         if not built.samples:
-            why = f"{built.shards:,} shards were read, and none holds an image"
-            fields = " with all its fields" * bool(choices.fields)
-            raise SourceEmptyError(
-                f"{place.url}: {why}{fields}: name its extension or column by --image-field"
-            )
+            which = "an image with all its fields" if choices.fields else "an image"
+            why = f"{built.shards:,} shards were read, and none holds {which}"
+            raise SourceEmptyError(f"{place.url}: {why}: name its extension or column by --image-field")
         write(labelling.labelled())
     built.classes = dict(labelling.counts)
     built.seconds = round(time.monotonic() - begin_s, 3)
@@ -176,19 +170,18 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
     loose = LooseImages(shards, versions, chosen, choices)
     built.passed_over, built.unlabelled = loose.others, loose.unlabelled
 
-    def read(start: int) -> tuple[str, Rows, int, int]:
+    def read(start: int) -> Result:
         return "", loose.rows(loose.keys[start : start + _IMAGES_AT_A_TIME]), 0, 0
 
     return [partial(read, start) for start in range(0, len(loose.keys), _IMAGES_AT_A_TIME)]
 
 
-def _steps_of_shards(
-    shards: Shards, keys: Sequence[str], choices: Choices, built: Built, *, named: bool = False
-) -> list[Step]:
+def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, built: Built) -> list[Step]:
     """Return the steps that read a shard of the split each; if no shard names it, folders in archives do."""
-    indexes = {key for key in keys if key.endswith(_INDEXES)}
-    readers, others = readers_of(shards, keys, choices, named=named)
-    built.passed_over, built.index_files = others - len(indexes), len(indexes)
+    readers = readers_of(shards, keys, choices)
+    others = {*keys} - readers.keys()
+    built.index_files = sum(key.endswith(_INDEXES) for key in others)
+    built.passed_over = len(others) - built.index_files
     of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
     if choices.fields and of_others:
         raise ConfigError(f"--fields are of tars, zips and loose images; here are {of_others}")
@@ -199,34 +192,31 @@ def _steps_of_shards(
     except ConfigError:
         if choices.split is None or of_others:
             raise
-    built.indexes = sum(index_of_tar(key, indexes) is not None for key in chosen if readers[key][0] == "tar")
 
-    def read(key: str) -> tuple[str, Rows, int, int]:
+    def read(key: str) -> Result:
         form, reader = readers[key]
+        if form == "tar" and (index := index_of_tar(key, others)):
+            reader = partial(tar_members, index=shards.open(index))
         shard = shards.open(key)
         return form, *rows_of(shard, reader(shard, of_members), of_members)
 
     return [partial(read, key) for key in chosen]
 
 
-def readers_of(
-    shards: Shards, keys: Sequence[str], choices: Choices, *, named: bool = False
-) -> tuple[dict[str, tuple[str, Reader]], int]:
-    """Return format and reader of each shard, by the bytes of their keys, and the number of other objects.
+def _layouts(shards: Shards, keys: Collection[str]) -> dict[str, formats.Layout]:
+    """Return the shards that the indexes of MDS and LitData among objects name."""
+    files = (shards.open(key) for key in keys if _is_index(key))
+    return {key: layout for file in files for key, layout in formats.layouts_of(file).items()}
 
-    Where the user ``named`` the objects, an index of shards among them adds those that it names.
-    """
-    layouts: dict[str, formats.Layout] = {}
-    for key in filter(_is_index, keys):
-        layouts |= formats.layouts_of(shards.open(key))
-    known, readers = {*keys, *layouts} if named else {*keys}, dict[str, tuple[str, "Reader"]]()
+
+def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[str, tuple[str, Reader]]:
+    """Return format and reader of each shard among objects, by the bytes of their keys."""
+    layouts, known, readers = _layouts(shards, keys), {*keys}, dict[str, tuple[str, "Reader"]]()
     for key in sorted(filter(choices.takes, known), key=str.encode):
         if key in layouts:
             readers[key] = layouts[key].format, partial(formats.chunk_members, layout=layouts[key])
         elif extension := _format_of(key):
-            index = index_of_tar(key, known) if extension == ".tar" else None
-            reader = partial(tar_members, shards=shards, index=index) if index else _FORMATS[extension]
-            readers[key] = extension.removeprefix("."), reader
+            readers[key] = extension.removeprefix("."), _FORMATS[extension]
         elif _PACKED.search(key.lower()) and not key.endswith(_INDEXES):
             why = f"it is compressed as a whole, so no member can be read alone: {UNPACK}"
             raise ShardError(f"{shards.url(key)}: {why}; or leave it out by --only")
@@ -238,7 +228,7 @@ def readers_of(
         like = f" whose key is like {choices.only!r}" if choices.only else ""
         forms = f"{', '.join(_FORMATS)}, or of MDS or LitData with their {formats.INDEX_FILE}"
         raise SourceEmptyError(f"{url} holds no shard{like} ({forms})")
-    return readers, len(known) - len(readers)
+    return readers
 
 
 def _is_index(key: str) -> bool:
@@ -258,9 +248,7 @@ def index_of_tar(key: str, keys: Collection[str]) -> str | None:
     return next((f"{stem}.idx" for stem in stems if f"{stem}.idx" in keys), None)
 
 
-def _in_order(
-    steps: Sequence[Step], threads: int, stop: threading.Event
-) -> Iterator[tuple[str, Rows, int, int]]:
+def _in_order(steps: Sequence[Step], threads: int, stop: threading.Event) -> Iterator[Result]:
     """Yield the result of each step, in their order; few are taken ahead."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-index") as pool:
         try:

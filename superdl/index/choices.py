@@ -36,9 +36,7 @@ _OF_HUB = re.compile(r"(?:.*-)?([^-]+)-[0-9]{5}-of-[0-9]{5}\.parquet")
 _SPLITS_SHOWN = 20
 
 
-def _option(
-    text: str, metavar: str | None = None, default: Any = None, of: Sequence[str] | None = None
-) -> Any:
+def _option(text: str, metavar: str | None = None, default: Any = None, of: Any = None) -> Any:
     return field(default=default, metadata={"help": text, "metavar": metavar, "choices": of})
 
 

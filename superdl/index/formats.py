@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import posixpath
 import struct
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,14 +20,17 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from superdl.index.loose import number_or_text
 from superdl.index.shard import Member, ShardFile
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Shard
+
+    Columns = Mapping[str, tuple[str, int | None]]  # by name: kind, and size if all samples have the same
 
 __all__ = ["INDEX_FILE", "Layout", "chunk_members", "layouts_of", "parquet_members", "tfrecord_members"]
 
@@ -36,7 +39,6 @@ INDEX_FILE = "index.json"
 _INDEX_BYTES = 2**28
 _TEXT_BYTES = 2**16
 _U32 = 4
-_OFFSETS_AT_A_TIME = 2**16
 _LABELS = ("label", "cls", "class")
 _IMAGES = frozenset({"jpeg", "png", "bytes", "image", "tifffile", "file"})
 _SIZES = (2, 4, 8)
@@ -74,15 +76,12 @@ def _picked(names: Collection[str], chosen: str | None, usual: Sequence[str]) ->
 
 
 class Layout(NamedTuple):
-    """A shard as its index describes it: ``format`` is ``mds`` or ``litdata``.
-
-    ``columns`` have, by name, the format's name for their kind, and the size of those without one in samples.
-    """
+    """A shard as its index describes it: ``format`` is ``mds`` or ``litdata``."""
 
     format: str
     samples: int
     size: int
-    columns: Mapping[str, tuple[str, int | None]]
+    columns: Columns
 
 
 def layouts_of(index: Shard) -> dict[str, Layout]:
@@ -118,9 +117,7 @@ def _of_mds(index: Shard, row: Mapping[str, Any]) -> tuple[str, Layout]:
     return str(file["basename"]), Layout("mds", int(row["samples"]), int(file["bytes"]), columns)
 
 
-def _of_litdata(
-    index: Shard, chunks: Iterable[Mapping[str, Any]], config: Mapping[str, Any]
-) -> list[tuple[str, Layout]]:
+def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tuple[str, Layout]]:
     for what in ("compression", "ipc_compression", "encryption"):
         if config.get(what):
             raise index.error(f"its chunks have {what} {config[what]!r}: write them with {what}=None")
@@ -134,10 +131,8 @@ def _of_litdata(
     kinds = config["data_format"]
     names = keys if len(keys) == len(kinds) else range(len(kinds))
     columns = {str(name): (str(kind), None) for name, kind in zip(names, kinds, strict=True)}
-    facts = (
-        (str(chunk["filename"]), int(chunk["chunk_size"]), int(chunk["chunk_bytes"])) for chunk in chunks
-    )
-    return [(name, Layout("litdata", samples, size, columns)) for name, samples, size in facts]
+    sizes = ((chunk["filename"], int(chunk["chunk_size"]), int(chunk["chunk_bytes"])) for chunk in chunks)
+    return [(str(name), Layout("litdata", samples, size, columns)) for name, samples, size in sizes]
 
 
 def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Member]:
@@ -149,22 +144,18 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
         raise shard.error(f"{has}, {says}: it is cut off, or newer than its index")
     image, label = _chunk_columns(shard, layout.columns, choices)
     before = 2 * _U32 + _U32 * samples
-    for first in range(0, samples, _OFFSETS_AT_A_TIME):
-        count = min(_OFFSETS_AT_A_TIME, samples - first)
-        table = np.frombuffer(shard.read(_U32 + _U32 * first, _U32 * (count + 1)), "<u4").tolist()
-        for place, (begin, end) in enumerate(pairwise(table), first):
-            name = str(place)
-            if begin < before:
-                raise shard.error("it overlaps what is before it: the table of offsets is broken", name)
-            spans = _spans(shard, layout.columns, begin, end, name)
-            value = _chunk_label(shard, layout.columns[label][0], *spans[label], name) if label else None
-            yield Member(name, *spans[image], value)
-            before = end
+    table = np.frombuffer(shard.read(_U32, _U32 * (samples + 1)), "<u4").tolist()
+    for place, (begin, end) in enumerate(pairwise(table)):
+        name = str(place)
+        if begin < before:
+            raise shard.error("it overlaps what is before it: the table of offsets is broken", name)
+        spans = _spans(shard, layout.columns, begin, end, name)
+        value = _chunk_label(shard, layout.columns[label][0], *spans[label], name) if label else None
+        yield Member(name, *spans[image], value)
+        before = end
 
 
-def _chunk_columns(
-    shard: Shard, columns: Mapping[str, tuple[str, int | None]], choices: Choices
-) -> tuple[str, str | None]:
+def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[str, str | None]:
     """Return image and label: as named, else the only column of a kind that holds files; and a usual name."""
     shown = f"its columns are {', '.join(f'{name} ({kind})' for name, (kind, _) in columns.items())}"
     images = [name for name, (kind, _) in columns.items() if kind.partition(":")[0] in _IMAGES]
@@ -179,22 +170,18 @@ def _chunk_columns(
     return images[0], label or (_picked(columns, None, _LABELS) if choices.reads_labels else None)
 
 
-def _spans(
-    shard: Shard, columns: Mapping[str, tuple[str, int | None]], begin: int, end: int, name: str
-) -> dict[str, tuple[int, int]]:
+def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> dict[str, tuple[int, int]]:
     """Return offset and length of every column of a sample."""
     varying = sum(size is None for _, size in columns.values())
-    at, spans = begin + _U32 * varying, {}
-    if end < at:
-        why = "the table of offsets is broken, or these are rows of Arrow, as LitData writes plain values"
-        raise shard.error(f"its {end - begin} bytes cannot hold its columns: {why}", name)
-    own = iter(struct.unpack(f"<{varying}I", shard.read(begin, _U32 * varying, name)))
+    at, spans, own = begin + _U32 * varying, {}, iter(())
+    if at <= end:
+        own = iter(struct.unpack(f"<{varying}I", shard.read(begin, _U32 * varying, name)))
     for column, (_, fixed) in columns.items():
-        size = next(own) if fixed is None else fixed
-        spans[column] = at, size
-        at += size
+        spans[column] = at, next(own, 0) if fixed is None else fixed
+        at += spans[column][1]
     if at != end:
-        raise shard.error(f"its columns end at {at:,}, it ends at {end:,}: it is broken", name)
+        why = "the table of offsets is broken, or these are rows of Arrow, as LitData writes plain values"
+        raise shard.error(f"its columns end at {at:,}, it ends at {end:,}: {why}", name)
     shard.check(begin, end - begin, name)
     return spans
 
@@ -321,9 +308,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
             raise shard.error(f"row group {group} has {counted.null_count:,} rows without an image's bytes")
         labels = _parquet_labels(file, group, label) if label else repeat(None, rows.num_rows)
         for row, value in enumerate(labels):
-            if label and not isinstance(value, int | float | str):
-                raise shard.error(f"its label is a number or a text; not {str(value)[:60]!r}", str(number))
-            named = int(value) if isinstance(value, bool) else value
+            named = number_or_text(value, partial(shard.error, member=str(number))) if label else None
             if classes and type(value) is int:  # -1 is Hugging Face's for none
                 named = str(classes[value]) if 0 <= value < len(classes) else None
             yield Member(f"{image}:{number}", group, row, named, f"parquet:{image}")

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
     Fail = Callable[[str], Exception]
 
-__all__ = ["LABEL_FILE_BYTES", "LooseImages", "coco_in", "label_in"]
+__all__ = ["LABEL_FILE_BYTES", "LooseImages", "coco_in", "label_in", "number_or_text"]
 
 LABEL_FILE_BYTES = 2**20
 
 _LABELS = ("cls", "txt")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _COCO_BYTES = 2**30
+_BOX = 4  # numbers
 
 
 def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label | None:
@@ -61,25 +62,27 @@ def _json_label(content: bytes, field: str, fail: Fail) -> Label | None:
     except (ValueError, RecursionError) as error:
         raise fail(f"no JSON: {error}") from error
     label = fields.get(field) if isinstance(fields, dict) else None
-    if isinstance(label, bool):
-        return int(label)
-    if label is None or isinstance(label, int | float | str):
-        return label
-    raise fail(f"the label is a number or a text; not {str(label)[:60]!r}")
+    return None if label is None else number_or_text(label, fail)
+
+
+def number_or_text(value: object, fail: Fail) -> Label:
+    """Return a value that may be a label; booleans are 0 and 1."""
+    if isinstance(value, int | float | str):
+        return int(value) if isinstance(value, bool) else value
+    raise fail(f"the label is a number or a text; not {str(value)[:60]!r}")
 
 
 def _boxes(text: str, fail: Fail) -> Label:
     """Return the boxes in a file of YOLO, which may have none."""
     boxes, classes = list[list[float]](), list[int]()
     for number, line in enumerate(text.splitlines(), 1):
-        try:
-            values = [float(word) for word in line.split()]
-        except ValueError:
-            values = [math.nan]
-        if not values:
+        if not line.strip():
             continue
-        kind, *box = values
-        if not kind.is_integer() or len(box) != 4 or not all(map(math.isfinite, box)):  # noqa: PLR2004
+        try:
+            kind, *box = map(float, line.split())
+        except ValueError:
+            kind, box = math.nan, []
+        if not kind.is_integer() or len(box) != _BOX or not all(map(math.isfinite, box)):
             raise fail(f"line {number}: a line has a class and a box's center and size; not {line[:60]!r}")
         boxes.append(box)
         classes.append(int(kind))
@@ -107,14 +110,10 @@ class LooseImages:
         self._parts = {key: parts for key in chosen if (parts := self._parts_of(key)) is not None}
         self.keys = sorted(self._parts, key=str.encode)
         if not self.keys:
-            raise SourceEmptyError(
-                f"{url} holds no image{' with its fields beside it' * bool(choices.fields)}"
-            )
-        names = (
-            {} if choices.coco or choices.labels in {"folder", "none"} else map(self._label_names, self.keys)
-        )
-        found = (next((name for name in some if name in versions), "") for some in names)
-        self._files = dict(zip(self.keys, found, strict=False))
+            fields = " with its fields beside it" * bool(choices.fields)
+            raise SourceEmptyError(f"{url} holds no image{fields}")
+        reads = not choices.coco and choices.labels not in {"folder", "none"}
+        self._files = {key: self._label_file(key) for key in self.keys if reads}
         others = {other for parts in self._parts.values() for other in parts.values()}
         self.others = len(versions) - len({*self.keys} | others | {*self._files.values()} - {""})
         bare = [key for key, file in self._files.items() if not file]
@@ -122,9 +121,7 @@ class LooseImages:
         if bare and choices.missing_label is None:
             why = f"{len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]}"
             tried = ", ".join(self._label_names(bare[0]))
-            remedy = (
-                "--missing-label TEXT stands for it ('' for no box), --labels folder takes the folder's name"
-            )
+            remedy = "--missing-label TEXT stands for it ('': no box), --labels folder takes its folder's"
             raise SourceNotFoundError(f"{url}: {why} (not {tried}): {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
@@ -155,20 +152,21 @@ class LooseImages:
             names += [f"{above}/labels/{below}".removeprefix("/")] if images else []
         return names
 
+    def _label_file(self, key: str) -> str:
+        return next((name for name in self._label_names(key) if name in self._versions), "")
+
     def _label(self, key: str) -> Label:
-        choices = self._choices
+        choices, name = self._choices, self._files.get(key, "")
         if choices.coco or choices.labels == "none":
             return self._coco.get(key, 0)
-        name = self._files.get(key, "")
-        content = str(choices.missing_label).encode()
-        if name:
-            content = self._shards.read(name, self._versions[name], LABEL_FILE_BYTES)
         if choices.labels == "folder":
             label: Label | None = posixpath.basename(posixpath.dirname(key))
         else:
-            label = label_in(
-                name, content, choices, partial(self._error, name or f"{key} without a label file")
-            )
+            content = str(choices.missing_label).encode()
+            if name:
+                content = self._shards.read(name, self._versions[name], LABEL_FILE_BYTES)
+            fail = partial(self._error, name or f"{key} without a label file")
+            label = label_in(name, content, choices, fail)
         if label is None or label == "":
             raise self._error(key, "it has no label: say where labels are by --label-field or --labels")
         return label
@@ -217,9 +215,5 @@ def _slimmed(value: dict[str, Any]) -> Any:
     box = x, y, x + width, y + height
     if not all(map(math.isfinite, box)):
         raise ValueError(f"the bbox {value['bbox']}")
-    return (
-        value["image_id"],
-        box,
-        operator.index(value["category_id"]),
-        operator.index(value.get("iscrowd", 0)),
-    )
+    kind, crowd = operator.index(value["category_id"]), operator.index(value.get("iscrowd", 0))
+    return value["image_id"], box, kind, crowd

@@ -141,7 +141,7 @@ def test_a_shard_that_was_cut_off_is_told_at_every_byte(write, reader, prefixes,
     key = next(path.name for path in tmp_path.iterdir() if path.name != "index.json")
     if reader is None:
         shards = Shards(parse_source(str(tmp_path)), threading.Event())
-        reader = readers_of(shards, ["index.json", key], Choices())[0][key][1]
+        reader = readers_of(shards, ["index.json", key], Choices())[key][1]
     file = tmp_path / key
     whole = file.read_bytes()
     every = members_of(reader, tmp_path, key)
@@ -169,7 +169,7 @@ def test_spoilt_bytes_never_lead_out_of_a_shard(write, tmp_path):
     reader = readers.get(write) or (parquet_members if write is write_parquet else None)
     if reader is None:
         shards = Shards(parse_source(str(tmp_path)), threading.Event())
-        reader = readers_of(shards, ["index.json", path.name], Choices())[0][path.name][1]
+        reader = readers_of(shards, ["index.json", path.name], Choices())[path.name][1]
     for _ in range(300):
         content = bytearray(originals[path])
         for _ in range(rng.randint(1, 4)):
