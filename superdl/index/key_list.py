@@ -95,14 +95,10 @@ def _place(member: Member) -> Row:
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
     """Return a member's label, as the choices have it; ``None``: a folder's, once all samples are known."""
     folders = folders_of(member.name)
-    label: Label | None = member.label
-    if choices.labels == "none":
-        label = 0
-    elif choices.labels == "shard":
-        label = posixpath.basename(shard.key).partition(".")[0]
-    elif choices.labels == "folder":
-        label = folders[-1] if folders else None
-    elif label is None and folders and choices.label_field is None:
+    shard_name = posixpath.basename(shard.key).partition(".")[0]
+    chosen: dict[str, Label] = {"none": 0, "shard": shard_name, "folder": "".join(folders[-1:])}
+    label = chosen.get(choices.labels, member.label)
+    if label is None and folders and choices.label_field is None:
         return None
     if label is None or label == "":
         where = f"--label-field NAME or --labels ({', '.join(LABELS)})"
