@@ -48,7 +48,7 @@ _TEXTS = {"str": str, "text": str, "str_int": int, "str_float": float}
 
 _FRAME = struct.Struct("<QI")
 _FOOT_BYTES = 4
-_RECORD_BYTES = 2**30
+_RECORD_BYTES = 2**29
 # What ImageNet's scripts write, and what TensorFlow Datasets does.
 _RECORD_IMAGES = ("image/encoded", "image")
 _RECORD_LABELS = ("image/class/label", "label")
@@ -208,8 +208,10 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         name = str(number)
         head = shard.read(at, _FRAME.size, name)
         length, crc = _FRAME.unpack(head)
-        if masked_crc32c(head[:8]) != crc or length > _RECORD_BYTES:
+        if masked_crc32c(head[:8]) != crc:
             raise shard.error("the checksum of its length is wrong: it is no TFRecord, or broken", name)
+        if length > _RECORD_BYTES:
+            raise shard.error(f"it has {length:,} bytes; at most {_RECORD_BYTES:,} are read", name)
         begin = at + _FRAME.size
         shard.check(begin, length + _FOOT_BYTES, name)
         record = shard.read(begin, length, name)
