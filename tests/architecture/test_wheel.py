@@ -87,7 +87,7 @@ def unpacked(wheel, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("installed", ["checkout", "wheel"])
+@pytest.mark.parametrize("installed", [pytest.param("checkout", marks=pytest.mark.slow), "wheel"])
 @pytest.mark.parametrize("kind", ["file", "folder", "package"])
 def test_names_of_the_users_hide_nothing_and_are_not_hidden(kind, installed, tmp_path, request):
     place = request.getfixturevalue("unpacked") if installed == "wheel" else None

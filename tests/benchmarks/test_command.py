@@ -217,6 +217,7 @@ def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatc
     assert "need a checkout" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_of_a_checkout_has_the_benchmarks_wherever_it_is_called(tmp_path):
     command = [Path(sys.executable).with_name("superdl"), "bench", "read", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)

@@ -214,6 +214,7 @@ def a_core_that_points_where_a_job_does_not_see_the_store(all_straight, state, d
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "broken", "pattern", "seeds"), BUGS)
 def test_a_planted_bug_is_caught(monkeypatch, owner, name, broken, pattern, seeds):
     whole = getattr(owner, name)

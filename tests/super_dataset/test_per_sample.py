@@ -194,7 +194,7 @@ def same(found, others) -> bool:
     return found.keys() == others.keys() and all(torch.equal(found[key], others[key]) for key in found)
 
 
-@pytest.mark.parametrize("transform", [drawn, Albumentation()])
+@pytest.mark.parametrize("transform", [drawn, pytest.param(Albumentation(), marks=pytest.mark.slow)])
 def test_any_number_of_workers_gives_the_same(refs, transform):
     both = [*epoch_of(refs, 0), *epoch_of(refs, 1)]
     found = loaded(both, transform)

@@ -229,7 +229,9 @@ def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, w
         samples_from(catalog, size + 1, with_keys=with_keys)
 
 
-@pytest.mark.parametrize("most", [3, 2000, 8000])  # numbers of a label: from none to 64,000 bytes
+@pytest.mark.parametrize(
+    "most", [3, 2000, pytest.param(8000, marks=pytest.mark.slow)]
+)  # numbers of a label: from none to 64,000 bytes
 def test_labels_whose_lists_vary_are_whole_in_bounded_pages(most):
     size, batch_size = 3000, 16
     counts = np.random.default_rng(most).integers(0, most, size)

@@ -31,7 +31,7 @@ FLOAT16 = (
     ("kind", "model", "more"),
     [
         ("torch", "small_cnn", ()),
-        ("torch", "small_cnn", FLOAT16),
+        pytest.param("torch", "small_cnn", FLOAT16, marks=pytest.mark.slow),
         ("super", "small_cnn", ()),
         pytest.param("torch", "vit_mini", (), marks=pytest.mark.slow),
         pytest.param("super-threads", "resnet18", (), marks=pytest.mark.slow),

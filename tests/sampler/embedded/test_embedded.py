@@ -88,7 +88,13 @@ def is_supervisor_of(process, supervised):
     return "superdl.sampler.embedded.supervisor" in words and str(supervised.directory.path) in words
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_whatever_ends_the_trainer_ends_everything_although_a_worker_lives_on(supervised, number):
     rank = supervised.start_rank()
     supervised.await_rank(rank)

@@ -127,7 +127,7 @@ def members_or_error(reader, directory, key):
 @pytest.mark.parametrize(
     ("write", "reader", "prefixes"),
     [
-        (write_tar, tar_members, 0),
+        pytest.param(write_tar, tar_members, 0, marks=pytest.mark.slow),
         (write_zip, zip_members, 4),  # of its comment alone
         (write_tfrecord, tfrecord_members, 3),  # it has no end mark: whole records are a whole file
         (write_parquet, parquet_members, 0),
