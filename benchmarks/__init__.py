@@ -20,7 +20,6 @@ __all__ = ["BENCHMARKS", "add_arguments", "not_negative", "positive", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
-    "first-batch": "how long a training script waits for its first batch",
     "function": "the function: images per CPU second, beside a bare decoding loop; dollars, cold start",
     "members": "samples in tar shards of an S3 store: SUPER beside WebDataset",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",

@@ -132,27 +132,6 @@ def test_train_compares_equal_training(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_first_batch_opens_loaders_in_every_state(capsys, tmp_path):
-    words = ["--images", "digits", "--workers", "1", "--rounds", "1", "--data", str(tmp_path)]
-
-    report = run_json(capsys, "first-batch", *words)
-
-    check_envelope(report, "first-batch")
-    rows = {(row["contender"], row["state"]): row for row in report["rows"]}
-    assert rows.keys() == {("pillow", "files")} | {
-        ("super", state) for state in ("nothing runs", "cold", "warm")
-    }  # SuperLoader has no workers
-    for row in rows.values():
-        assert 0 < row["first_batch_ms_min"] <= row["first_batch_ms"] <= row["first_batch_ms_max"]
-        assert row["open_ms"] > 0
-        assert row["next_epoch_ms"] > 0
-    produced = {(run["contender"], run["state"]): run["produced"] for run in report["rounds"]}
-    assert produced["super", "nothing runs"] > 0
-    assert produced["super", "cold"] > 0
-    assert produced["super", "warm"] == 0
-
-
-@pytest.mark.slow
 def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_path):
     report = run_json(capsys, "store", "--images", "digits", "--epochs", "2", "--data", str(tmp_path))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import first_batch, function, members, read, store, train
+from benchmarks import function, members, read, store, train
 from benchmarks.arm import Lap
 from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER
 from benchmarks.function_arm import BARE, FILES, S3_LEAN, FunctionArmResult
@@ -73,28 +73,6 @@ def test_a_loader_that_is_not_here_has_a_row_that_says_so(monkeypatch):
     assert "make .venv-bench" in row["note"]
     assert all(column.cell(row) for column in read.COLUMNS)
     assert row["cpu_ms_per_image"] is row["times_less_than_pillow"] is None
-
-
-def test_first_batch_tells_medians_and_spread_by_loader_and_state():
-    taken = [
-        Run(
-            {"contender": contender, "num_workers": 2, "state": state},
-            1,
-            first_batch.ProbeResult(2 * first_s, first_s, first_s / 2, 10, 0),
-        )
-        for contender, state, times in (
-            (PILLOW, first_batch.FILES, (0.3, 0.5, 0.4)),
-            (SUPER, first_batch.COLD, (0.2,)),
-            (SUPER, first_batch.WARM, (0.01, 0.03)),
-        )
-        for first_s in times
-    ]
-    plain, cold, warm = first_batch.rows_of(taken)
-    assert (plain["loader"], plain["state"], plain["count"]) == ("DataLoader + Pillow", "files", 3)
-    assert [plain[f"first_batch_ms{end}"] for end in ("", "_min", "_max")] == pytest.approx([400, 300, 500])
-    assert (plain["open_ms"], plain["next_epoch_ms"]) == pytest.approx((800, 200))
-    assert (cold["state"], cold["first_batch_ms"]) == ("cold", pytest.approx(200))
-    assert (warm["state"], warm["first_batch_ms"]) == ("warm", pytest.approx(20))
 
 
 def test_train_tells_step_time_waiting_and_gain_with_what_bounds_it():
