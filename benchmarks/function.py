@@ -15,8 +15,7 @@ from benchmarks import positive
 from benchmarks.function_arm import (
     BARE,
     FILES,
-    S3_BOTO3,
-    S3_LEAN,
+    S3,
     FunctionArmResult,
     FunctionArmSpec,
     cold_start_s,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "measure"]
 
-_WAYS = (BARE, FILES, S3_LEAN, S3_BOTO3)
+_WAYS = (BARE, FILES, S3)
 _SAMPLES_PER_REQUEST = 64  # of the dollars: few, so that invocations are not undercounted
 
 _COLUMNS = (
@@ -65,10 +64,9 @@ _METHOD = (
     (
         f"{BARE}: decode and resize of bytes that are in memory, a thread for each core, nothing kept. The "
         "others are whole calls of the handler for all images of the set, with as many decoders: from files, "
-        f"from S3 through the lean client ({S3_LEAN}) and through boto3 alone. 'share of bare' is of the "
-        "bare loop's images/s, then of its images per CPU second; where 'cores busy' is below the number of "
-        "cores, the function waited for the servers. Fetch and push are the CPU of those threads, decode is "
-        "the rest."
+        f"and from {S3}. 'share of bare' is of the bare loop's images/s, then of its images per CPU second; "
+        "where 'cores busy' is below the number of cores, the function waited for the servers. Fetch and "
+        "push are the CPU of those threads, decode is the rest."
     ),
 )
 
@@ -177,7 +175,7 @@ def _figures(
             1e3 * cpu_s / one.images for cpu_s, one in zip(decode, results, strict=True)
         ),
         "push_cpu_ms_per_image": median(1e3 * one.push_cpu_s / one.images for one in results),
-        "usd_per_million": compute_usd + _requests_usd(s3=way in {S3_LEAN, S3_BOTO3}) if function else None,
+        "usd_per_million": compute_usd + _requests_usd(s3=way == S3) if function else None,
         "usd_compute_per_million": compute_usd if function else None,
     }
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BARE",
     "FILES",
-    "S3_BOTO3",
-    "S3_LEAN",
+    "S3",
     "FunctionArmResult",
     "FunctionArmSpec",
     "cold_start_s",
@@ -44,8 +43,7 @@ __all__ = [
 
 BARE = "bare loop"
 FILES = "files"
-S3_LEAN = "S3"
-S3_BOTO3 = "S3, boto3"
+S3 = "S3"
 
 _TIME_LEFT_MS = 600_000
 _QUIET = {"SUPER_LOG_LEVEL": "ERROR", "POWERTOOLS_METRICS_DISABLED": "true"}
@@ -81,8 +79,7 @@ def run_arm(spec: FunctionArmSpec, environment: Mapping[str, str]) -> FunctionAr
         BenchmarkError: it failed; the message has what it said.
 
     """
-    client = "boto3" if spec.way == S3_BOTO3 else "auto"
-    settings = {"SUPER_S3_CLIENT": client, "SUPER_DECODERS": str(len(spec.cores)), **_QUIET}
+    settings = {"SUPER_DECODERS": str(len(spec.cores)), **_QUIET}
     return run_child(measure_function, spec, name=spec.way, environment={**environment, **settings})
 
 
@@ -178,7 +175,7 @@ def _invocations(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
 
 def s3_event(images: Loading, cache: str, *, count: int) -> dict[str, Any]:
     """A request for the first images of a set, from S3."""
-    spec = FunctionArmSpec(S3_LEAN, images, cache, cores=(), passes=0)
+    spec = FunctionArmSpec(S3, images, cache, cores=(), passes=0)
     event = _event(spec, sorted(Path(images.directory).glob("*/*"))[:count])
     return {**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}
 

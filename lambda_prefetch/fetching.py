@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.push import Pusher
     from superdl.lambda_prefetch.row_groups import Rows
     from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.lambda_prefetch.sources import ObjectSource, Pending, Span
+    from superdl.lambda_prefetch.sources import ObjectSource
+    from superdl.super_wire.objects import Pending, Span
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["Arrived", "Fetchers"]

@@ -274,17 +274,9 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
     """
     if bucket.startswith("file://"):
         return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
-    if bucket.startswith("s3://") and bucket.removeprefix("s3://"):
-        from superdl.lambda_prefetch.s3_source import S3Source
+    from superdl.lambda_prefetch.bucket_source import BucketSource
 
-        return S3Source(
-            bucket.removeprefix("s3://"),
-            endpoint_url=settings.s3_endpoint_url,
-            lean=settings.s3_client != "boto3",
-        )
-    from superdl.lambda_prefetch.cloud_source import CloudSource
-
-    return CloudSource(bucket, settings.http_hosts)
+    return BucketSource(bucket, settings.http_hosts)
 
 
 def _memory_mb(context: Any) -> int:

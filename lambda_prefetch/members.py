@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.row_groups import read_rows
-from superdl.lambda_prefetch.sources import SampleFailedError, Span, spoiled
+from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.super_wire.objects import Span
 from superdl.super_wire.request import is_row
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from superdl.lambda_prefetch.sources import SampleFailedError, Span, spoiled
+from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.objects import Span
 from superdl.super_wire.parquet_pages import PagesError, check_pages
 from superdl.super_wire.request import ROW_ENCODING, Outcome
 

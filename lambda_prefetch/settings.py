@@ -35,13 +35,13 @@ _IN_CLEAR = ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME")
 class FunctionSettings:
     """The function's settings.
 
-    ``s3_client`` is ``auto`` or ``boto3``. ``decoders`` 0 means one for each core of Lambda's, elsewhere one.
+    ``decoders`` 0 means one for each core of Lambda's, elsewhere one.
     A sample that is decoded, its steps counted, for longer than ``decode_timeout_s`` is given up for now.
     ``max_pixels`` 0 means the request's bound, ``text_bytes`` bounds each text in a PNG, unpacked.
     ``fetch_threads`` 0 means what the source is best read with. ``fetch_bytes`` and ``push_bytes`` bound the
     encoded objects and the finished records that wait between the stages; one object or record alone may be
     larger than that. ``http_hosts`` are the web servers that may be read; ``None``: see
-    :mod:`superdl.super_wire.clouds.web`. ``cache_secret`` names the secret of AWS Secrets Manager that has
+    :mod:`superdl.super_wire.objects.web`. ``cache_secret`` names the secret of AWS Secrets Manager that has
     the cache's user and password; without one they are in ``cache_credentials``. ``store`` is the store's
     address in its normal form, or empty; to one that is ``store_read_only`` no pack is written.
     """
@@ -53,8 +53,6 @@ class FunctionSettings:
     http_hosts: tuple[str, ...] | None = None
     store: str = ""
     store_read_only: bool = False
-    s3_endpoint_url: str = ""
-    s3_client: str = "auto"
     decoders: int = 0
     decode_timeout_s: int = 20
     max_pixels: int = 0
@@ -89,8 +87,6 @@ class FunctionSettings:
             http_hosts=parse_http_hosts(variables.get("SUPER_HTTP_HOSTS", ""), "SUPER_HTTP_HOSTS") or None,
             store=_store(variables),
             store_read_only=_one_of(variables, "SUPER_STORE_READ_ONLY", _SWITCH) in _SWITCH[3:],
-            s3_endpoint_url=variables.get("SUPER_S3_ENDPOINT_URL", ""),
-            s3_client=_one_of(variables, "SUPER_S3_CLIENT", ("auto", "boto3")),
             decoders=_whole(variables, "SUPER_DECODERS", 0, 64, 0),
             decode_timeout_s=_whole(variables, "SUPER_DECODE_TIMEOUT_S", 1, 3600, 20),
             max_pixels=_whole(variables, "SUPER_MAX_PIXELS", 0, 2**40, 0),

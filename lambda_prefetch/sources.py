@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES, digest_version, size_of_digest
+from superdl.super_wire.objects import Span
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from superdl.super_wire.objects import Pending
+
 __all__ = [
     "FileSource",
     "ObjectSource",
-    "Pending",
     "SampleFailedError",
-    "Span",
     "check_size",
-    "check_version",
     "spoiled",
 ]
 
@@ -60,34 +60,6 @@ def spoiled(reason: str, why: str) -> SampleFailedError:
     ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or ``unequal``.
     """
     return SampleFailedError(Outcome.TOMBSTONE, why, reason=reason)
-
-
-class Span(NamedTuple):
-    """The bytes of an object from ``begin`` up to ``end``; from -n to 0, its last n."""
-
-    begin: int
-    end: int
-
-    @property
-    def size_bytes(self) -> int:
-        """How many these are."""
-        return self.end - self.begin
-
-    def within(self, size_bytes: int) -> Span:
-        """What an object of so many bytes has of it; nothing, if it ends before the span begins."""
-        if self.begin < 0:
-            return Span(max(size_bytes + self.begin, 0), size_bytes)
-        return Span(self.begin, max(min(self.end, size_bytes), self.begin))
-
-
-class Pending(Protocol):
-    """An object that was asked for; :mod:`select` can wait for its answer to begin."""
-
-    def fileno(self) -> int:
-        """The descriptor to wait for."""
-
-    def close(self) -> None:
-        """Give up."""
 
 
 class ObjectSource(Protocol):
@@ -130,12 +102,6 @@ class ObjectSource(Protocol):
         Raises:
             SampleFailedError: the object is missing, changed, refused or too large, or the source failed.
         """
-
-
-def check_version(found: str, listed: str) -> None:
-    """Refuse an object of another version than the catalog listed, since its id would lie."""
-    if found != listed:
-        raise SampleFailedError(Outcome.CHANGED, f"its version is {found}; the catalog lists {listed}")
 
 
 def check_size(size_bytes: int, limit_bytes: int) -> None:
@@ -212,7 +178,7 @@ class FileSource:
             )
         if span is None and size_of_digest(version) is not None:
             digest = hashlib.blake2b(data, digest_size=ID_BYTES).digest()
-            check_version(digest_version(len(data), digest), version)
+            _check_version(digest_version(len(data), digest), version)
         return data
 
     def _open(self, key: str) -> int:
@@ -278,11 +244,17 @@ def _is_within(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
+def _check_version(found: str, listed: str) -> None:
+    """Refuse a file of another version than the catalog listed, since its id would lie."""
+    if found != listed:
+        raise SampleFailedError(Outcome.CHANGED, f"its version is {found}; the catalog lists {listed}")
+
+
 def _check_status(status: os.stat_result, version: str) -> None:
     """Refuse a file that is not the listed version, as far as its size and time can tell."""
     size = size_of_digest(version)
     if size is None:
-        check_version(f"{status.st_size}-{status.st_mtime_ns}", version)
+        _check_version(f"{status.st_size}-{status.st_mtime_ns}", version)
     elif status.st_size != size:
         raise SampleFailedError(
             Outcome.CHANGED, f"it has {status.st_size} bytes; the catalog lists {version}"

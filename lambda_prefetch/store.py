@@ -38,11 +38,11 @@ _MAX_TROUBLE = 500  # characters
 _WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 # Of S3: an answer waits for its pack's PUT, and where a GET fails, decoding serves.
-_SILENCE_S = 5
+_SILENCE_S, _ATTEMPTS = 5, 2
 
-# By process, address and endpoint, since opening one asks S3. A directory is opened for each request: that
-# costs less than decoding one image, and one that was removed or made again is noticed.
-_buckets: dict[tuple[int, str, str], Store] = {}
+# By process, address and the settings of S3, since opening one asks S3. A directory is opened for each
+# request: that costs less than decoding one image, and one that was removed or made again is noticed.
+_buckets: dict[tuple[int, str, frozenset[tuple[str, str]]], Store] = {}
 _buckets_lock = threading.Lock()
 
 
@@ -73,14 +73,15 @@ def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Ope
         )
     if not is_bucket(address):
         return OpenStore(open_store(address, create=False, read_only=not writing), 0)
-    place = (os.getpid(), address, settings.s3_endpoint_url)
+    from superdl.super_wire.objects.s3 import Patience, settings_of_s3
+
+    place = (os.getpid(), address, settings_of_s3())
     with _buckets_lock:
         if (kept := _buckets.get(place)) is not None:
             return OpenStore(kept, kept.requests)
-        from superdl.lambda_prefetch.s3_source import s3_client
-
-        client = s3_client(settings.s3_endpoint_url, silence_s=_SILENCE_S)
-        _buckets[place] = opened = open_store(address, create=False, s3_client=lambda: client)
+        _buckets[place] = opened = open_store(
+            address, create=False, patience=Patience(silence_s=_SILENCE_S, attempts=_ATTEMPTS)
+        )
         return OpenStore(opened, 0)
 
 

@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 
 from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_sample, list_folders
 from superdl.coordinator.catalog.source import Source
-from superdl.super_wire.clouds import ATTEMPTS, CloudError, Fault, open_cloud, pinned_bucket
 from superdl.super_wire.errors import (
     SourceBusyError,
     SourceError,
     SourceForbiddenError,
     SourceNotFoundError,
 )
+from superdl.super_wire.objects import ATTEMPTS, Fault, ObjectError, Span, open_bucket, pinned_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from superdl.coordinator.catalog.strings import PackedStrings
-    from superdl.super_wire.clouds import Page
+    from superdl.super_wire.objects import Page
 
 __all__ = [
     "ask_for_versions",
-    "cloud_failures",
     "list_cloud",
     "pinned",
     "probe_cloud",
     "read_object",
     "small_object",
+    "source_failures",
 ]
 
 _THREADS = 16
@@ -42,7 +42,7 @@ def pinned(source: Source) -> Source:
         ConfigError: the environment holds what cannot be meant.
         SourceError: no such dataset or revision, no right to read it, or no answer.
     """
-    with cloud_failures(source.url):
+    with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
 
 
@@ -59,34 +59,32 @@ def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folde
         SourceError: no such bucket, no right to list it, no credentials, or no answer.
         ListingCancelledError: nobody wants the listing any more.
     """
-    with cloud_failures(source.url):
-        cloud = open_cloud(source.bucket, tally.allowed.http_hosts)
+    with source_failures(source.url):
+        bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
-        def wanted(page: Page) -> Iterator[tuple[str, bytes]]:
+        def samples(page: Page) -> Iterator[tuple[str, bytes]]:
             tally.check()
-            for key, version in page:
+            for key, version, *_ in page.objects:
                 if is_sample(key, source.prefix, tally, images_only=images_only):
                     yield key, _checked(version, f"{source.bucket}/{key}")
 
         def folder(prefix: str) -> Folder:
             found = FolderBuilder(prefix[len(source.prefix) : -1], tally)
-            for page in cloud.pages(prefix):
-                for key, version in wanted(page):
+            for page in bucket.pages(prefix):
+                for key, version in samples(page):
                     found.append(key.encode(), version)
             return found.build()
 
         def name_of(key: str) -> str:
             return key[len(source.prefix) :].rpartition("/")[0].partition("/")[0]
 
-        in_folders = cloud.folder(source.prefix)
-        prefixes, pages = (
-            ([], cloud.pages(source.prefix)) if in_folders is None else (in_folders[0], [in_folders[1]])
-        )
+        prefixes: list[str] = []
         found: dict[str, FolderBuilder] = {}
-        for page in pages:
-            names = {name_of(key) for key, _ in page} - found.keys()
+        for page in bucket.pages(source.prefix, folders=bucket.lists_folders):
+            prefixes += page.folders
+            names = {name_of(item.key) for item in page.objects} - found.keys()
             found |= {name: FolderBuilder(name, tally) for name in names}
-            for key, version in wanted(page):
+            for key, version in samples(page):
                 found[name_of(key)].append(key.encode(), version)
         folders = list_folders(folder, prefixes, tally, threads=_THREADS)
     return [*(builder.build() for builder in found.values()), *folders]
@@ -99,15 +97,15 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[
         SourceError: one is not there, may not be read, or has no version; or no answer came.
         ListingCancelledError: nobody wants them any more.
     """
-    with cloud_failures(source.url):
-        cloud = open_cloud(source.bucket, tally.allowed.http_hosts)
+    with source_failures(source.url):
+        cloud = open_bucket(source.bucket, tally.allowed.http_hosts)
 
     def some(begin: str) -> Folder:
         found = FolderBuilder("", tally, every=_ASKED_AT_A_TIME)
         for key in keys.slice(int(begin), min(int(begin) + _ASKED_AT_A_TIME, len(keys))):
             tally.check()
             full = f"{source.prefix}{key.decode()}"
-            with cloud_failures(f"{source.bucket}/{full}"):
+            with source_failures(f"{source.bucket}/{full}"):
                 found.append(full.encode(), cloud.head(full)[0].encode())
         return found.build()
 
@@ -120,8 +118,8 @@ def probe_cloud(source: Source, key: bytes, tally: Tally) -> None:
     """See that a source may be listed at all, or where there is no listing, that it has a key; errors as
     :func:`list_cloud`.
     """
-    with cloud_failures(source.url):
-        cloud = open_cloud(source.bucket, tally.allowed.http_hosts)
+    with source_failures(source.url):
+        cloud = open_bucket(source.bucket, tally.allowed.http_hosts)
         if source.is_web:
             cloud.head(f"{source.prefix}{key.decode()}")
         else:
@@ -135,10 +133,11 @@ def small_object(source: Source, name: str, limit_bytes: int) -> bytes | None:
     """
     if source.is_web:
         return None
-    with cloud_failures(source.url):
+    with source_failures(source.url):
         try:
-            return open_cloud(source.bucket).read(f"{source.prefix}{name}", end=limit_bytes + 1)
-        except CloudError as error:
+            found = open_bucket(source.bucket).read(f"{source.prefix}{name}", span=Span(0, limit_bytes + 1))
+            return bytes(found)
+        except ObjectError as error:
             if error.fault is Fault.MISSING:
                 return None
             if error.fault is Fault.CHANGED:  # an empty object has no first byte
@@ -149,16 +148,16 @@ def small_object(source: Source, name: str, limit_bytes: int) -> bytes | None:
 def read_object(bucket: str, key: str, what: str, before: Callable[[int], None], tally: Tally) -> bytes:
     """A whole object, which messages call ``what``; ``before`` is told its size first, and may refuse it."""
     tally.check()
-    with cloud_failures(what):
-        return open_cloud(bucket, tally.allowed.http_hosts).read(key, before=before)
+    with source_failures(what):
+        return bytes(open_bucket(bucket, tally.allowed.http_hosts).read(key, before=before))
 
 
 @contextmanager
-def cloud_failures(what: str) -> Iterator[None]:
+def source_failures(what: str) -> Iterator[None]:
     """Turn errors of clouds into ours, each with the name of the thing, the reason and a remedy."""
     try:
         yield
-    except CloudError as error:
+    except ObjectError as error:
         if error.fault is Fault.MISSING:
             raise SourceNotFoundError(f"{what} does not exist ({error}): check the name") from error
         if error.fault is Fault.REFUSED:

@@ -10,13 +10,13 @@ import os
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_wire.clouds import Fault, fault_of
 from superdl.super_wire.errors import (
     SourceBusyError,
     SourceError,
     SourceForbiddenError,
     SourceNotFoundError,
 )
+from superdl.super_wire.objects import Fault, fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

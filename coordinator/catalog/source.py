@@ -82,7 +82,7 @@ class Allowed:
     ``roots`` are the absolute real paths of the directories that ``file://`` sources and key lists must lie
     in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have. ``own_functions``
     says that functions run here, as this coordinator's user. ``http_hosts`` are the web servers that may be
-    read, each as ``https://host``; ``None``: see :func:`superdl.super_wire.clouds.open_cloud`.
+    read, each as ``https://host``; ``None``: see :func:`superdl.super_wire.objects.open_bucket`.
     """
 
     roots: tuple[str, ...] | None = None

@@ -9,7 +9,6 @@ from superdl.coordinator.store.opening import (
     StoreChoice,
     chosen_store,
     default_store,
-    open_store,
     read_only_reason,
 )
 from superdl.coordinator.store.room import StoredPack, to_prune
@@ -22,7 +21,6 @@ __all__ = [
     "StoredPack",
     "chosen_store",
     "default_store",
-    "open_store",
     "read_indexes",
     "read_only_reason",
     "read_segments",

@@ -12,11 +12,10 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from superdl.super_wire import store
 from superdl.super_wire.errors import StoreError, StoreFullError, StoreGoneError, StoreRefusedError
-from superdl.super_wire.store import default_directory, is_bucket, parse_store
+from superdl.super_wire.store import default_directory, is_bucket, open_store, parse_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +33,6 @@ __all__ = [
     "is_gone",
     "network_filesystem",
     "open_own",
-    "open_store",
     "read_only_reason",
 ]
 
@@ -62,21 +60,6 @@ class StoreChoice:
     address: str
     reason: str = ""
     by_default: bool = False
-
-
-def open_store(address: str, *, create: bool, read_only: bool = False) -> Store:
-    """Open the store at a normal address, whichever kind it is, with the coordinator's own client of S3.
-
-    Raises:
-        StoreError: it is not there, is no store, or does not answer.
-    """
-
-    def client() -> Any:
-        from superdl.coordinator.catalog.s3_client import make_s3_client  # boto3 is slow to import
-
-        return make_s3_client()
-
-    return store.open_store(address, create=create, read_only=read_only, s3_client=client)
 
 
 def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> Store:

@@ -6,9 +6,8 @@ docs/store-format.md describes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.store.base import PackInProgress, Store
 from superdl.super_wire.store.bucket import BucketStore
 from superdl.super_wire.store.directory import DirectoryStore
@@ -30,7 +29,7 @@ from superdl.super_wire.store.segment import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from superdl.super_wire.objects.s3 import Patience
 
 __all__ = [
     "IN_USE_S",
@@ -56,17 +55,17 @@ __all__ = [
 
 
 def open_store(
-    address: str, *, create: bool, read_only: bool = False, s3_client: Callable[[], Any] | None = None
+    address: str, *, create: bool, read_only: bool = False, patience: Patience | None = None
 ) -> Store:
-    """Open the store of a normal address (:func:`parse_store`); ``s3_client`` makes a client of boto3's.
+    """Open the store of a normal address (:func:`parse_store`); ``patience`` is for requests to S3.
 
     Raises:
         StoreError: as :meth:`DirectoryStore.open` and :meth:`BucketStore.open`.
-        ConfigError: it is an S3 prefix, and who opens it has no client of S3.
     """
     if not is_bucket(address):
         return DirectoryStore.open(address, create=create, read_only=read_only)
-    if s3_client is None:
-        raise ConfigError(f"{address}: only a directory can be read here")
-    bucket, prefix = bucket_and_prefix(address)
-    return BucketStore.open(s3_client(), bucket, prefix, create=create, read_only=read_only)
+    from superdl.super_wire.objects.s3 import Patience, open_s3
+
+    name, prefix = bucket_and_prefix(address)
+    bucket = open_s3(name, patience or Patience())
+    return BucketStore.open(bucket, prefix, create=create, read_only=read_only)

@@ -48,7 +48,7 @@ def check_store(case: Case) -> Finding:
 
 
 def _of_this_machine(address: str) -> Finding:
-    from superdl.coordinator.store import open_store
+    from superdl.super_wire.store import open_store
 
     try:
         return _judged(open_store(address, create=False))
@@ -62,7 +62,7 @@ def _of_this_machine(address: str) -> Finding:
 
 def _of_the_coordinator(address: str) -> Finding:
     """What a reader here has of the store that the coordinator tells of."""
-    from superdl.coordinator.store import open_store
+    from superdl.super_wire.store import open_store
 
     if not address:
         return skipped("the coordinator has none", "start it with --store to decode once (docs/store.md)")

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.super_wire.clouds import open_cloud
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.objects import Span, open_bucket
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Shards:
 
         ``ShardError`` if it cannot be read, or has another version by now.
         """
-        from superdl.lambda_prefetch.sources import SampleFailedError, Span
+        from superdl.lambda_prefetch.sources import SampleFailedError
 
         if self._stop.is_set():
             raise CancelledError
@@ -155,9 +155,9 @@ class Shards:
 
     def close(self) -> None:
         """Close connections."""
-        from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
+        from superdl.super_wire.objects.s3 import close_connections
 
-        close_lean_clients()
+        close_connections()
         if self._client is not None:
             self._client.close()
 
@@ -168,7 +168,7 @@ class Shards:
 
     def _head(self, url: str, name: str) -> tuple[str, int]:
         """Return version and size of an object."""
-        from superdl.coordinator.catalog.listing_cloud import cloud_failures
+        from superdl.coordinator.catalog.listing_cloud import source_failures
         from superdl.coordinator.catalog.listing_file import file_version
         from superdl.coordinator.catalog.s3_client import s3_failures
 
@@ -179,8 +179,8 @@ class Shards:
                 raise SourceError(f"{url} cannot be read: {error.strerror or error}") from error
             return file_version(status).decode(), status.st_size
         if self._client is None:
-            with cloud_failures(url):
-                return open_cloud(self.place.bucket).head(name)
+            with source_failures(url):
+                return open_bucket(self.place.bucket).head(name)
         with s3_failures(url):
             head = self._client.head_object(Bucket=self.place.bucket_name, Key=name)
         return str(head.get("ETag", "")).strip('"'), int(head["ContentLength"])

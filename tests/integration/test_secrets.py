@@ -90,7 +90,6 @@ def ended_coordinators(environments: list[dict[str, str]]) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("s3_client", ["auto", pytest.param("boto3", marks=pytest.mark.slow)])
 def test_no_secret_is_told_whatever_goes_wrong(
     object_store: ObjectStore,
     valkey: Valkey,
@@ -99,7 +98,6 @@ def test_no_secret_is_told_whatever_goes_wrong(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
-    s3_client: str,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     images = write_images(object_store.directory / "photos", 16)
@@ -108,7 +106,6 @@ def test_no_secret_is_told_whatever_goes_wrong(
     pair = certificates.server
     for name, value in {
         "AWS_SESSION_TOKEN": SESSION,
-        "SUPER_S3_CLIENT": s3_client,
         "SUPER_LOG_LEVEL": "DEBUG",
         "SUPER_CACHE_PASSWORD": PASSWORD,
         "SUPER_TOKEN": TOKEN,
@@ -143,9 +140,8 @@ def test_no_secret_is_told_whatever_goes_wrong(
             changed.setenv("SUPER_CACHE_PASSWORD", WRONG["password"])
             main(["doctor", "s3://photos", "--cache", valkey.url])
         stacks[0].close_coordinator()
-        if s3_client == "boto3":  # the slow one
-            _run_without_permission(stacks[1], everything)
-            everything.hear(*ended_coordinators(wrong))
+        _run_without_permission(stacks[1], everything)
+        everything.hear(*ended_coordinators(wrong))
     finally:
         for stack in stacks:
             everything.hear(stack.log.read_text() if stack.log.exists() else "")

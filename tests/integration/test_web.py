@@ -18,12 +18,12 @@ from superdl.coordinator.catalog import list_source
 from superdl.coordinator.server.settings import Settings, allowed_to_listings, executor_context
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError, Span
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
-from superdl.super_wire.clouds import web
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.objects import Span, web
 from superdl.super_wire.request import Outcome
 from tests.fixtures.images import CLASSES, SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack

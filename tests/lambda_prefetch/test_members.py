@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superdl.lambda_prefetch.bucket_source import BucketSource
 from superdl.lambda_prefetch.members import MAX_GAP_BYTES, ranges_of
-from superdl.lambda_prefetch.s3_source import S3Source
 from superdl.lambda_prefetch.sources import FileSource
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.recipe import Recipe
@@ -242,8 +242,8 @@ def test_what_cannot_be_unpacked_is_a_tombstone_that_names_object_and_member(tmp
         run(replace(member_request("file:///x", zip_file, valkey.unix_url), members=("x",) * 8))
 
 
-@pytest.fixture(params=["lean", "boto3"])
-def server_source(request, monkeypatch):
+@pytest.fixture
+def server_source(monkeypatch):
     """Makes the source of a server that answers as it is told."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "not looked at")
@@ -252,8 +252,8 @@ def server_source(request, monkeypatch):
 
         def start(answer):
             server = ending.enter_context(contextlib.closing(LoopbackServer(answer)))
-            url = f"http://127.0.0.1:{server.port}"
-            return S3Source("data", endpoint_url=url, lean=request.param == "lean")
+            monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+            return BucketSource("s3://data")
 
         yield start
 

@@ -207,7 +207,7 @@ def test_s3_that_gives_no_records(valkey, s3_store, tmp_path, spoil_s3, status, 
     written = write(tmp_path, valkey, s3_store)
     asked = spoil_s3(status, code)
     assert_nothing_restored(restore(written, (0, 1) * 3 + (0,)), code or f"{s3_store.address}/packs/")
-    assert 2 <= len(asked) <= 1 + 2 * 2
+    assert 2 <= len(asked) <= 1 + 2 * 3  # a kept connection that was closed is one more
 
 
 def test_a_pack_that_s3_refuses_is_taken_for_gone(valkey, s3_store, tmp_path, spoil_s3):

@@ -31,7 +31,7 @@ def test_lists_switches_and_paths_are_read_as_they_are_meant(tmp_path):
     ("name", "value"),
     [
         *(("SUPER_FETCH_THREADS", value) for value in ("many", "65", "-1")),
-        *(("SUPER_S3_CLIENT", "curl"), ("SUPER_DECODERS", "65"), ("SUPER_FETCH_BYTES", "1000")),
+        *(("SUPER_DECODERS", "65"), ("SUPER_FETCH_BYTES", "1000")),
         *(("SUPER_PUSH_BYTES", "1e9"), ("SUPER_LOG_LEVEL", "loud"), ("SUPER_STORE_READ_ONLY", "maybe")),
         *(("SUPER_STORE", value) for value in ("gs://bucket/packs", "s3://", "s3://b/../c", "/a\0b")),
     ],

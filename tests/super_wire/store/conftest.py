@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from superdl.coordinator.catalog.s3_client import make_s3_client
+from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.store import bucket_and_prefix, is_bucket, open_store, parse_store
 from tests.fixtures.object_store import serve_objects
 
@@ -40,19 +40,9 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def opened(address: str) -> Iterator[Callable[..., Store]]:
-    """Opens the store at ``address``; clients of S3 end with the test."""
-    clients: list[Any] = []
-
-    def client() -> Any:
-        clients.append(make_s3_client())
-        return clients[-1]
-
-    yield lambda *, create=True, read_only=False: open_store(
-        address, create=create, read_only=read_only, s3_client=client
-    )
-    for made in clients:
-        made.close()
+def opened(address: str) -> Callable[..., Store]:
+    """Opens the store at ``address``."""
+    return lambda *, create=True, read_only=False: open_store(address, create=create, read_only=read_only)
 
 
 @dataclass(frozen=True)
@@ -60,12 +50,11 @@ class Putter:
     """Called, it puts somebody's file where a store is or may be."""
 
     address: str
-    client: Any
 
     def __call__(self, name: str, data: bytes) -> None:
         if is_bucket(self.address):
             bucket, prefix = bucket_and_prefix(self.address)
-            self.client.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=data)
+            open_bucket(f"s3://{bucket}").put(f"{prefix}/{name}", data)
             return
         path = Path(self.address, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,12 +65,9 @@ class Putter:
         if not is_bucket(self.address):
             return Path(self.address, name).read_bytes()
         bucket, prefix = bucket_and_prefix(self.address)
-        return self.client.get_object(Bucket=bucket, Key=f"{prefix}/{name}")["Body"].read()
+        return bytes(open_bucket(f"s3://{bucket}").read(f"{prefix}/{name}"))
 
 
 @pytest.fixture
-def put(address: str) -> Iterator[Putter]:
-    client = make_s3_client() if is_bucket(address) else None
-    yield Putter(address, client)
-    if client is not None:
-        client.close()
+def put(address: str) -> Putter:
+    return Putter(address)

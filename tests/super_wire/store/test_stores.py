@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from superdl.super_wire.errors import (
-    ConfigError,
     RecordError,
     StoreError,
     StoreFormatError,
@@ -237,11 +236,10 @@ def test_nothing_is_written_where_only_reading_was_asked_for(opened):
 
 WRITER = """
 import json, sys
-from superdl.coordinator.catalog.s3_client import make_s3_client
 from superdl.super_wire.store import open_store, pack_segment
 from tests.super_wire.store.packing import META, fill, pack_bytes, records, segment_of
 address, seed = sys.argv[1], int(sys.argv[2])
-store = open_store(address, create=True, s3_client=make_s3_client)
+store = open_store(address, create=True)
 packs = {}
 for number in range(12):
     with store.begin_pack(META) as pack:
@@ -317,8 +315,6 @@ def test_what_is_marked_otherwise_is_no_store(opened, put, mark):
     assert put.held("store.json") == mark
 
 
-def test_a_prefix_needs_a_client():
-    with pytest.raises(ConfigError, match="only a directory"):
-        open_store("s3://bucket/x", create=False)
+def test_a_directory_that_is_not_there():
     with pytest.raises(StoreError):
         open_store("/nowhere/at/all", create=False)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from superdl.index import Choices, build_index
-from superdl.lambda_prefetch.s3_source import S3Source
+from superdl.lambda_prefetch.bucket_source import BucketSource
 from superdl.lambda_prefetch.sources import FileSource
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
@@ -154,13 +154,13 @@ def test_a_bucket_gives_what_a_directory_does_by_few_requests(object_store, sour
     source.rename(bucket / "train")
     tar_of(bucket / "train" / "large.tar", {f"x/{place}.jpg": bytes(3_000_000 + place) for place in range(4)})
     fetched = []
-    read = S3Source.read
+    read = BucketSource.read
 
     def counted(self, key, version, *, span, **how):
         fetched.append((key.removeprefix("train/"), span.size_bytes))
         return read(self, key, version, span=span, **how)
 
-    monkeypatch.setattr(S3Source, "read", counted)
+    monkeypatch.setattr(BucketSource, "read", counted)
     rows = index(bucket / "train", tmp_path / "local.jsonl")
     found = index("s3://data/train", tmp_path / "list.jsonl")
     versions = {row.pop("version") for row in found}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from superdl.lambda_prefetch.caches import close_idle_connections
-from superdl.lambda_prefetch.s3_lean_client import close_lean_clients
+from superdl.super_wire.objects.s3 import close_connections
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import write_images
 from tests.fixtures.valkey import valkey
@@ -41,7 +41,7 @@ def _a_home_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-of-the-user"))
     yield
     close_idle_connections()
-    close_lean_clients()
+    close_connections()
 
 
 @pytest.fixture

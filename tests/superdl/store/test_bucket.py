@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-import boto3
 import pytest
 
 from superdl.main import main
-from superdl.super_wire.store.bucket import BucketStore
+from superdl.super_wire.store import open_store
 from tests.fixtures.images import write_images
 from tests.superdl.store.filled import asked, fill
 
@@ -16,8 +15,7 @@ from tests.superdl.store.filled import asked, fill
 @pytest.mark.slow
 def test_a_store_in_s3(object_store, tmp_path, valkey, monkeypatch, capsys):
     (object_store.directory / "data").mkdir()
-    client = boto3.session.Session().client("s3", endpoint_url=object_store.url, region_name="us-east-1")
-    store = BucketStore.open(client, "data", "kept/here", create=True)
+    store = open_store("s3://data/kept/here", create=True)
     (object_store.directory / "data" / "kept" / "theirs.txt").write_text("mine")
     images = write_images(tmp_path / "images", 20)
     answers = fill(monkeypatch, "s3://data/kept/here", images, valkey.unix_url)

@@ -1,54 +1,35 @@
-"""One kept HTTP/1.1 connection that fetches objects, and the signed requests that go over it.
+"""One kept HTTP/1.1 connection that fetches objects.
 
 It knows the answers that are common, ``200`` and for a span ``206`` with a length and an ETag, and raises
 everything else as :class:`UnusualAnswerError`; the connection is then of no further use. A GET costs 12
-microseconds of CPU, 60 with a body of 110 KB, where boto3 takes 700 to 900. Requests have AWS Signature
-Version 4. What all signatures of one second share is made once, so that one takes 4 microseconds.
+microseconds of CPU, 60 with a body of 110 KB, where boto3 takes 700 to 900.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import socket
 import struct
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from urllib.parse import quote
+from typing import TYPE_CHECKING, NamedTuple
 
-from superdl.lambda_prefetch.sources import SampleFailedError
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.objects.base import ATTEMPTS, Fault, ObjectError
 
 if TYPE_CHECKING:
     import ssl
 
-    from botocore.credentials import Credentials
-
-    from superdl.lambda_prefetch.sources import Span
+    from superdl.super_wire.objects.base import Span
 
 __all__ = [
-    "CONNECT_TIMEOUT_S",
-    "READ_TIMEOUT_S",
     "Head",
+    "Patience",
     "S3Connection",
-    "Signer",
     "UnreachableError",
     "UnusualAnswerError",
     "check_range",
-    "object_path",
-    "range_of",
 ]
 
-CONNECT_TIMEOUT_S = 8.0
-"""For all addresses of a server together: S3 has eight, and where no way leads to one, none leads to any."""
-
-_ADDRESS_TIMEOUT_S = 2.0  # at least, while there is time
-READ_TIMEOUT_S = 20.0
-"""How long one receive may wait."""
-
-_TIMEVAL = struct.pack("ll", int(READ_TIMEOUT_S), 0)
 _SLOWEST_BYTES_PER_S = 256 * 1024  # a body that comes more slowly, in all, is given up
 _FIRST_RECEIVE_BYTES = 16 * 1024  # the head, and all of a small object
 _MAX_HEAD_BYTES = 64 * 1024
@@ -62,8 +43,20 @@ _FIELD = re.compile(
     re.IGNORECASE,
 )
 
-_NO_BODY = hashlib.sha256(b"").hexdigest()
-_PATH_SAFE = "/~"  # what S3 leaves as it is in a key, beside letters, digits and _.-
+
+class Patience(NamedTuple):
+    """How long an answer is waited for, in seconds, and how often one request is made.
+
+    ``connect_s`` is for all addresses of a server together: S3 has eight, and where no way leads to one, none
+    leads to any. Each gets ``address_s`` at least, while there is time. ``silence_s`` is for one receive.
+    The pause between ``attempts`` is ``pause_s`` at first, and doubles each time.
+    """
+
+    connect_s: float = 8.0
+    address_s: float = 2.0
+    silence_s: float = 20.0
+    attempts: int = ATTEMPTS
+    pause_s: float = 0.2
 
 
 class UnreachableError(OSError):
@@ -99,21 +92,29 @@ class S3Connection:
         OSError: the connection is refused, the name unknown, or the certificate is not trusted.
     """
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None,
+        patience: Patience = Patience(),  # noqa: B008  # frozen
+    ) -> None:
         self.used = False
-        connected = _connected(host, port)
+        self._silence_s = patience.silence_s
+        connected = _connected(host, port, patience)
         try:
-            connected.settimeout(CONNECT_TIMEOUT_S)  # for the TLS handshake
+            connected.settimeout(patience.connect_s)  # for the TLS handshake
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
             if tls is None:
                 # The system's own time limits: Python's cost a poll() before each operation.
                 self._socket.settimeout(None)
+                interval = struct.pack("ll", *divmod(int(patience.silence_s * 10**6), 10**6))
                 for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                    self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
+                    self._socket.setsockopt(socket.SOL_SOCKET, option, interval)
             else:
                 # A blocking TLS socket asks again, for ever, when the system's limit ends a receive.
-                self._socket.settimeout(READ_TIMEOUT_S)
+                self._socket.settimeout(patience.silence_s)
             # The system waits for the rest of a body, in one call; TLS has no such wait.
             self._wait_for_all = socket.MSG_WAITALL if tls is None else 0
         except BaseException:
@@ -161,7 +162,7 @@ class S3Connection:
         have, size = len(head.begun), head.size_bytes
         if have == size:
             return head.begun
-        deadline_s = time.monotonic() + READ_TIMEOUT_S + size / _SLOWEST_BYTES_PER_S
+        deadline_s = time.monotonic() + self._silence_s + size / _SLOWEST_BYTES_PER_S
         data = bytearray(size)
         data[:have] = head.begun
         with memoryview(data) as view:
@@ -177,9 +178,9 @@ class S3Connection:
         return data
 
 
-def _connected(host: str, port: int) -> socket.socket:
+def _connected(host: str, port: int, patience: Patience) -> socket.socket:
     """A connection to the first address that takes it."""
-    until_s, error = time.monotonic() + CONNECT_TIMEOUT_S, OSError(f"{host} has no address")
+    until_s, error = time.monotonic() + patience.connect_s, OSError(f"{host} has no address")
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
         left_s = until_s - time.monotonic()
@@ -187,7 +188,8 @@ def _connected(host: str, port: int) -> socket.socket:
             break
         connecting = socket.socket(family, kind, protocol)
         try:
-            connecting.settimeout(min(left_s, max(_ADDRESS_TIMEOUT_S, left_s / (len(addresses) - number))))
+            share_s = max(patience.address_s, left_s / (len(addresses) - number))
+            connecting.settimeout(min(left_s, share_s))
             connecting.connect(address)
         except OSError as failed:
             connecting.close()
@@ -196,7 +198,8 @@ def _connected(host: str, port: int) -> socket.socket:
             return connecting
     if isinstance(error, TimeoutError):
         raise UnreachableError(
-            f"none of {len(addresses)} addresses of {host} took a connection within {CONNECT_TIMEOUT_S:.0f} s"
+            f"none of {len(addresses)} addresses of {host} took a connection within "
+            f"{patience.connect_s:.0f} s"
         ) from error
     raise error
 
@@ -221,93 +224,13 @@ def _parse(received: bytes, end: int, ordinary: bytes) -> Head:
     return Head(int(size), etag.decode("latin-1").strip('" '), keeps, begun, content_range)
 
 
-def range_of(span: Span) -> str:
-    """The value of the header that asks for a span."""
-    return f"bytes={span.begin}" if span.begin < 0 else f"bytes={span.begin}-{span.end - 1}"
-
-
 def check_range(told: str, size_bytes: int, span: Span) -> None:
     """Refuse bytes that are not those of a span, cut off at most where the object ends."""
     found = _CONTENT_RANGE.fullmatch(told)
     first, last, total = map(int, found.groups()) if found else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
-        raise SampleFailedError(
-            Outcome.SOURCE_ERROR,
-            f"asked for {range_of(span)}, the server gave {size_bytes} bytes and called them "
-            f"{told[:60]!r}: members of objects need a server that answers ranges",
+        raise ObjectError(
+            Fault.FAILED,
+            f"asked for {span.header}, the server gave {size_bytes} bytes and called them {told[:60]!r}: it "
+            "does not answer ranges",
         )
-
-
-def object_path(prefix: str, key: str) -> str:
-    """The path of an object's URL, percent-encoded as S3 signs it: once, slashes kept, nothing normalised."""
-    return f"{prefix}/{quote(key, safe=_PATH_SAFE)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """What all signatures of one second share."""
-
-    second: int
-    date: str
-    scope: str
-    key: bytes
-    access_key: str
-    token: str
-
-
-class Signer:
-    """Makes whole signed requests; threads may share it.
-
-    Args:
-        credentials: botocore's; they are asked once a second, and refresh themselves when asked.
-        region: AWS's name of the region, as ``us-east-1``.
-        host: the value of the Host header, with the port if it is not the scheme's own.
-    """
-
-    def __init__(self, credentials: Credentials, *, region: str, host: str) -> None:
-        self._credentials = credentials
-        self._region = region
-        self._host = host
-        self._moment: _Moment | None = None
-
-    def get(self, path: str, etag: str, span: Span | None = None) -> bytes:
-        """The request for an object in one version, or a span of it; ``etag`` is without its quotes.
-
-        Raises:
-            BotoCoreError: credentials could not be refreshed.
-        """
-        now = self._now()
-        token_line, token_name = "", ""
-        if now.token:
-            token_line, token_name = f"x-amz-security-token:{now.token}\n", ";x-amz-security-token"
-        range_line, range_name = (f"range:{range_of(span)}\n", "range;") if span else ("", "")
-        signed_lines = (
-            f'host:{self._host}\nif-match:"{etag}"\n{range_line}x-amz-content-sha256:{_NO_BODY}\n'
-            f"x-amz-date:{now.date}\n{token_line}"
-        )
-        names = f"host;if-match;{range_name}x-amz-content-sha256;x-amz-date{token_name}"
-        canonical = f"GET\n{path}\n\n{signed_lines}\n{names}\n{_NO_BODY}"
-        digest = hashlib.sha256(canonical.encode()).hexdigest()
-        to_sign = f"AWS4-HMAC-SHA256\n{now.date}\n{now.scope}\n{digest}"
-        signature = hmac.digest(now.key, to_sign.encode(), "sha256").hex()
-        # The lines that are signed are lines of the request as well: HTTP does not mind a name's case.
-        return (
-            f"GET {path} HTTP/1.1\n{signed_lines}"
-            f"authorization:AWS4-HMAC-SHA256 Credential={now.access_key}/{now.scope}, "
-            f"SignedHeaders={names}, Signature={signature}\n\n"
-        ).replace("\n", "\r\n").encode()  # fmt: skip
-
-    def _now(self) -> _Moment:
-        second, moment = int(time.time()), self._moment
-        if moment is not None and moment.second == second:
-            return moment
-        found = self._credentials.get_frozen_credentials()
-        date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
-        day = date[:8]
-        key = f"AWS4{found.secret_key}".encode()
-        for word in (day, self._region, "s3", "aws4_request"):
-            key = hmac.digest(key, word.encode(), "sha256")
-        scope = f"{day}/{self._region}/s3/aws4_request"
-        moment = _Moment(second, date, scope, key, found.access_key or "", found.token or "")
-        self._moment = moment  # two threads may both make it, and equal
-        return moment

@@ -12,15 +12,25 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from superdl.super_wire.clouds.base import ATTEMPTS, CloudError, Fault, fault_of
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.objects.base import (
+    ATTEMPTS,
+    Bucket,
+    Fault,
+    Listed,
+    ObjectError,
+    Page,
+    Span,
+    check_version,
+    fault_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.super_wire.clouds.base import Page
+    from superdl.super_wire.objects.base import Pending
 
-__all__ = ["open_bucket"]
+__all__ = ["open_cloud"]
 
 _CLIENT = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "300s"}
 _RETRIES = {
@@ -49,21 +59,22 @@ _NO_ANSWER = ("HTTP error: ", "error decoding response body")  # obstore's words
 _WORDS = 300
 
 
-def open_bucket(bucket: str) -> _Bucket:
-    """This process's client of ``gs://name`` or ``az://container``; errors as those of ``open_cloud``."""
+def open_cloud(bucket: str) -> _Cloud:
+    """This process's client of ``gs://name`` or ``az://container``; errors as those of ``open_bucket``."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(_OURS))
     return _opened(bucket, os.getpid(), settings)
 
 
 @lru_cache(maxsize=16)
-def _opened(bucket: str, _process: int, _settings: frozenset[tuple[str, str]]) -> _Bucket:
-    return _Bucket(bucket)
+def _opened(bucket: str, _process: int, _settings: frozenset[tuple[str, str]]) -> _Cloud:
+    return _Cloud(bucket)
 
 
-class _Bucket:
-    """One bucket; see :class:`superdl.super_wire.clouds.Cloud`."""
+class _Cloud(Bucket):
+    """One bucket."""
 
     def __init__(self, bucket: str) -> None:
+        self.name = bucket
         self._scheme, _, name = bucket.partition("://")
         try:
             import obstore
@@ -94,24 +105,21 @@ class _Bucket:
         key: str,
         *,
         version: str = "",
-        begin: int = 0,
-        end: int | None = None,
+        span: Span | None = None,
         before: Callable[[int], None] = lambda _: None,
+        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
     ) -> bytes:
         """The bytes of an object, or of a span of it."""
-        if begin < 0 and not self._suffixes:
-            end = self.head(key)[1]
-            begin = max(end + begin, 0)
+        if span is not None and span.begin < 0 and not self._suffixes:
+            span = span.within(self.head(key)[1])
         options: dict[str, Any] = {"if_match": f'"{version}"'} if version else {}
-        if begin < 0:
-            options["range"] = {"suffix": -begin}
-        elif end is not None:
-            options["range"] = (begin, end)
+        if span is not None:
+            options["range"] = {"suffix": -span.begin} if span.begin < 0 else tuple(span)
         with self._failures():
             answer = self._obstore.get(self._store, key, options=options)
             found, (first, last) = _version(answer.meta), answer.range
-        if version and found != version:  # not every server heeds If-Match
-            raise CloudError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
+        if version:
+            check_version(found, version)  # not every server heeds If-Match
         before(last - first)
         with self._failures():
             data: bytes = answer.bytes().to_bytes()
@@ -123,18 +131,16 @@ class _Bucket:
             meta = self._obstore.head(self._store, key)
         return _version(meta), int(meta["size"])
 
-    def pages(self, prefix: str) -> Iterator[Page]:
-        """All objects below a prefix."""
+    def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
+        """All objects below a prefix, or those in it with the folders in it."""
         with self._failures():
+            if folders:
+                found = self._obstore.list_with_delimiter(self._store, prefix=prefix or None)
+                names = [f"{folder}/" for folder in found["common_prefixes"]]
+                yield Page(list(map(_listed, found["objects"])), names)
+                return
             for page in self._obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
-                yield [(meta["path"], _version(meta)) for meta in page]
-
-    def folder(self, prefix: str) -> tuple[list[str], Page]:
-        """The prefixes of folders in a prefix, and the objects in it."""
-        with self._failures():
-            found = self._obstore.list_with_delimiter(self._store, prefix=prefix or None)
-        objects = [(meta["path"], _version(meta)) for meta in found["objects"]]
-        return [f"{folder}/" for folder in found["common_prefixes"]], objects
+                yield Page(list(map(_listed, page)))
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -152,7 +158,11 @@ class _Bucket:
             if not status and any(words in str(error) for words in _NO_ANSWER):
                 fault = Fault.UNAVAILABLE
             remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
-            raise CloudError(fault, f"{said}{remedy}") from error
+            raise ObjectError(fault, f"{said}{remedy}") from error
+
+
+def _listed(meta: Any) -> Listed:
+    return Listed(meta["path"], _version(meta), int(meta["size"]))
 
 
 def _version(meta: Any) -> str:

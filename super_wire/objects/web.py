@@ -17,25 +17,26 @@ from functools import lru_cache
 from http.client import responses
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import urllib3
 
-from superdl.super_wire.clouds.base import ATTEMPTS, CloudError, Fault, fault_of
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.objects.base import ATTEMPTS, Bucket, Fault, ObjectError, check_version, fault_of
+from superdl.super_wire.objects.http import pool_manager, proxy_of
 from superdl.super_wire.source_url import WEB_BUCKET, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import NoReturn
 
+    from superdl.super_wire.objects.base import Pending, Span
+
 __all__ = ["Answer", "Site", "answered", "checked_path", "may_read", "range_header", "server_of"]
 
 _OK, _PARTIAL = 200, 206
 _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
 _PAUSE_S = 0.1  # doubled for each attempt
-_CONNECTIONS = 32
 _REDIRECTS = 5
 _BRIEF_BYTES = 2**16  # of an answer that nobody wants; received, so that its connection can be used again
 _VERSION_BYTES = 200
@@ -52,15 +53,15 @@ def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
     return match is not None and (match[1] == "https" or is_loopback(match[2]))
 
 
-class Site:
-    """One web server; see :class:`superdl.super_wire.clouds.Cloud`.
+class Site(Bucket):
+    """One web server.
 
     An object's version is its ETag; where the server gives none, its size and time of change (a second's
     worth: a server that gives ETags is safer).
     """
 
     def __init__(self, bucket: str, hosts: tuple[str, ...] | None) -> None:
-        self._bucket, self._hosts = bucket, hosts
+        self.name, self._hosts = bucket, hosts
         self._check(bucket, "")
 
     def read(
@@ -68,30 +69,28 @@ class Site:
         key: str,
         *,
         version: str = "",
-        begin: int = 0,
-        end: int | None = None,
+        span: Span | None = None,
         before: Callable[[int], None] = lambda _: None,
+        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
     ) -> bytes:
         """The bytes of an object, or of a span of it."""
-        with self._answered("GET", key, range_header(begin, end)) as answer:
-            if version and (found := _version(answer)) != version:
-                raise CloudError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
-            return answer.content(begin, end, before)
+        with self._answered("GET", key, range_header(span)) as answer:
+            if version:
+                check_version(_version(answer), version)
+            return answer.content(span, before)
 
     def head(self, key: str) -> tuple[str, int]:
         """Version and size of an object."""
         with self._answered("HEAD", key, {}) as answer:
             return _version(answer), answer.size
 
-    def pages(self, prefix: str) -> NoReturn:
+    def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
         """``ConfigError``: there is no listing."""
-        raise ConfigError(f"{self._bucket}/{prefix}: {_NO_LISTING}")
-
-    folder = pages
+        raise ConfigError(f"{self.name}/{prefix}: {_NO_LISTING}")
 
     @contextmanager
     def _answered(self, method: str, key: str, headers: Mapping[str, str]) -> Iterator[Answer]:
-        url = f"{self._bucket}/{checked_path(key)}"
+        url = f"{self.name}/{checked_path(key)}"
         with answered(method, url, headers, self._may_follow) as answer:
             if not answer.good:
                 raise answer.failure()
@@ -99,15 +98,15 @@ class Site:
 
     def _may_follow(self, url: str) -> bool:
         server = server_of(url)
-        if self._bucket.startswith("https:") and not server.startswith("https:"):
-            raise CloudError(Fault.REFUSED, f"it is redirected to {server}, away from TLS")
+        if self.name.startswith("https:") and not server.startswith("https:"):
+            raise ObjectError(Fault.REFUSED, f"it is redirected to {server}, away from TLS")
         self._check(server, "it is redirected to ")
         return True
 
     def _check(self, server: str, words: str) -> None:
         if not may_read(server, self._hosts):
             why = "has no TLS, and is none" if self._hosts is None else "is none"
-            raise CloudError(
+            raise ObjectError(
                 Fault.REFUSED, f"{words}{server}, which {why} of the servers in http_hosts (SUPER_HTTP_HOSTS)"
             )
 
@@ -133,63 +132,59 @@ class Answer(NamedTuple):
         return int(found[3]) if found else self.number("Content-Length")
 
     def number(self, header: str) -> int:
-        """The size that a header tells; ``CloudError`` if it tells none."""
+        """The size that a header tells; ``ObjectError`` if it tells none."""
         text = self.headers.get(header, "")
         if not re.fullmatch("[0-9]{1,18}", text):
-            raise CloudError(Fault.FAILED, f"the server tells no size, but {header}: {text[:_SHOWN]!r}")
+            raise ObjectError(Fault.FAILED, f"the server tells no size, but {header}: {text[:_SHOWN]!r}")
         return int(text)
 
     def etag(self, header: str = "ETag") -> str:
         """The ETag, without its quotes; a weak one is taken for a strong one."""
         return self.headers.get(header, "").removeprefix("W/").strip('"')
 
-    def failure(self, remedy: str = "") -> CloudError:
+    def failure(self, remedy: str = "") -> ObjectError:
         """The error for what brings no object."""
         said = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
-        return CloudError(fault_of(self.status), said + remedy)
+        return ObjectError(fault_of(self.status), said + remedy)
 
-    def content(self, begin: int, end: int | None, before: Callable[[int], None]) -> bytes:
-        """The bytes of the span that was asked for; ``before`` as in ``Cloud.read``."""
+    def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
+        """The bytes of the span that was requested; ``before`` as in ``Bucket.read``."""
         size = self.number("Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
-            raise CloudError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
-        ranged = bool(range_header(begin, end))
-        if ranged is not (self.status == _PARTIAL):
-            raise CloudError(Fault.FAILED, "the server gives no spans of objects: it heeds no Range")
-        if ranged:
+            raise ObjectError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
+        if (span is not None) is not (self.status == _PARTIAL):
+            raise ObjectError(Fault.FAILED, "the server gives no spans of objects: it heeds no Range")
+        if span is not None:
             found = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
             first, last, whole = map(int, found.groups()) if found else (-1, -1, 0)
-            start = max(whole + begin, 0) if begin < 0 else begin
-            stop = whole if begin < 0 or end is None else min(end, whole)
-            if (first, last + 1, size) != (start, stop, stop - start):
-                raise CloudError(Fault.FAILED, "another span came than was asked for")
+            right = span.within(whole)
+            if (first, last + 1) != right or size != right.size_bytes:
+                raise ObjectError(Fault.FAILED, "another span came than was asked for")
         before(size)
         if len(data := self.read()) != size:
-            raise CloudError(Fault.FAILED, f"{len(data)} of its {size} bytes came")
+            raise ObjectError(Fault.FAILED, f"{len(data)} of its {size} bytes came")
         return data
 
 
 def server_of(url: str) -> str:
-    """The server in a URL, as ``https://host``; ``CloudError`` if it is no URL."""
+    """The server in a URL, as ``https://host``; ``ObjectError`` if it is no URL."""
     try:
         parts = urlsplit(url)
         return split_url(f"{parts.scheme}://{parts.netloc}", "a redirect")[0]
     except (ValueError, ConfigError) as error:
-        raise CloudError(Fault.FAILED, f"it is redirected to what is no URL: {error}") from error
+        raise ObjectError(Fault.FAILED, f"it is redirected to what is no URL: {error}") from error
 
 
 def checked_path(key: str) -> str:
-    """A key as the path of a URL; ``CloudError`` if a server could take it for another."""
+    """A key as the path of a URL; ``ObjectError`` if a server could take it for another."""
     if not {"", ".", ".."}.isdisjoint(key.split("/")):
-        raise CloudError(Fault.REFUSED, "its key is no path: it has an empty part, '.' or '..'")
+        raise ObjectError(Fault.REFUSED, "its key is no path: it has an empty part, '.' or '..'")
     return quote(key)
 
 
-def range_header(begin: int, end: int | None) -> dict[str, str]:
-    """What asks for a span; nothing for all."""
-    if begin < 0:
-        return {"Range": f"bytes={begin}"}
-    return {} if end is None and not begin else {"Range": f"bytes={begin}-{'' if end is None else end - 1}"}
+def range_header(span: Span | None) -> dict[str, str]:
+    """The header that requests a span; none for all."""
+    return {} if span is None else {"Range": span.header}
 
 
 @contextmanager
@@ -199,7 +194,7 @@ def answered(
     """The answer to a request, whose body is still to be read.
 
     ``follow`` says of the URL of each redirect whether it is followed, with the same headers; one that is not
-    is the answer. A failure of the connection, in the block too, is a ``CloudError``.
+    is the answer. A failure of the connection, in the block too, is a ``ObjectError``.
     """
     # No compression: ranges and lengths are of the bytes that are stored.
     sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}
@@ -219,8 +214,8 @@ def answered(
         why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # what follows may be a signature
         lasting = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
         fault = Fault.FAILED if lasting else Fault.UNAVAILABLE
-        raise CloudError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
-    raise CloudError(Fault.FAILED, f"more than {_REDIRECTS} redirects lead to it")
+        raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
+    raise ObjectError(Fault.FAILED, f"more than {_REDIRECTS} redirects lead to it")
 
 
 def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
@@ -229,7 +224,9 @@ def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
     options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            response = _pool_for(url).request(method, url, headers=headers, decode_content=False, **options)
+            response = _pool(os.getpid(), proxy_of(url)).request(
+                method, url, headers=headers, decode_content=False, **options
+            )
             if fault_of(response.status) is not Fault.UNAVAILABLE or attempt == ATTEMPTS:
                 return response
             response.close()
@@ -240,23 +237,14 @@ def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
     raise AssertionError  # the last attempt returns or raises
 
 
-def _pool_for(url: str) -> urllib3.PoolManager:
-    """This process's connections, by the proxy that its environment names."""
-    parts = urlsplit(url)
-    straight = is_loopback(parts.hostname or "") or proxy_bypass_environment(parts.netloc)
-    return _pool(os.getpid(), "" if straight else getproxies_environment().get(parts.scheme, ""))
-
-
 @lru_cache(maxsize=4)
 def _pool(_process: int, proxy: str) -> urllib3.PoolManager:
-    options: dict[str, Any] = {"ssl_context": ssl.create_default_context(), "timeout": _TIMEOUT}
-    options |= {"num_pools": _CONNECTIONS, "maxsize": _CONNECTIONS}
-    return urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+    return pool_manager(proxy, ssl.create_default_context(), _TIMEOUT)
 
 
 def _version(answer: Answer) -> str:
     etag, changed = answer.etag(), answer.headers.get("Last-Modified", "")
     if not 0 < len(etag or changed) <= _VERSION_BYTES:
         why = "the server gives neither ETag nor Last-Modified, by which versions are told apart"
-        raise CloudError(Fault.FAILED, why)
+        raise ObjectError(Fault.FAILED, why)
     return etag or f"{answer.size} bytes, {changed}"

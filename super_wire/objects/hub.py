@@ -16,18 +16,18 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from superdl.super_wire.clouds.base import CloudError, Fault
-from superdl.super_wire.clouds.web import answered, checked_path, may_read, range_header, server_of
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.message_fields import clean_text
+from superdl.super_wire.objects.base import Bucket, Fault, Listed, ObjectError, Page, Span, check_version
+from superdl.super_wire.objects.web import answered, checked_path, may_read, range_header, server_of
 from superdl.super_wire.redaction import shown
 from superdl.super_wire.source_url import HUB_BUCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.super_wire.clouds.base import Page
-    from superdl.super_wire.clouds.web import Answer
+    from superdl.super_wire.objects.base import Pending
+    from superdl.super_wire.objects.web import Answer
 
 __all__ = ["Dataset", "open_dataset"]
 
@@ -50,7 +50,7 @@ class _Place(NamedTuple):
 
 
 def open_dataset(bucket: str) -> Dataset:
-    """This process's client of a dataset; errors as those of ``open_cloud``."""
+    """This process's client of a dataset; errors as those of ``open_bucket``."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _HUB
     return _opened(bucket, os.getpid(), endpoint, os.environ.get("HF_TOKEN", "").strip())
 
@@ -60,8 +60,10 @@ def _opened(bucket: str, _process: int, endpoint: str, token: str) -> Dataset:
     return Dataset(bucket, endpoint, token)
 
 
-class Dataset:
-    """One dataset in one revision; see :class:`superdl.super_wire.clouds.Cloud`."""
+class Dataset(Bucket):
+    """One dataset in one revision."""
+
+    lists_folders = False  # a listing of each folder costs the Hub more requests
 
     def __init__(self, bucket: str, endpoint: str, token: str) -> None:
         match = HUB_BUCKET.fullmatch(bucket)
@@ -71,7 +73,8 @@ class Dataset:
             raise ConfigError(f"HF_ENDPOINT is https://host, or a server of this machine; not {endpoint!r}")
         if not re.fullmatch("[!-~]*", token):  # no header takes it, and the refusal would show it
             raise ConfigError("HF_TOKEN is no token of the Hub: it has blanks, or is not ASCII")
-        self._name, self._revision, self._endpoint = match[1], match[2] or "main", endpoint
+        self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
+        self._endpoint = endpoint
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._places: dict[str, _Place] = {}
 
@@ -82,7 +85,7 @@ class Dataset:
             said, _ = self._json(f"revision/{commit}?expand=sha")
             commit = str(said.get("sha")) if isinstance(said, dict) else ""
             if not _COMMIT.fullmatch(commit):
-                raise CloudError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
+                raise ObjectError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
         return f"hf://{self._name}@{commit}"
 
     def read(
@@ -90,24 +93,23 @@ class Dataset:
         key: str,
         *,
         version: str = "",
-        begin: int = 0,
-        end: int | None = None,
+        span: Span | None = None,
         before: Callable[[int], None] = lambda _: None,
+        begun: Pending | None = None,  # noqa: ARG002  # begin() returns none
     ) -> bytes:
         """The bytes of a file, or of a span of it."""
         for may_be_old in (key in self._places, False):
             place = self._place(key)
-            if version and place.version != version:
-                why = f"its version is {place.version}; the catalog lists {version}"
-                raise CloudError(Fault.CHANGED, why)
-            span = (max(place.size + begin, 0), place.size) if begin < 0 else (begin, end)
+            if version:
+                check_version(place.version, version)
+            found = span.within(place.size) if span is not None and span.begin < 0 else span
             of_hub = self._is_hubs(place.url)
             own, follow = (self._headers, self._is_hubs) if of_hub else ({}, self._leads_on)
-            with answered("GET", place.url, {**own, **range_header(*span)}, follow) as answer:
+            with answered("GET", place.url, {**own, **range_header(found)}, follow) as answer:
                 if answer.good:
                     if answer.size != place.size or (of_hub and answer.etag() != place.version):
-                        raise CloudError(Fault.CHANGED, "other bytes came than the Hub had told of")
-                    return answer.content(*span, before)
+                        raise ObjectError(Fault.CHANGED, "other bytes came than the Hub had told of")
+                    return answer.content(found, before)
                 self._places.pop(key, None)
                 if not may_be_old:  # else its address may have come to its end
                     raise self._failure(answer)
@@ -118,18 +120,15 @@ class Dataset:
         place = self._place(key)
         return place.version, place.size
 
-    def folder(self, prefix: str) -> None:
-        """Nothing: :meth:`pages` asks less of the Hub than a listing of each folder."""
-
-    def pages(self, prefix: str) -> Iterator[Page]:
-        """All files below a prefix."""
+    def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
+        """All files below a prefix, folders or not."""
         path = f"tree/{self._revision}" + (f"/{checked_path(prefix[:-1])}" if prefix else "")
         query = "recursive=true"
         while query:
             entries, following = self._json(f"{path}?{query}")
             if not isinstance(entries, list) or following == query:
-                raise CloudError(Fault.FAILED, "the Hub's listing is not understood")
-            yield [file for entry in entries for file in _file_in(entry)]
+                raise ObjectError(Fault.FAILED, "the Hub's listing is not understood")
+            yield Page([file for entry in entries for file in _file_in(entry)])
             query = following
 
     def _place(self, key: str) -> _Place:
@@ -144,7 +143,7 @@ class Dataset:
             linked = "X-Linked-" if answer.target else ""  # of what lies at a CDN
             version = answer.etag(f"{linked}ETag")
             if not _OID.fullmatch(version):
-                raise CloudError(Fault.FAILED, f"the Hub tells no version of it, but {version[:_SHOWN]!r}")
+                raise ObjectError(Fault.FAILED, f"the Hub tells no version of it, but {version[:_SHOWN]!r}")
             size = answer.number(f"{linked}Size" if linked else "Content-Length")
             place = _Place(answer.target or answer.url, version, size, time.monotonic() + _KEPT_S)
         self._leads_on(place.url)
@@ -172,13 +171,13 @@ class Dataset:
         return server_of(url) == server_of(self._endpoint)
 
     def _leads_on(self, url: str) -> bool:
-        """Whether bytes are read there, without the token; ``CloudError`` if not."""
+        """Whether bytes are read there, without the token; ``ObjectError`` if not."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True
-        raise CloudError(Fault.REFUSED, f"the Hub leads to {server}, away from TLS")
+        raise ObjectError(Fault.REFUSED, f"the Hub leads to {server}, away from TLS")
 
-    def _failure(self, answer: Answer) -> CloudError:
+    def _failure(self, answer: Answer) -> ObjectError:
         """The error for a refusal, with what the Hub says of it and a remedy."""
         code, words = (answer.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
         remedy = f" ({code} {shown(words)})" if code else ""
@@ -193,15 +192,15 @@ class Dataset:
         return answer.failure(remedy)
 
 
-def _file_in(entry: Any) -> Iterator[tuple[str, str]]:
-    """Path and version of a file in a listing; nothing of a folder."""
+def _file_in(entry: Any) -> Iterator[Listed]:
+    """A file in a listing; nothing of a folder."""
     try:
         if entry["type"] != "file":
             return
-        path, version = entry["path"], (entry.get("lfs") or entry)["oid"]
+        path, version, size = entry["path"], (entry.get("lfs") or entry)["oid"], entry["size"]
     except (TypeError, KeyError, AttributeError):
-        path = version = None
+        path = version = size = None
     texts = isinstance(path, str) and isinstance(version, str) and clean_text(path) == path != ""
-    if not (texts and _OID.fullmatch(version)):
-        raise CloudError(Fault.FAILED, f"the Hub's listing is not understood: {str(entry)[:_SHOWN]}")
-    yield path, version
+    if not (texts and isinstance(size, int) and _OID.fullmatch(version)):
+        raise ObjectError(Fault.FAILED, f"the Hub's listing is not understood: {str(entry)[:_SHOWN]}")
+    yield Listed(path, version, size)

@@ -1,0 +1,85 @@
+"""The one object client: how functions, listing, stores and commands read and write objects.
+
+A :class:`Bucket` has one interface whichever kind it is: S3 (:mod:`superdl.super_wire.objects.s3`), Google's
+and Azure's buckets (:mod:`superdl.super_wire.objects.clouds`), datasets of the Hugging Face Hub
+(:mod:`superdl.super_wire.objects.hub`), web servers (:mod:`superdl.super_wire.objects.web`).
+"""
+
+from __future__ import annotations
+
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.objects.base import (
+    ATTEMPTS,
+    Bucket,
+    Fault,
+    Listed,
+    ObjectError,
+    Page,
+    Pending,
+    Span,
+    check_version,
+    fault_of,
+)
+
+__all__ = [
+    "ATTEMPTS",
+    "Bucket",
+    "Fault",
+    "Listed",
+    "ObjectError",
+    "Page",
+    "Pending",
+    "Span",
+    "check_version",
+    "fault_of",
+    "open_bucket",
+    "pinned_bucket",
+]
+
+
+def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None) -> Bucket:
+    """This process's client of a bucket, such as ``s3://name``. Settings are those of its environment.
+
+    Args:
+        bucket: its name.
+        hosts: the web servers that may be read, each as ``https://host``; ``None``: see
+            :mod:`superdl.super_wire.objects.web`.
+
+    Raises:
+        ConfigError: no such bucket is known, or the package that reads it is not installed.
+        ObjectError: the environment does not say what the client needs.
+    """
+    if bucket.startswith("s3://") and bucket != "s3://":
+        from superdl.super_wire.objects.s3 import open_s3
+
+        return open_s3(bucket.removeprefix("s3://"))
+    if bucket.startswith(("gs://", "az://")):
+        from superdl.super_wire.objects.clouds import open_cloud
+
+        return open_cloud(bucket)
+    if bucket.startswith("hf://"):
+        from superdl.super_wire.objects.hub import open_dataset
+
+        return open_dataset(bucket)
+    if bucket.startswith(("https://", "http://")):
+        from superdl.super_wire.objects.web import Site
+
+        return Site(bucket, hosts)
+    raise ConfigError(
+        "a bucket is s3://name, gs://name, az://container, hf://datasets/OWNER/NAME, https://host or "
+        f"file:///directory; not {bucket!r}"
+    )
+
+
+def pinned_bucket(bucket: str) -> str:
+    """The same bucket as it is now: of a branch or tag of the Hub its commit; others are what they are.
+
+    Raises:
+        ConfigError: the environment holds what cannot be meant.
+        ObjectError: it cannot be found out.
+    """
+    if not bucket.startswith("hf://"):
+        return bucket
+    from superdl.super_wire.objects.hub import open_dataset
+
+    return open_dataset(bucket).pinned()

@@ -1,0 +1,345 @@
+"""S3 and what speaks like it: objects of one bucket over kept connections.
+
+A GET takes the lean way: one request, once more on a fresh connection where a kept one turned out to be
+closed. Whatever else happens, and every other request, takes the general way by urllib3: it retries, follows
+a bucket to its region, and turns refusals into :class:`ObjectError`. Behind a proxy, and with servers that
+answer GETs in other ways, all requests do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+import threading
+import time
+import weakref
+from contextlib import closing
+from functools import lru_cache
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+import urllib3
+
+from superdl.super_wire.objects.base import (
+    Bucket,
+    Fault,
+    ObjectError,
+    Page,
+    Span,
+    check_version,
+    fault_of,
+)
+from superdl.super_wire.objects.http import pool_manager, proxy_of
+from superdl.super_wire.objects.s3_account import Account, account_of, settings_of_s3
+from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
+from superdl.super_wire.objects.s3_connection import (
+    Patience,
+    UnreachableError,
+    UnusualAnswerError,
+    check_range,
+)
+from superdl.super_wire.objects.s3_requests import Signer, query_of
+from superdl.super_wire.objects.s3_route import Asked, Request, Route, headers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from superdl.super_wire.objects.base import Pending
+
+__all__ = ["Patience", "S3Bucket", "close_connections", "open_s3", "settings_of_s3"]
+
+# A GET waits some 20 ms for S3, and a small image decodes in a twentieth of one.
+_LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
+_PAGE_BYTES = 2**24  # a page of a listing has 1,000 keys, of at most 1,024 bytes each, thrice that if encoded
+_BRIEF_BYTES = 2**16  # of a refusal
+_BLOCK_BYTES = 2**20
+_GOOD = frozenset({200, 204, 206})
+_REACHING = "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT)"
+
+T = TypeVar("T")
+
+
+def open_s3(name: str, patience: Patience = Patience()) -> S3Bucket:  # noqa: B008  # frozen
+    """This process's client of the bucket ``name``, with the settings of its environment."""
+    return _opened(name, patience, os.getpid(), settings_of_s3())
+
+
+@lru_cache(maxsize=64)
+def _opened(name: str, patience: Patience, process: int, settings: frozenset[tuple[str, str]]) -> S3Bucket:
+    return S3Bucket(name, account_of(process, settings), patience)
+
+
+def close_connections() -> None:
+    """Close the connections of all clients that wait for a next request."""
+    for client in list(_clients):
+        client.close()
+
+
+class S3Bucket(Bucket):
+    """The bucket ``bucket``; a client may outlive a fork, and then makes new connections."""
+
+    def __init__(self, bucket: str, account: Account, patience: Patience = Patience()) -> None:  # noqa: B008
+        self.name = f"s3://{bucket}"
+        self._bucket = bucket
+        self._account = account
+        self._patience = patience
+        self._way: Route | None = None
+        self._region = ""
+        self._lean = True
+        self._lock = threading.Lock()
+        _clients.add(self)
+
+    @property
+    def threads(self) -> int:  # type: ignore[override]
+        """How many threads read it best."""
+        return _LEAN_THREADS if self._lean else super().threads
+
+    @property
+    def in_flight(self) -> int:  # type: ignore[override]
+        """How many objects each of them should have begun at a time."""
+        return _LEAN_IN_FLIGHT if self._lean else 1
+
+    def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:
+        """Request an object, or a span of it, ahead."""
+        if not self._lean:
+            return None
+        try:
+            return self._route().ask(key, version, span)
+        except OSError as error:
+            raise self._unanswered(error) from error
+
+    def read(
+        self,
+        key: str,
+        *,
+        version: str = "",
+        span: Span | None = None,
+        before: Callable[[int], None] = lambda _: None,
+        begun: Pending | None = None,
+    ) -> bytes | bytearray:
+        """The bytes of an object, or of a span of it."""
+        asked = begun if isinstance(begun, Asked) else None
+        told: list[int] = []
+
+        def before_once(size_bytes: int) -> None:
+            if not told:  # the version is the same, and so is the size
+                told.append(size_bytes)
+                before(size_bytes)
+
+        if asked is None and not self._lean:
+            return self._read_slowly(key, version, span, before_once)
+        passing = True
+        try:
+            asked = asked or self._route().ask(key, version, span)
+            return asked.route.finish(asked, before_once)
+        except UnusualAnswerError as answer:
+            passing = not answer.status or fault_of(answer.status) is Fault.UNAVAILABLE
+        except OSError as error:
+            if isinstance(error, UnreachableError):
+                raise self._unanswered(error) from error
+        # Out of the handler, so that what was received of the body is gone before it comes again.
+        way = self._way
+        data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
+        if not passing and self._way is way:
+            self._lean = False  # its GETs are answered in a way of their own
+        return data
+
+    def head(self, key: str) -> tuple[str, int]:
+        """Version and size of an object."""
+        return self._general(Request("HEAD", key), lambda response: (_etag(response), _size(response)))
+
+    def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:
+        """Write an object."""
+        if isinstance(body, bytes):
+            size, digest = len(body), hashlib.sha256(body)
+        else:
+            body.seek(0)
+            digest = hashlib.sha256()
+            for block in iter(lambda: body.read(_BLOCK_BYTES), b""):
+                digest.update(block)
+            size = body.tell()
+        lines = [f"content-length:{size}"]
+        lines += [f"content-md5:{md5}"] if md5 else []
+        lines += [f"content-type:{content_type or 'application/octet-stream'}"]
+        request = Request("PUT", key, first=lines, body=body, digest=digest.hexdigest())
+        self._general(request, lambda _: None)
+
+    def delete(self, key: str) -> None:
+        """Remove an object; it is no error if there is none."""
+        try:
+            self._general(Request("DELETE", key), lambda _: None)
+        except ObjectError as error:
+            if error.fault is not Fault.MISSING:
+                raise
+
+    def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
+        """All objects below a prefix, or those in it with the folders in it."""
+        query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
+        query |= {"delimiter": "/"} if folders else {}
+
+        def receive(response: urllib3.BaseHTTPResponse) -> bytes:
+            content = response.read(_PAGE_BYTES + 1)
+            if len(content) > _PAGE_BYTES:
+                raise ObjectError(Fault.FAILED, f"a page of the listing has over {_PAGE_BYTES:,} bytes")
+            return content
+
+        token = ""
+        while True:
+            content = self._general(Request("GET", None, query=query_of(query)), receive)
+            page, following = parse_page(content)
+            yield page
+            if not following:
+                return
+            if following == token:
+                raise ObjectError(Fault.FAILED, "the object store's listing goes in circles")
+            query["continuation-token"] = token = following
+
+    def region(self) -> str:
+        """The bucket's region, which S3 also tells whom it refuses all else; empty where there is none."""
+        found: list[str] = []
+
+        def look(response: urllib3.BaseHTTPResponse) -> None:
+            found.append(response.headers.get("x-amz-bucket-region", ""))
+
+        try:
+            self._general(Request("HEAD", None), look, look=look)
+        except ObjectError:
+            if not found:
+                raise
+        return found[-1]
+
+    def close(self) -> None:
+        """Close the connections that wait for a next request; the next one makes new ones."""
+        way, self._way = self._way, None
+        if way is not None:
+            way.close()
+
+    def forget(self) -> None:
+        """In a child after a fork: leave connections, locks and credentials to the parent."""
+        self._lock = threading.Lock()
+        self._way, self._account = None, account_of(os.getpid(), settings_of_s3())
+
+    def _read_slowly(
+        self, key: str, version: str, span: Span | None, before: Callable[[int], None], attempts: int = 0
+    ) -> bytes:
+        def receive(response: urllib3.BaseHTTPResponse) -> bytes:
+            if version:
+                check_version(_etag(response), version)
+            size = _size(response)
+            if span is not None:
+                check_range(response.headers.get("Content-Range", ""), size, span)
+            before(size)
+            return response.read()
+
+        request = Request("GET", key, headers=headers_of(version, span))
+        return self._general(request, receive, attempts=attempts)
+
+    def _general(
+        self,
+        request: Request,
+        receive: Callable[[urllib3.BaseHTTPResponse], T],
+        *,
+        attempts: int = 0,
+        look: Callable[[urllib3.BaseHTTPResponse], None] = lambda _: None,
+    ) -> T:
+        """What ``receive`` makes of the answer to a request; what it raises passes through.
+
+        Args:
+            request: what to send.
+            receive: called with each good answer, whose body is still to be read.
+            attempts: so many at most, and one more where the bucket is in another region; 0: the usual.
+            look: called with each answer that is not good.
+        """
+        attempts = left = attempts or self._patience.attempts
+        followed = False
+        while True:
+            way = self._route()
+            left -= 1
+            try:
+                with closing(way.send(request)) as response:
+                    if response.status in _GOOD:
+                        result = receive(response)
+                        response.drain_conn()
+                        return result
+                    look(response)
+                    content = response.read(_BRIEF_BYTES)
+                region = region_in(response.status, response.headers, content)
+                if region not in {"", way.endpoint.region} and not followed:
+                    followed, left = True, left + 1
+                    self._follow(region, way)
+                    continue
+                failed = refusal(response.status, content, self._bucket, region)
+            except urllib3.exceptions.HTTPError as error:
+                failed = self._unanswered(error)
+                failed.__cause__ = error
+            if failed.fault is not Fault.UNAVAILABLE or failed.unreachable or left <= 0:
+                raise failed
+            time.sleep(self._patience.pause_s * 2.0 ** (attempts - left - 1))
+
+    def _route(self) -> Route:
+        way = self._way
+        if way is not None:
+            return way
+        with self._lock:
+            if self._way is None:
+                self._way = self._new_route()
+            return self._way
+
+    def _new_route(self) -> Route:
+        endpoint = self._account.endpoint(self._bucket, self._region)
+        signer = Signer(
+            self._account.credentials,
+            region=endpoint.region,
+            host=endpoint.netloc,
+            requester_pays=self._account.requester_pays,
+        )
+        proxy = proxy_of(f"{endpoint.scheme}://{endpoint.netloc}")
+        timeout = urllib3.Timeout(connect=self._patience.address_s, read=self._patience.silence_s)
+        pool = pool_manager(proxy, endpoint.tls, timeout)
+        way = Route(endpoint, signer, pool, bool(proxy), self._patience)
+        self._lean = self._lean and not proxy
+        weakref.finalize(self, way.close).atexit = False
+        return way
+
+    def _follow(self, region: str, way: Route) -> None:
+        with self._lock:
+            if self._way is way:
+                self._region = region
+                self._way = self._new_route()
+                way.close()
+
+    def _unanswered(self, error: Exception) -> ObjectError:
+        """The error for a connection that failed."""
+        way = self._way
+        server = way.endpoint.netloc if way else self.name
+        words = f"no object store answered at {server} ({type(error).__name__}: {error})"
+        remedy = f"{_REACHING}, and SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
+        if any(isinstance(one, ssl.SSLCertVerificationError) for one in (error, *error.args)):
+            remedy = "AWS_CA_BUNDLE names the authorities that are trusted"
+            return ObjectError(Fault.FAILED, f"{words}: {remedy}")
+        timed_out = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
+        refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # a kind of the former
+        unreachable = isinstance(error, UnreachableError) or (timed_out and not refused)
+        return ObjectError(Fault.UNAVAILABLE, f"{words}: {remedy}", unreachable=unreachable)
+
+
+def _etag(response: urllib3.BaseHTTPResponse) -> str:
+    return response.headers.get("ETag", "").strip('" ')
+
+
+def _size(response: urllib3.BaseHTTPResponse) -> int:
+    size = response.headers.get("Content-Length", "")
+    if not size.isdigit():
+        raise ObjectError(Fault.FAILED, "the object store gives no size")
+    return int(size)
+
+
+_clients: weakref.WeakSet[S3Bucket] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

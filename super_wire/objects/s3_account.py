@@ -1,0 +1,212 @@
+"""Where a bucket of S3 is, and who asks for its objects: settings, credentials and endpoints.
+
+Settings are those of boto3 (variables, profiles), and ``SUPER_S3_ENDPOINT_URL``, ``SUPER_S3_ANONYMOUS`` and
+``SUPER_S3_REQUESTER_PAYS``. Credentials come from boto3's chain, and refresh before they expire.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, quote, urlsplit
+
+from superdl.super_wire.objects.base import Fault, ObjectError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator
+
+    from botocore.credentials import ReadOnlyCredentials
+
+__all__ = ["Account", "Endpoint", "account_of", "settings_of_s3"]
+
+_DEFAULT_REGION = "us-east-1"  # boto3's, where none is set; a redirect names the right one
+_SUFFIXES = {
+    "cn-": "amazonaws.com.cn",
+    "eusc-": "amazonaws.eu",
+    "us-iso-": "c2s.ic.gov",
+    "us-isob-": "sc2s.sgov.gov",
+}
+_REGION = re.compile(r"[a-z0-9-]{1,40}")
+_HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_DIRECTORY_BUCKET = "--x-s3"
+_PORTS = {"http": 80, "https": 443}
+_ON = frozenset({"1", "true", "yes"})
+_OURS = ("AWS_", "SUPER_S3_")
+_REMEDY = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; "
+    "SUPER_S3_ANONYMOUS=1 reads public buckets"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server, how it is reached, and what precedes a key in the path of an object's URL."""
+
+    scheme: str
+    host: str
+    port: int
+    region: str
+    path_prefix: str
+    tls: ssl.SSLContext | None
+
+    @property
+    def netloc(self) -> str:
+        """The host with its port, if that is not the scheme's own."""
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        return shown if self.port == _PORTS[self.scheme] else f"{shown}:{self.port}"
+
+
+def settings_of_s3() -> frozenset[tuple[str, str]]:
+    """The variables that decide how S3 is read: a client is made anew where these change."""
+    return frozenset(
+        item
+        for item in os.environ.items()
+        if item[0].startswith(_OURS) or item[0].upper().endswith("_PROXY") or item[0] == "REQUESTS_CA_BUNDLE"
+    )
+
+
+@lru_cache(maxsize=4)
+def account_of(_process: int, _settings: frozenset[tuple[str, str]]) -> Account:
+    """The account of a process with these settings."""
+    return Account()
+
+
+class Account:
+    """Settings and credentials, as the environment has them when it is made; threads may share it."""
+
+    def __init__(self) -> None:
+        self.endpoint_url = os.environ.get("SUPER_S3_ENDPOINT_URL", "")
+        self.anonymous = os.environ.get("SUPER_S3_ANONYMOUS", "").lower() in _ON
+        self.requester_pays = os.environ.get("SUPER_S3_REQUESTER_PAYS", "").lower() in _ON
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._credentials: Any = None
+
+    @property
+    def credentials(self) -> Callable[[], ReadOnlyCredentials] | None:
+        """What returns credentials that are valid now, or raises ``ObjectError``; ``None`` if anonymous."""
+        return None if self.anonymous else self._valid_now
+
+    def endpoint(self, bucket: str, region: str = "") -> Endpoint:
+        """The endpoint of a bucket, of which S3 may have told the region.
+
+        Raises:
+            ObjectError: the settings lead nowhere.
+        """
+        with self._lock, _failures():
+            session = self._opened()
+            own = session.get_config_variable("region") or os.environ.get("AWS_REGION") or _DEFAULT_REGION
+            region = region or (_DEFAULT_REGION if own == "aws-global" else own)
+            if not _REGION.fullmatch(region):
+                raise ObjectError(
+                    Fault.FAILED, f"the region is a name such as {_DEFAULT_REGION}; not {region!r}"
+                )
+            options = session.get_scoped_config().get("s3")
+            options = options if isinstance(options, dict) else {}
+            url, prefix = self._place(session, bucket, region, options)
+            parts = urlsplit(url)
+            tls = _tls(session) if parts.scheme == "https" else None
+        port = parts.port or _PORTS[parts.scheme]
+        return Endpoint(parts.scheme, parts.hostname or "", port, region, prefix, tls)
+
+    def _place(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
+        """The URL of a bucket's server, and the path of the bucket there."""
+        if bucket.endswith(_DIRECTORY_BUCKET):
+            raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), and those are not read")
+        style = options.get("addressing_style", "auto")
+        fits = _HOST_LABEL.fullmatch(bucket) is not None  # a dot would not fit the certificate
+        if named := self.endpoint_url or _configured_url(session):
+            parts = _checked_url(named)
+            if style == "virtual" and fits:
+                return f"{parts.scheme}://{bucket}.{parts.netloc}", parts.path.rstrip("/")
+            return named, f"{parts.path.rstrip('/')}/{quote(bucket)}"
+        suffix = next(
+            (suffix for start, suffix in _SUFFIXES.items() if region.startswith(start)), "amazonaws.com"
+        )
+        fips = "-fips" if session.get_config_variable("use_fips_endpoint") else ""
+        dual = ".dualstack" if session.get_config_variable("use_dualstack_endpoint") else ""
+        if str(options.get("use_accelerate_endpoint", "")).lower() == "true" and fits:
+            return f"https://{bucket}.s3-accelerate{dual}.{suffix}", ""
+        server = f"s3{fips}{dual}.{region}.{suffix}"
+        if fits and style != "path":
+            return f"https://{bucket}.{server}", ""
+        return f"https://{server}", f"/{quote(bucket)}"
+
+    def _opened(self) -> Any:
+        if self._session is None:
+            from botocore.session import Session
+
+            self._session = Session()
+        return self._session
+
+    def _valid_now(self) -> ReadOnlyCredentials:
+        with _failures():
+            if self._credentials is None:
+                with self._lock:
+                    self._credentials = self._opened().get_credentials()
+            if self._credentials is None:
+                raise ObjectError(Fault.REFUSED, f"there are no usable AWS credentials: {_REMEDY}")
+            found: ReadOnlyCredentials = self._credentials.get_frozen_credentials()
+            return found
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn botocore's errors into ours. Those of a server that is to give credentials may pass."""
+    from botocore import exceptions
+
+    try:
+        yield
+    except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
+        raise ObjectError(Fault.UNAVAILABLE, f"AWS credentials cannot be had now: {error}") from error
+    except (exceptions.BotoCoreError, RuntimeError) as error:  # RuntimeError: refreshed, and expired already
+        why = f"there are no usable AWS credentials ({error}): {_REMEDY}"
+        raise ObjectError(Fault.REFUSED, why) from error
+
+
+def _configured_url(session: Any) -> str:
+    """The endpoint that boto3's own settings name; empty if none."""
+    from botocore.configprovider import ConfiguredEndpointProvider
+
+    if session.get_config_variable("ignore_configured_endpoint_urls"):
+        return ""
+    scoped = session.get_scoped_config()
+    return ConfiguredEndpointProvider(session.full_config, scoped, "s3").provide() or ""
+
+
+def _checked_url(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        usable = parts.port != 0 and parts.scheme in _PORTS and parts.hostname
+    except ValueError:
+        parts, usable = urlsplit(""), False
+    if not usable or parts.username or parts.query:
+        raise ObjectError(
+            Fault.FAILED,
+            f"the endpoint of the object store is a URL such as http://127.0.0.1:9000; not {url!r} "
+            "(SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3)",
+        )
+    return parts
+
+
+def _tls(session: Any) -> ssl.SSLContext:
+    """Trusts whom boto3 trusts."""
+    import ssl
+
+    from botocore.httpsession import get_cert_path
+
+    bundle = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    try:
+        context = ssl.create_default_context(cafile=bundle or get_cert_path(verify=True))
+    except OSError as error:
+        raise ObjectError(
+            Fault.FAILED, f"the CA bundle {bundle} cannot be read ({error}): mend AWS_CA_BUNDLE"
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context

@@ -1,0 +1,154 @@
+"""What S3 answers: pages of a listing, and refusals."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote_plus
+from xml.parsers import expat
+
+from superdl.super_wire.message_fields import clean_text
+from superdl.super_wire.objects.base import Fault, Listed, ObjectError, Page, fault_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["ListPage", "fields_of", "parse_page", "refusal", "region_in"]
+
+_CODES = dict.fromkeys(("NoSuchBucket", "NoSuchKey", "NoSuchUpload"), Fault.MISSING)
+_CODES |= dict.fromkeys(
+    ("RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"), Fault.UNAVAILABLE
+)
+_BAD_CREDENTIALS = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed"}
+    | {"SignatureDoesNotMatch"}
+)
+_CODES |= dict.fromkeys(_BAD_CREDENTIALS, Fault.REFUSED)
+_FULL = frozenset({"507", "EntityTooLarge", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"})
+_OTHER_VERSION = 412
+_MOVED = frozenset({301, 307})
+_TELLING = _MOVED | {400, 403}  # as HEAD is answered
+_SHOWN = 300
+_LISTING = "ListBucketResult"
+
+
+class ListPage(NamedTuple):
+    """A page of a listing, and the token of the next one, empty behind the last."""
+
+    page: Page
+    token: str
+
+
+def parse_page(content: bytes) -> ListPage:
+    """Parse the answer to a ListObjectsV2 request.
+
+    Raises:
+        ObjectError: it is none.
+    """
+    objects: list[Listed] = []
+    folders: list[str] = []
+    top: dict[str, str] = {}
+    fields, text = top, [""]
+
+    def begin(name: str, _: Mapping[str, str]) -> None:
+        nonlocal fields
+        text.clear()
+        if name in {"Contents", "CommonPrefixes"}:
+            fields = {}
+
+    def end(name: str) -> None:
+        nonlocal fields
+        if name == "Contents":
+            key, etag = fields["Key"], fields.get("ETag", "")
+            objects.append(Listed(key, etag.strip('"'), int(fields["Size"]), fields.get("LastModified", "")))
+            fields = top
+        elif name == "CommonPrefixes":
+            folders.append(fields["Prefix"])
+            fields = top
+        else:
+            fields[name] = text[0] if len(text) == 1 else "".join(text)
+
+    try:
+        _parse(content, begin, end, text)
+        top[_LISTING]
+    except (expat.ExpatError, KeyError, ValueError) as error:
+        why = f"the object store's listing is not understood ({type(error).__name__}: {error})"
+        raise ObjectError(Fault.FAILED, f"{why}: it begins with {content[:_SHOWN]!r}") from error
+    if top.get("EncodingType") == "url":
+        for place, item in enumerate(objects):
+            if "%" in item.key or "+" in item.key:
+                objects[place] = item._replace(key=_decoded(item.key))
+        folders = list(map(_decoded, folders))
+    token = top.get("NextContinuationToken", "") if top.get("IsTruncated") == "true" else ""
+    return ListPage(Page(objects, folders), token)
+
+
+def fields_of(content: bytes) -> dict[str, str]:
+    """The texts of an answer's elements by their names; none where it is no XML."""
+    found: dict[str, str] = {}
+    text: list[str] = []
+
+    def end(name: str) -> None:
+        found[name] = "".join(text)
+
+    try:
+        _parse(content, lambda *_: text.clear(), end, text)
+    except (expat.ExpatError, ValueError):
+        return {}
+    return found
+
+
+def _parse(
+    content: bytes,
+    begin: Callable[[str, dict[str, str]], None],
+    end: Callable[[str], None],
+    text: list[str],
+) -> None:
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = begin, end
+    parser.CharacterDataHandler = text.append
+    parser.StartDoctypeDeclHandler = _refuse_entities
+    parser.Parse(content, True)  # expat's own
+
+
+def _refuse_entities(*_: object) -> None:
+    raise ValueError("it declares a document type")
+
+
+def _decoded(name: str) -> str:
+    return unquote_plus(name, errors="surrogateescape")
+
+
+def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
+    """The region that the bucket is in, if a refusal tells it; else empty."""
+    if status not in _TELLING:
+        return ""
+    found = headers.get("x-amz-bucket-region") or fields_of(content).get("Region", "")
+    return found if re.fullmatch("[a-z0-9-]{1,40}", found) else ""
+
+
+def refusal(status: int, content: bytes, bucket: str, region: str) -> ObjectError:
+    """The error for an answer of S3 that brings nothing, with S3's own words and a remedy."""
+    said = fields_of(content)
+    code, message = (clean_text(said.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
+    fault = _CODES.get(code) or fault_of(status)
+    words = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
+    if status == _OTHER_VERSION:  # S3's words are of preconditions, which users never set
+        words = "S3 has another version (ETag) of it"
+    remedy = f"; the bucket is in the region {region}: set AWS_REGION" if status in _MOVED else ""
+    if code in _BAD_CREDENTIALS:
+        remedy = "; renew the AWS credentials, or leave them to a role"
+    elif code == "InvalidObjectState":
+        remedy = (
+            "; it lies in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
+        )
+    elif fault is Fault.REFUSED:
+        remedy = (
+            f"; allow s3:ListBucket on arn:aws:s3:::{bucket} and s3:GetObject on arn:aws:s3:::{bucket}/* "
+            "(and kms:Decrypt with the key of objects that are encrypted with one), and see that the policy "
+            "of the bucket does not deny it; SUPER_S3_REQUESTER_PAYS=1 reads a bucket whose requesters pay"
+        )
+    elif fault is Fault.MISSING:
+        remedy = "; check the name, and SUPER_S3_ENDPOINT_URL if the store is not AWS"
+    return ObjectError(fault, words + remedy, full=bool({code, str(status)} & _FULL))

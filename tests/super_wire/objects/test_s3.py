@@ -1,0 +1,371 @@
+"""S3's client on real sockets: kept connections, odd answers, retries, regions, TLS, forks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import ssl
+import threading
+
+import pytest
+
+from superdl.super_wire.objects import Fault, ObjectError, open_bucket
+from superdl.super_wire.objects.s3 import Patience, close_connections, open_s3
+from superdl.super_wire.objects.s3_connection import S3Connection
+from tests.fixtures.loopback_http import LoopbackServer, Request
+from tests.fixtures.object_store import object_store, serve_objects
+
+__all__ = ["object_store"]
+
+ETAG = "0" * 32
+CLOSE = b""
+"""In a script: the server closes the connection instead of answering."""
+
+
+def ok(body: bytes, etag: str = ETAG, more: str = "") -> bytes:
+    date = "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT"
+    head = f'HTTP/1.1 200 OK\r\n{date}\r\nETag: "{etag}"\r\nContent-Length: {len(body)}\r\n'
+    return f"{head}{more}\r\n".encode() + body
+
+
+def refusal(status: str, code: str, more: str = "") -> bytes:
+    body = f"<Error><Code>{code}</Code><Message>said the server</Message></Error>"
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{more}\r\n{body}".encode()
+
+
+class Scripted:
+    """A server that gives the answers of a script in turn, whoever asks; it keeps who asked."""
+
+    def __init__(self) -> None:
+        self.script: list[bytes] = []
+        self.agents: list[str | None] = []
+        self.asked: list[str] = []
+        self.bodies: list[bytes] = []
+        self.headers: list[dict[str, str]] = []
+        self.ports: set[int] = set()
+        self._server = LoopbackServer(self._answer)
+        self.url = f"http://127.0.0.1:{self._server.port}"
+        self.close = self._server.close
+
+    def _answer(self, request: Request) -> None:
+        self.ports.add(request.client_address[1])
+        self.agents.append(request.headers.get("User-Agent"))
+        self.asked.append(f"{request.command} {request.path}")
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.bodies.append(request.read_body())
+        answer = self.script.pop(0)
+        request.wfile.write(answer.removesuffix(b"<cut>"))
+        request.wfile.flush()
+        if answer == CLOSE or answer.endswith(b"<cut>"):
+            request.hang_up()
+
+    def lean_requests(self) -> int:
+        """How many GETs were sent the lean way, which says nothing of who asks."""
+        return self.agents.count(None)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    one = Scripted()
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", one.url)
+    yield one
+    close_connections()
+    one.close()
+
+
+@pytest.fixture
+def bucket(server):
+    return open_s3("data", Patience(pause_s=0.01))
+
+
+def read(bucket, before=lambda _: None, span=None):
+    return bucket.read("one.jpg", version=ETAG, before=before, span=span)
+
+
+def test_a_connection_is_kept(server, bucket):
+    server.script = [ok(b"one"), ok(b"x" * 300_000), ok(b""), ok(b"four")]
+    assert [len(read(bucket)) for _ in range(4)] == [3, 300_000, 0, 4]
+    assert (len(server.ports), server.lean_requests()) == (1, 4)
+
+
+def test_a_kept_connection_that_was_closed_is_opened_anew(server, bucket):
+    server.script = [ok(b"one"), CLOSE, ok(b"two")]
+    assert [read(bucket), read(bucket)] == [b"one", b"two"]
+    assert (len(server.ports), server.lean_requests()) == (2, 3)
+
+
+def test_a_server_that_says_close_is_heeded(server, bucket):
+    server.script = [ok(b"one", more="Connection: close\r\n") + b"<cut>", ok(b"two")]
+    assert [read(bucket), read(bucket)] == [b"one", b"two"]
+    assert server.lean_requests() == 2
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        refusal("503 Slow Down", "SlowDown"),
+        refusal("408 Request Timeout", "RequestTimeout") + b"<cut>",
+        refusal("500 Internal Server Error", "InternalError"),
+        ok(b"x" * 50_000)[:30_000] + b"<cut>",
+        b"HTTP/1.1 200 O<cut>",
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nPadding: " + b"x" * 100_000 + b"\r\n\r\n",
+        CLOSE,
+    ],
+    ids=["slow down", "idled", "internal error", "cut body", "cut head", "no HTTP", "endless head", "closed"],
+)
+def test_what_may_pass_is_tried_again_and_the_next_one_is_read_the_lean_way(server, bucket, first):
+    server.script = [first, ok(b"one"), ok(b"two")]
+    asked = []
+    assert read(bucket, before=asked.append) == b"one"
+    assert len(asked) == 1  # also where the body was cut after there was room for it
+    assert read(bucket) == b"two"
+    assert server.lean_requests() == 2
+    assert bucket.in_flight > 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none",
+        ok(b"one", more="Content-Encoding: gzip\r\n"),
+    ],
+    ids=["no ETag", "encoded"],
+)
+def test_a_server_that_answers_in_its_own_way_is_read_in_the_general_way_from_then_on(server, bucket, first):
+    server.script = [first, first, first]
+    assert [bucket.read("one.jpg"), bucket.read("one.jpg")] == [b"one", b"one"]
+    assert server.lean_requests() == 1
+    assert (bucket.in_flight, bucket.begin("one.jpg", ETAG)) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault", "words"),
+    [
+        (
+            refusal("404 Not Found", "NoSuchKey"),
+            Fault.MISSING,
+            "404 NoSuchKey: said the server; check",
+        ),
+        (refusal("404 Not Found", "NoSuchBucket"), Fault.MISSING, "404 NoSuchBucket"),
+        (refusal("412 Precondition Failed", "PreconditionFailed"), Fault.CHANGED, "S3 has another version"),
+        (refusal("416 Range", "InvalidRange"), Fault.CHANGED, "416 InvalidRange"),
+        (refusal("400 Bad Request", "ExpiredToken"), Fault.REFUSED, "renew the AWS credentials"),
+        (refusal("400 Bad Request", "InvalidToken"), Fault.REFUSED, "renew the AWS credentials"),
+        (refusal("403 Forbidden", "RequestTimeTooSkewed"), Fault.REFUSED, "renew the AWS credentials"),
+        (refusal("403 Forbidden", "InvalidObjectState"), Fault.REFUSED, "in an archive .*: restore it"),
+        (refusal("403 Forbidden", "AccessDenied"), Fault.REFUSED, r"s3:GetObject on arn:aws:s3:::data/\*"),
+        (
+            refusal("403 Forbidden", ""),
+            Fault.REFUSED,
+            "S3 answered 403: said the server; allow s3:ListBucket",
+        ),
+        (
+            refusal("400 Bad Request", "InvalidRequest"),
+            Fault.FAILED,
+            "S3 answered 400 InvalidRequest: said the",
+        ),
+        (b"HTTP/1.1 403 No\r\nContent-Length: 9\r\n\r\n<no>such<", Fault.REFUSED, "S3 answered 403; allow"),
+        (ok(b"one", etag="1" * 32), Fault.CHANGED, f"its version is {'1' * 32}; the catalog lists {ETAG}"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Fault.CHANGED, "its version"),
+    ],
+)
+def test_a_refusal_is_told_by_its_meaning_in_the_servers_words(server, bucket, answer, fault, words):
+    server.script = [answer, answer, ok(b"two")]
+    with pytest.raises(ObjectError, match=words) as caught:
+        read(bucket)
+    assert caught.value.fault is fault
+    server.script = [ok(b"two")]
+    assert read(bucket) == b"two"
+    assert server.lean_requests() == 2  # a missing object says nothing about the next one
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "InternalError"])
+def test_attempts_are_bounded(server, bucket, code):
+    for ask in (
+        lambda: read(bucket),
+        lambda: bucket.head("one.jpg"),
+        lambda: next(bucket.pages("")),
+        lambda: bucket.put("one.jpg", b"one"),
+    ):
+        server.script = [refusal("503 Slow Down", code)] * 10
+        server.agents.clear()
+        with pytest.raises(ObjectError) as caught:
+            ask()
+        assert caught.value.fault is Fault.UNAVAILABLE
+        assert len(server.agents) == 3
+
+
+def test_what_is_in_doubt_is_asked_again(server, bucket):
+    """A PUT whose answer was lost is sent as a whole again; what S3 calls faulty, and is not, too."""
+    server.script = [CLOSE, refusal("400 Bad Request", "RequestTimeout"), ok(b"")]
+    bucket.put("a b.bin", b"x" * 10**6, content_type="image/png", md5="bWQ1")
+    assert server.asked == ["PUT /data/a%20b.bin"] * 3
+    assert set(server.bodies) == {b"x" * 10**6}
+    sent = server.headers[-1]
+    assert (sent["content-type"], sent["content-md5"]) == ("image/png", "bWQ1")
+    assert sent["x-amz-content-sha256"] == hashlib.sha256(b"x" * 10**6).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n"),
+        refusal("307 Temporary Redirect", "TemporaryRedirect", "x-amz-bucket-region: eu-west-1\r\n"),
+        refusal("400 Bad Request", "AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region><Code>x"),
+    ],
+    ids=["moved", "moving", "signed for another"],
+)
+def test_a_bucket_of_another_region_is_followed_once_and_for_all(server, bucket, elsewhere):
+    server.script = [elsewhere, elsewhere, ok(b"one"), ok(b"two")]
+    assert [read(bucket), read(bucket)] == [b"one", b"two"]
+    scopes = [headers["authorization"].split("/")[2] for headers in server.headers]
+    assert scopes == ["us-east-1", "us-east-1", "eu-west-1", "eu-west-1"]
+    assert server.lean_requests() == 2
+    server.script = [
+        refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: x-1\r\n")
+    ] * 9
+    with pytest.raises(ObjectError, match="x-1"):
+        read(bucket)
+
+
+def test_the_region_is_told_to_whom_all_else_is_refused(server, bucket):
+    server.script = [b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nx-amz-bucket-region: eu-west-1\r\n\r\n"] * 2
+    assert bucket.region() == "eu-west-1"
+    server.script = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
+    assert bucket.region() == ""
+
+
+def test_anonymous_requests_have_no_signature_and_need_no_credentials(server, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("SUPER_S3_ANONYMOUS", "1")
+    bucket = open_bucket("s3://data")
+    server.script = [ok(b"one"), ok(b""), ok(LISTING)]
+    assert read(bucket) == b"one"
+    bucket.head("one.jpg")
+    assert [item.key for page in bucket.pages("") for item in page.objects] == ["a+b.jpg"]
+    assert not any("authorization" in headers for headers in server.headers)
+
+
+def test_requests_of_those_who_pay_say_so_under_the_signature(server, monkeypatch):
+    monkeypatch.setenv("SUPER_S3_REQUESTER_PAYS", "true")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    bucket = open_bucket("s3://data")
+    server.script = [ok(b"one"), ok(b""), ok(LISTING)]
+    read(bucket)
+    bucket.head("one.jpg")
+    next(bucket.pages(""))
+    for headers in server.headers:
+        assert headers["x-amz-request-payer"] == "requester"
+        assert "x-amz-date;x-amz-request-payer;x-amz-security-token," in headers["authorization"]
+
+
+LISTING = b"""<?xml version="1.0"?><ListBucketResult><EncodingType>url</EncodingType><Contents>
+<Key>a%2Bb.jpg</Key><ETag>&quot;e&quot;</ETag><Size>3</Size></Contents></ListBucketResult>"""
+
+
+def test_after_a_fork_connections_are_new(server, bucket):
+    server.script = [ok(b"one"), ok(b"two"), ok(b"three")]
+    assert read(bucket) == b"one"
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        os.write(writing, bytes(read(bucket)))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 9) == b"two"
+    assert read(bucket) == b"three"
+    assert len(server.ports) == 2  # the child's own, and that of before
+    os.close(reading)
+    os.close(writing)
+
+
+def test_tls_trusts_whom_boto3_trusts(tmp_path, certificates, monkeypatch):
+    body = bytes(range(256)) * 2000
+    etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    pair = certificates.server
+    with serve_objects(tmp_path / "buckets", monkeypatch, cert=pair.cert_file, key=pair.key_file) as store:
+        (store.directory / "data").mkdir()
+        (store.directory / "data" / "one.jpg").write_bytes(body)
+        with pytest.raises(ObjectError, match=r"CERTIFICATE_VERIFY_FAILED.*AWS_CA_BUNDLE") as caught:
+            open_bucket("s3://data").read("one.jpg", version=etag)
+        assert caught.value.fault is Fault.FAILED
+        monkeypatch.setenv("AWS_CA_BUNDLE", certificates.ca_file)
+        bucket = open_bucket("s3://data")
+        for _ in range(2):
+            assert bucket.read("one.jpg", version=etag) == body
+        assert bucket.head("one.jpg") == (etag, len(body))
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("answer", [b"", b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\nETag: "a"\r\n\r\nabc'])
+def test_a_server_that_falls_silent_is_not_waited_for_for_ever(certificates, tls, answer):
+    """Also over TLS, where the system's limit alone would make OpenSSL ask again and again."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    kept = []
+
+    def serve():
+        accepted, _ = listening.accept()
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificates.server.cert_file, certificates.server.key_file)
+            accepted = context.wrap_socket(accepted, server_side=True)
+        kept.append(accepted)
+        accepted.recv(4096)
+        accepted.sendall(answer)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    context = ssl.create_default_context(cafile=certificates.ca_file) if tls else None
+    port = listening.getsockname()[1]
+    connection = S3Connection("127.0.0.1", port, context, Patience(silence_s=0.2))
+    connection.send(b"GET / HTTP/1.1\r\n\r\n")
+    server.join()
+    with pytest.raises(OSError, match=r"timed out|temporarily unavailable"):
+        connection.body(connection.head())
+    for each in (connection, listening, *kept):
+        each.close()
+
+
+ADDRESSES = 8
+FILLING = 4
+
+
+@pytest.fixture
+def nowhere(monkeypatch):
+    """The URL of a server with eight addresses, none of which takes connections; and who looked it up."""
+    listening = socket.socket()
+    listening.bind(("0.0.0.0", 0))  # all of 127.0.0.0/8
+    listening.listen(0)
+    port = listening.getsockname()[1]
+    filling = [socket.socket() for _ in range(FILLING)]
+    for one in filling:
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.1", port))
+    looked_up = []
+
+    def look_up(host, *_, **__):
+        looked_up.append(host)
+        stream = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*stream, (f"127.0.0.{number}", port)) for number in range(1, ADDRESSES + 1)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://s3.nowhere.test:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    yield looked_up
+    for one in (*filling, listening):
+        one.close()
+
+
+def test_all_addresses_are_waited_for_once_and_the_way_is_named(nowhere):
+    bucket = open_s3("photos", Patience(connect_s=0.4, address_s=0.1))
+    for ask in (lambda: bucket.read("a.jpg"), lambda: bucket.begin("a.jpg", ETAG)):
+        nowhere.clear()
+        with pytest.raises(ObjectError, match=r"none of 8 addresses of s3\.nowhere\.test.*gateway") as caught:
+            ask()
+        assert (caught.value.fault, caught.value.unreachable) == (Fault.UNAVAILABLE, True)
+        assert nowhere == ["s3.nowhere.test"]
