@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -21,9 +21,8 @@ import numpy as np
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
 from superdl.coordinator.catalog.listing import Noted
-from superdl.coordinator.catalog.listing_cloud import read_object
+from superdl.coordinator.catalog.listing_bucket import download
 from superdl.coordinator.catalog.members import MemberColumns, distinct
-from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.redaction import without_credentials
@@ -49,7 +48,6 @@ KEY_LIST_HELP = (
 MAX_KEY_LIST_BYTES = 4 * 2**30
 _MAX_KEY_BYTES = 4096  # Linux's longest path; S3 keys have at most 1024
 _MAX_VERSION_BYTES = 256
-_CHUNK_BYTES = 2**20
 _ROWS_AT_A_TIME = 1000
 _SHOWN = 5
 
@@ -250,12 +248,10 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     bucket, place = split_url(url, "key_list")
     if bucket:
         with tempfile.TemporaryFile(dir=temporary_directory()) as stream:
-            if bucket.startswith("s3://"):
-                _download(bucket.removeprefix("s3://"), place, cast("BinaryIO", stream), tally)
-            else:
-                stream.write(read_object(bucket, place, f"key_list {url}", partial(_check_size, url), tally))
+            file = cast("BinaryIO", stream)
+            download(bucket, place, f"key_list {url}", partial(_check_size, url), file, tally)
             stream.seek(0)
-            yield cast("BinaryIO", stream)
+            yield file
         return
     path = Path(place).absolute()
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
@@ -275,17 +271,6 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
         tally.allowed.check_open_file(opened.fileno(), f"key_list {url}")
         _check_size(url, os.fstat(opened.fileno()).st_size)
         yield opened
-
-
-def _download(bucket: str, key: str, stream: BinaryIO, tally: Tally) -> None:
-    url = f"s3://{bucket}/{key}"
-    with s3_failures(f"key_list {url}"):
-        answer = make_s3_client().get_object(Bucket=bucket, Key=key)
-        with closing(answer["Body"]) as body:
-            _check_size(url, int(answer["ContentLength"]))
-            for chunk in body.iter_chunks(_CHUNK_BYTES):
-                tally.check()
-                stream.write(chunk)
 
 
 def _check_size(url: str, size_bytes: int) -> None:

@@ -16,11 +16,11 @@ import numpy as np
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, Part, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Noted, Tally
-from superdl.coordinator.catalog.listing_cloud import (
+from superdl.coordinator.catalog.listing_bucket import (
     ask_for_versions,
-    list_cloud,
+    list_bucket,
     pinned,
-    probe_cloud,
+    probe_bucket,
     small_object,
 )
 from superdl.coordinator.catalog.listing_file import (
@@ -29,7 +29,6 @@ from superdl.coordinator.catalog.listing_file import (
     read_small_file,
     size_in_version,
 )
-from superdl.coordinator.catalog.listing_s3 import list_bucket, probe_bucket, read_small_object
 from superdl.coordinator.catalog.members import Field, distinct
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
@@ -117,10 +116,8 @@ def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[
         found = _list(place, tally, images_only=False, naming=naming)
     elif place.is_file:  # see that it exists: else functions would find out
         probe_directory(place.directory)
-    elif place.is_s3:
-        probe_bucket(place)
     elif not place.is_web or rows.versions is not None:
-        probe_cloud(place, rows.keys[0], tally)
+        probe_bucket(place, rows.keys[0], tally)
     fields, prefix = [], place.prefix.encode()
     for name, part in parts.items():
         versions = part.versions
@@ -160,16 +157,13 @@ def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> 
     if place.is_file:
         digests = naming.versions == "digests"
         return list_directory(place.directory, tally, images_only=images_only, digests=digests)
-    list_it = list_bucket if place.is_s3 else list_cloud
-    return list_it(place, tally, images_only=images_only)
+    return list_bucket(place, tally, images_only=images_only)
 
 
 def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
     """What names the samples: as told, else as the source itself says."""
     if place.is_file:
         content = read_small_file(place.directory, NAMING_FILE, tally, _NAMING_BYTES)
-    elif place.is_s3:
-        content = read_small_object(place, NAMING_FILE, _NAMING_BYTES)
     else:
         content = small_object(place, NAMING_FILE, _NAMING_BYTES)
     if content is None:

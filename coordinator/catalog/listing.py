@@ -1,7 +1,7 @@
 """Listing, whatever is listed: what is found, how it is counted and reported, how it runs on threads.
 
 Looking into directories is :mod:`superdl.coordinator.catalog.listing_file`'s, asking an object store
-:mod:`superdl.coordinator.catalog.listing_s3`'s.
+:mod:`superdl.coordinator.catalog.listing_bucket`'s.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ fifth of a coordinator's start to import, so that only who has to do with S3 imp
 from __future__ import annotations
 
 import os
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from botocore import exceptions
 
-__all__ = ["MAX_CONNECTIONS", "bucket_region", "make_s3_client", "no_credentials", "s3_failures"]
+__all__ = ["MAX_CONNECTIONS", "make_s3_client", "no_credentials", "s3_failures"]
 
 MAX_CONNECTIONS = 16
 """Threads that may use one client at a time without waiting for a connection."""
@@ -79,22 +79,6 @@ def make_s3_client() -> Any:
         raise SourceError(
             f"the endpoint of the object store is a URL such as http://127.0.0.1:9000: {error}"
         ) from error
-
-
-def bucket_region(bucket: str) -> str:
-    """The region of a bucket, which S3 also tells whom it refuses all else; empty where there is none.
-
-    Raises:
-        SourceError: the store does not answer.
-    """
-    from botocore import exceptions
-
-    with s3_failures(f"s3://{bucket}"), closing(make_s3_client()) as client:
-        try:
-            answer: dict[str, Any] = client.head_bucket(Bucket=bucket)
-        except exceptions.ClientError as error:
-            answer = dict(error.response)
-    return str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", ""))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.catalog.s3_client import bucket_region
+from superdl.coordinator.catalog.listing_bucket import bucket_region
 from superdl.coordinator.core import ExecutorsIneligible
 from superdl.coordinator.executors.cancelling import CallingThreads, cancel_and_wait
 from superdl.coordinator.executors.preflight import (

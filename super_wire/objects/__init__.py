@@ -7,6 +7,9 @@ and Azure's buckets (:mod:`superdl.super_wire.objects.clouds`), datasets of the 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.base import (
     ATTEMPTS,
@@ -21,6 +24,9 @@ from superdl.super_wire.objects.base import (
     fault_of,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = [
     "ATTEMPTS",
     "Bucket",
@@ -34,6 +40,7 @@ __all__ = [
     "fault_of",
     "open_bucket",
     "pinned_bucket",
+    "source_failures",
 ]
 
 
@@ -83,3 +90,12 @@ def pinned_bucket(bucket: str) -> str:
     from superdl.super_wire.objects.hub import open_dataset
 
     return open_dataset(bucket).pinned()
+
+
+@contextmanager
+def source_failures(what: str) -> Iterator[None]:
+    """Turn an ``ObjectError`` into a ``SourceError`` that names ``what`` was read."""
+    try:
+        yield
+    except ObjectError as error:
+        raise error.of_source(what) from error

@@ -97,6 +97,11 @@ class ObjectError(Exception):
         self.unreachable = unreachable
         self.full = full
 
+    def of_source(self, what: str) -> SourceError:
+        """The error of the source whose object or bucket is ``what``."""
+        words = {Fault.MISSING: f"{what} does not exist", Fault.REFUSED: f"this machine may not read {what}"}
+        return self.fault.source_error(f"{words.get(self.fault, f'{what} cannot be read')} ({self})")
+
     def of_store(self, what: str) -> StoreError:
         """The error of the store in which the object ``what`` is read or written."""
         kind = StoreFullError if self.full else self.fault.store_error

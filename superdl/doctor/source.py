@@ -28,8 +28,11 @@ _HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or gi
 def check_credentials(case: Case) -> Finding:
     """The credentials with which this machine asks S3 and Lambda: where they are from."""
     executors = executor_classes(case.settings.executors)
-    if not (case.source.startswith("s3://") or any(executor.uses_aws for executor in executors)):
-        return skipped(f"nothing that was named needs AWS ({case.source or 'no source'})")
+    anonymous = bool(os.environ.get("SUPER_S3_ANONYMOUS"))
+    of_s3 = case.source.startswith("s3://") and not anonymous
+    if not (of_s3 or any(executor.uses_aws for executor in executors)):
+        why = ", and SUPER_S3_ANONYMOUS is set" if anonymous else ""
+        return skipped(f"nothing that was named needs AWS's credentials ({case.source or 'no source'}{why})")
     import boto3
     from botocore import exceptions
 
@@ -80,14 +83,12 @@ def check_listing(case: Case) -> Finding:
 
 def _refused(case: Case, error: SourceError) -> Finding:
     """What it means that the source is none, refuses or does not answer; the error has a remedy."""
-    from superdl.coordinator.catalog.s3_client import no_credentials
-
     gone = isinstance(error, SourceNotFoundError | SourceForbiddenError)
     if case.elsewhere and gone and case.source.startswith("file:"):
         return skipped(f"not to be seen here; the coordinator's machine may have it ({error})")
     if not case.elsewhere or isinstance(error, SourceNotFoundError):
         return bad(str(error), "")
-    if isinstance(error, SourceForbiddenError) or isinstance(error.__cause__, no_credentials()):
+    if isinstance(error, SourceForbiddenError):
         return skipped(
             f"not to be looked at from here, and no fault: the coordinator's role does it ({error})"
         )

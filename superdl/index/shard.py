@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.objects import Span, open_bucket
+from superdl.super_wire.objects import Span, open_bucket, source_failures
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -168,7 +168,6 @@ class Shards:
 
     def _head(self, url: str, name: str) -> tuple[str, int]:
         """Return version and size of an object."""
-        from superdl.coordinator.catalog.listing_cloud import source_failures
         from superdl.coordinator.catalog.listing_file import file_version
         from superdl.coordinator.catalog.s3_client import s3_failures
 

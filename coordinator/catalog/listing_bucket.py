@@ -1,38 +1,41 @@
-"""Lists buckets of other clouds than S3: as there, first their folders, then each on a thread of its own."""
+"""Lists buckets, whichever kind they are: first their folders, then each on a thread of its own."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Tally, is_sample, list_folders
+from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Noted, Tally, is_sample, list_folders
 from superdl.coordinator.catalog.source import Source
-from superdl.super_wire.errors import (
-    SourceBusyError,
-    SourceError,
-    SourceForbiddenError,
-    SourceNotFoundError,
+from superdl.super_wire.errors import SourceError
+from superdl.super_wire.objects import (
+    Fault,
+    ObjectError,
+    Span,
+    open_bucket,
+    pinned_bucket,
+    source_failures,
 )
-from superdl.super_wire.objects import ATTEMPTS, Fault, ObjectError, Span, open_bucket, pinned_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
     from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.objects import Page
 
 __all__ = [
     "ask_for_versions",
-    "list_cloud",
+    "bucket_region",
+    "download",
+    "list_bucket",
     "pinned",
-    "probe_cloud",
-    "read_object",
+    "probe_bucket",
     "small_object",
-    "source_failures",
 ]
 
 _THREADS = 16
 _ASKED_AT_A_TIME = 200
+_CHUNK_BYTES = 2**26
 
 
 def pinned(source: Source) -> Source:
@@ -46,11 +49,11 @@ def pinned(source: Source) -> Source:
         return Source(pinned_bucket(source.bucket), source.prefix)
 
 
-def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
+def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
     """List everything below the prefix: a :class:`Folder` for each first-level folder, and one for the rest.
 
     Args:
-        source: of another cloud.
+        source: a bucket.
         tally: counts what is found.
         images_only: pass over objects without an image's extension.
 
@@ -62,17 +65,11 @@ def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folde
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
-        def samples(page: Page) -> Iterator[tuple[str, bytes]]:
-            tally.check()
-            for key, version, *_ in page.objects:
-                if is_sample(key, source.prefix, tally, images_only=images_only):
-                    yield key, _checked(version, f"{source.bucket}/{key}")
-
         def folder(prefix: str) -> Folder:
             found = FolderBuilder(prefix[len(source.prefix) : -1], tally)
             for page in bucket.pages(prefix):
-                for key, version in samples(page):
-                    found.append(key.encode(), version)
+                for _, key, version in _samples(page, source, tally, images_only=images_only):
+                    found.append(key, version)
             return found.build()
 
         def name_of(key: str) -> str:
@@ -81,13 +78,32 @@ def list_cloud(source: Source, tally: Tally, *, images_only: bool) -> list[Folde
         prefixes: list[str] = []
         found: dict[str, FolderBuilder] = {}
         for page in bucket.pages(source.prefix, folders=bucket.lists_folders):
-            prefixes += page.folders
+            prefixes += [name for name in page.folders if _is_utf8(name, tally)]
             names = {name_of(item.key) for item in page.objects} - found.keys()
             found |= {name: FolderBuilder(name, tally) for name in names}
-            for key, version in samples(page):
-                found[name_of(key)].append(key.encode(), version)
+            for name, key, version in _samples(page, source, tally, images_only=images_only):
+                found[name_of(name)].append(key, version)
         folders = list_folders(folder, prefixes, tally, threads=_THREADS)
     return [*(builder.build() for builder in found.values()), *folders]
+
+
+def _samples(
+    page: Page, source: Source, tally: Tally, *, images_only: bool
+) -> Iterator[tuple[str, bytes, bytes]]:
+    """The names of a page's samples, as text and as bytes, and their versions."""
+    tally.check()
+    for key, version, *_ in page.objects:
+        if is_sample(key, source.prefix, tally, images_only=images_only) and _is_utf8(key, tally):
+            yield key, key.encode(), _checked(version, f"{source.bucket}/{key}")
+
+
+def _is_utf8(name: str, tally: Tally) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        tally.note(Noted.NOT_UTF8, name)
+        return False
+    return True
 
 
 def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[Folder]:
@@ -98,7 +114,7 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[
         ListingCancelledError: nobody wants them any more.
     """
     with source_failures(source.url):
-        cloud = open_bucket(source.bucket, tally.allowed.http_hosts)
+        bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
     def some(begin: str) -> Folder:
         found = FolderBuilder("", tally, every=_ASKED_AT_A_TIME)
@@ -106,7 +122,7 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[
             tally.check()
             full = f"{source.prefix}{key.decode()}"
             with source_failures(f"{source.bucket}/{full}"):
-                found.append(full.encode(), cloud.head(full)[0].encode())
+                found.append(full.encode(), bucket.head(full)[0].encode())
         return found.build()
 
     return list_folders(
@@ -114,16 +130,16 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[
     )
 
 
-def probe_cloud(source: Source, key: bytes, tally: Tally) -> None:
+def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
     """See that a source may be listed at all, or where there is no listing, that it has a key; errors as
-    :func:`list_cloud`.
+    :func:`list_bucket`.
     """
     with source_failures(source.url):
-        cloud = open_bucket(source.bucket, tally.allowed.http_hosts)
+        bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
         if source.is_web:
-            cloud.head(f"{source.prefix}{key.decode()}")
+            bucket.head(f"{source.prefix}{key.decode()}")
         else:
-            next(iter(cloud.pages(source.prefix)), None)
+            next(iter(bucket.pages(source.prefix)), None)
 
 
 def small_object(source: Source, name: str, limit_bytes: int) -> bytes | None:
@@ -145,25 +161,47 @@ def small_object(source: Source, name: str, limit_bytes: int) -> bytes | None:
             raise
 
 
-def read_object(bucket: str, key: str, what: str, before: Callable[[int], None], tally: Tally) -> bytes:
-    """A whole object, which messages call ``what``; ``before`` is told its size first, and may refuse it."""
+def download(
+    bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
+) -> None:
+    """Write an object to a stream, whose name in messages is ``what``; ``check_size`` may refuse it.
+
+    Raises:
+        SourceError: as :func:`list_bucket`.
+    """
+
+    def check(size_bytes: int) -> None:
+        check_size(size_bytes)
+        if size_bytes > _CHUNK_BYTES:
+            raise _LargeError
+
     tally.check()
     with source_failures(what):
-        return bytes(open_bucket(bucket, tally.allowed.http_hosts).read(key, before=before))
+        client = open_bucket(bucket, tally.allowed.http_hosts)
+        try:
+            stream.write(client.read(key, before=check))
+        except _LargeError:
+            version, size_bytes = client.head(key)
+            for begin in range(0, size_bytes, _CHUNK_BYTES):
+                tally.check()
+                span = Span(begin, min(begin + _CHUNK_BYTES, size_bytes))
+                stream.write(client.read(key, version=version, span=span))
 
 
-@contextmanager
-def source_failures(what: str) -> Iterator[None]:
-    """Turn errors of clouds into ours, each with the name of the thing, the reason and a remedy."""
-    try:
-        yield
-    except ObjectError as error:
-        if error.fault is Fault.MISSING:
-            raise SourceNotFoundError(f"{what} does not exist ({error}): check the name") from error
-        if error.fault is Fault.REFUSED:
-            raise SourceForbiddenError(f"the coordinator may not read {what} ({error})") from error
-        kind = SourceBusyError if error.fault is Fault.UNAVAILABLE else SourceError
-        raise kind(f"{what} cannot be read, by up to {ATTEMPTS} attempts ({error})") from error
+class _LargeError(Exception):
+    """An object is too large to be received at once."""
+
+
+def bucket_region(bucket: str) -> str:
+    """The region of an S3 bucket; empty where there is none.
+
+    Raises:
+        SourceError: the store does not answer.
+    """
+    from superdl.super_wire.objects.s3 import open_s3
+
+    with source_failures(f"s3://{bucket}"):
+        return open_s3(bucket).region()
 
 
 def _checked(version: str, url: str) -> bytes:

@@ -171,8 +171,8 @@ def test_cancelled_while_pages_come():
         ),
         ("s3://pets/train/empty", None, SourceEmptyError, "s3://pets/train/empty/ holds no image"),
         ("s3://pets/flat", None, SourceError, r"holds 2 images and no class folders.*key_list"),
-        ("s3://no-such-bucket/x", None, SourceNotFoundError, r"x/ does not exist \(NoSuchBucket"),
-        ("s3://pets/flat", "s3://pets/lists/gone.csv", SourceNotFoundError, r"key_list .* \(NoSuchKey"),
+        ("s3://no-such-bucket/x", None, SourceNotFoundError, r"x/ does not exist \(.*NoSuchBucket"),
+        ("s3://pets/flat", "s3://pets/lists/gone.csv", SourceNotFoundError, r"key_list .* \(.*NoSuchKey"),
     ],
 )
 def test_what_is_not_there_is_named(source, key_list, error, reason):
@@ -205,15 +205,15 @@ def test_no_permission(store, monkeypatch):
     store.check_permissions()
     try:
         with pytest.raises(
-            SourceForbiddenError, match=r"may not read s3://pets/train/ \(AccessDenied.*s3:ListBucket"
+            SourceForbiddenError, match=r"may not read s3://pets/train/ \(.*AccessDenied.*s3:ListBucket"
         ):
             list_source("s3://pets/train")
         with pytest.raises(
-            SourceForbiddenError, match=r"may not read key_list s3://pets/lists/closed.csv \(Access"
+            SourceForbiddenError, match=r"may not read key_list s3://pets/lists/closed.csv \(.*Access"
         ):
             list_source("s3://pets/flat", "s3://pets/lists/closed.csv")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
-        with pytest.raises(SourceForbiddenError, match=r"\(InvalidAccessKeyId"):
+        with pytest.raises(SourceForbiddenError, match="InvalidAccessKeyId"):
             list_source("s3://pets/train")
     finally:
         store.check_permissions(after=10**9)
@@ -232,9 +232,7 @@ def test_no_credentials(monkeypatch):
 def test_nobody_answers_at_the_endpoint_or_it_is_no_url(store, monkeypatch):
     address = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", address)
-    with pytest.raises(
-        SourceError, match=f"no object store answered within 3 attempts.*{address}.*SUPER_S3_ENDPOINT"
-    ):
+    with pytest.raises(SourceError, match=f"no object store answered at {address[7:]}.*SUPER_S3_ENDPOINT"):
         list_source("s3://pets/train")
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "127.0.0.1:9000")
     with pytest.raises(SourceError, match="the endpoint of the object store is a URL"):
