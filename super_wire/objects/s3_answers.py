@@ -30,6 +30,7 @@ _MOVED = frozenset({301, 307})
 _TELLING = _MOVED | {400, 403}  # as HEAD is answered
 _SHOWN = 300
 _LISTING = "ListBucketResult"
+_TEXT_BYTES = 2**16  # more than any text of an answer has, so that each comes in one piece
 
 
 class ListPage(NamedTuple):
@@ -47,67 +48,59 @@ def parse_page(content: bytes) -> ListPage:
     """
     objects: list[Listed] = []
     folders: list[str] = []
-    top: dict[str, str] = {}
-    fields, text = top, [""]
-
-    def begin(name: str, _: Mapping[str, str]) -> None:
-        nonlocal fields
-        text.clear()
-        if name in {"Contents", "CommonPrefixes"}:
-            fields = {}
+    fields: dict[str, str] = {}
+    texts: list[str] = []
+    pop = fields.pop
 
     def end(name: str) -> None:
-        nonlocal fields
         if name == "Contents":
-            key, etag = fields["Key"], fields.get("ETag", "")
-            objects.append(Listed(key, etag.strip('"'), int(fields["Size"]), fields.get("LastModified", "")))
-            fields = top
+            etag, size = pop("ETag", "").strip('" '), int(pop("Size"))
+            objects.append(Listed(pop("Key"), etag, size, pop("LastModified", "")))
         elif name == "CommonPrefixes":
-            folders.append(fields["Prefix"])
-            fields = top
+            folders.append(pop("Prefix"))
         else:
-            fields[name] = text[0] if len(text) == 1 else "".join(text)
+            fields[name] = texts.pop() if texts else ""
 
     try:
-        _parse(content, begin, end, text)
-        top[_LISTING]
+        _parse(content, end, texts)
+        fields[_LISTING]
     except (expat.ExpatError, KeyError, ValueError) as error:
         why = f"the object store's listing is not understood ({type(error).__name__}: {error})"
         raise ObjectError(Fault.FAILED, f"{why}: it begins with {content[:_SHOWN]!r}") from error
-    if top.get("EncodingType") == "url":
+    if fields.get("EncodingType") == "url":
         for place, item in enumerate(objects):
             if "%" in item.key or "+" in item.key:
                 objects[place] = item._replace(key=_decoded(item.key))
         folders = list(map(_decoded, folders))
-    token = top.get("NextContinuationToken", "") if top.get("IsTruncated") == "true" else ""
+    token = fields.get("NextContinuationToken", "") if fields.get("IsTruncated") == "true" else ""
     return ListPage(Page(objects, folders), token)
 
 
 def fields_of(content: bytes) -> dict[str, str]:
     """The texts of an answer's elements by their names; none where it is no XML."""
     found: dict[str, str] = {}
-    text: list[str] = []
+    texts: list[str] = []
 
     def end(name: str) -> None:
-        found[name] = "".join(text)
+        found[name] = texts.pop() if texts else ""
 
     try:
-        _parse(content, lambda *_: text.clear(), end, text)
+        _parse(content, end, texts)
     except (expat.ExpatError, ValueError):
         return {}
     return found
 
 
-def _parse(
-    content: bytes,
-    begin: Callable[[str, dict[str, str]], None],
-    end: Callable[[str], None],
-    text: list[str],
-) -> None:
+def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None:
+    """Call ``end`` with the name of each element at its end, the last of ``texts`` being what is in it.
+
+    There is one call of Python's for each element: a listing has seven of them for each key.
+    """
     parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler = begin, end
-    parser.CharacterDataHandler = text.append
+    parser.buffer_text, parser.buffer_size = True, _TEXT_BYTES
+    parser.StartElementHandler = dict[str, object]().setdefault  # it separates the texts around a beginning
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = texts.append
     parser.StartDoctypeDeclHandler = _refuse_entities
     parser.Parse(content, True)  # expat's own
 
