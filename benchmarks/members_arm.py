@@ -186,9 +186,10 @@ def _get(opened: Any, url: str, *_: object, **__: object) -> io.BufferedReader:
 @cache
 def _client(_process: int) -> Any:
     """This process's client: one that was made before a fork would share its connections."""
-    from superdl.coordinator.catalog.s3_client import make_s3_client
+    import boto3
 
-    return make_s3_client()
+    endpoint = os.environ.get("SUPER_S3_ENDPOINT_URL")
+    return boto3.session.Session().client("s3", endpoint_url=endpoint or None)
 
 
 def _decoded(loading: Loading, source: Iterator[Mapping[str, bytes]]) -> Iterator[Pair]:

@@ -13,15 +13,17 @@ import os
 import stat
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
+from superdl.super_wire.objects import ObjectError, open_bucket
 from superdl.super_wire.source_url import split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from superdl.super_wire.objects import Bucket
 
 __all__ = ["push"]
 
@@ -45,12 +47,10 @@ def push(
         SourceError: the bucket cannot be listed, something below the directory is no file that can be read,
             or some files were not sent: the message names up to 20, after which no more are tried.
     """
-    from superdl.coordinator.catalog.s3_client import make_s3_client
-
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):
         raise ConfigError(f"files are pushed to s3://bucket/prefix, not {url!r}")
-    bucket, prefix = bucket.removeprefix("s3://"), f"{prefix.strip('/')}/".lstrip("/")
+    client, prefix = open_bucket(bucket), f"{prefix.strip('/')}/".lstrip("/")
     files = all_bytes = 0
     for _, sizes in _folders(directory):
         files, all_bytes = files + len(sizes), all_bytes + sum(sizes.values())
@@ -69,15 +69,15 @@ def push(
             counts["bytes"] += size_bytes * sent
             done(size_bytes, all_bytes)
 
-    with closing(make_s3_client()) as client, ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         try:
             for folder, sizes in _folders(directory):
                 below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
-                known = _objects(client, bucket, below)
+                known = _objects(client, below)
                 for name in sizes:
                     if len(failed) < _MOST_FAILURES:
                         path, key = folder / name, below + name
-                        pending.append(pool.submit(_send, client, path, bucket, key, known.get(key)))
+                        pending.append(pool.submit(_send, client, path, key, known.get(key)))
                         settle(_AHEAD * workers)
             settle(0)
         finally:
@@ -91,25 +91,20 @@ def push(
     return counts
 
 
-def _objects(client: Any, bucket: str, below: str) -> dict[str, tuple[int, str]]:
+def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
     """Size and ETag of each object of a folder, by key."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below, Delimiter="/")
-        listed = (one for page in pages for one in page.get("Contents", ()))
-        return {one["Key"]: (one["Size"], one["ETag"].strip('"')) for one in listed}
-    except (BotoCoreError, ClientError) as error:
+        pages = client.pages(below, folders=True)
+        return {item.key: (item.size, item.version) for page in pages for item in page.objects}
+    except ObjectError as error:
         raise SourceError(
-            f"s3://{bucket}/{below} cannot be listed: {error}; pushing takes your AWS credentials, with "
+            f"{client.name}/{below} cannot be listed: {error}; pushing takes your AWS credentials, with "
             "s3:ListBucket and s3:PutObject, and SUPER_S3_ENDPOINT_URL if the store is not AWS"
         ) from error
 
 
-def _send(client: Any, path: Path, bucket: str, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
+def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
     """Whether it was sent, as it was not there, and its size."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
@@ -118,16 +113,10 @@ def _send(client: Any, path: Path, bucket: str, key: str, known: tuple[int, str]
                 return False, size_bytes
             if size_bytes > _MOST_BYTES:
                 raise SourceError(f"{path}: it has over {_MOST_BYTES:,} bytes")
-            file.seek(0)
-            client.put_object(
-                Bucket=bucket,
-                Key=key,
-                Body=file,
-                ContentLength=size_bytes,
-                ContentMD5=base64.b64encode(digest.digest()).decode(),  # what arrives otherwise is refused
-                ContentType=mimetypes.guess_type(key)[0] or "application/octet-stream",
-            )
-    except (OSError, ValueError, BotoCoreError, ClientError) as error:
+            kind = mimetypes.guess_type(key)[0] or ""
+            # What arrives otherwise than this digest says is refused.
+            client.put(key, file, content_type=kind, md5=base64.b64encode(digest.digest()).decode())
+    except (OSError, ValueError, ObjectError) as error:
         raise SourceError(f"{path}: {error}") from error
     return True, size_bytes
 

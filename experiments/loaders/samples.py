@@ -8,7 +8,6 @@ which may be random, are done by the functions' own code: the same pixels for th
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from PIL import Image, ImageOps
 
 from superdl.super_wire.errors import BadSampleError, ConfigError, SourceNotFoundError
 from superdl.super_wire.ids import checked_naming
+from superdl.super_wire.objects import open_bucket, source_failures
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,7 +33,7 @@ _SIZED = 64  # objects whose size is asked for, where the listing does not tell 
 
 @dataclass
 class Samples:
-    """The samples of a source in key order; it pickles, and each process that reads has its own connections.
+    """The samples of a source in key order; it pickles.
 
     ``bucket`` is ``s3://name`` with full object keys, or ``file://`` and the directory's absolute real path
     with paths below it. ``id_bucket`` and keys without ``prefix`` are those of sample ids. ``labels`` are
@@ -48,15 +48,10 @@ class Samples:
     fingerprint: bytes
     id_bucket: str = ""
     prefix: str = ""
-    _client: tuple[int, Any] = (0, None)  # this process's, by its id: a fork makes its own
 
     def __len__(self) -> int:
         """How many there are."""
         return len(self.keys)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the connections."""
-        return {**self.__dict__, "_client": (0, None)}
 
     def read(self, index: int) -> bytes:
         """The bytes of one object.
@@ -68,7 +63,8 @@ class Samples:
 
         """
         if self.bucket.startswith("s3://"):
-            return self._read_object(self.keys[index])
+            with source_failures(f"{self.bucket}/{self.keys[index]}"):
+                return bytes(open_bucket(self.bucket).read(self.keys[index]))
         path = f"{self.bucket.removeprefix('file://')}/{self.keys[index]}"
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # half the time of a Path
@@ -76,24 +72,15 @@ class Samples:
         except FileNotFoundError as error:
             raise SourceNotFoundError(f"{path} is gone since it was listed; start the run again") from error
 
-    def _read_object(self, key: str) -> bytes:
-        from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
-
-        if self._client[0] != os.getpid():
-            self._client = os.getpid(), make_s3_client()
-        with s3_failures(f"{self.bucket}/{key}"):
-            answer = self._client[1].get_object(Bucket=self.bucket.removeprefix("s3://"), Key=key)
-            with answer["Body"] as body:
-                content: bytes = body.read()
-        return content
-
     def size_bytes(self) -> int:
         """Bytes of all objects; of a bucket, about, from a few of them."""
         if not self.bucket.startswith("s3://"):
             root = Path(self.bucket.removeprefix("file://"))
             return sum((root / key).stat().st_size for key in self.keys)
         some = range(0, len(self), max(len(self) // _SIZED, 1))
-        return sum(len(self.read(index)) for index in some) * len(self) // len(some)
+        with source_failures(self.bucket):
+            bucket = open_bucket(self.bucket)
+            return sum(bucket.head(self.keys[index])[1] for index in some) * len(self) // len(some)
 
 
 def list_samples(source: Source, kind: str) -> Samples:

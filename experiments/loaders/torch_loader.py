@@ -1,6 +1,6 @@
 """The loader whose workers decode, and the plain way of one: a map-style dataset, Pillow, DataLoader workers.
 
-The plain one is the baseline that SUPER is measured against. It reads files, or objects of a bucket by boto3.
+The plain one is the baseline that SUPER is measured against. It reads files, or objects of a bucket.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def open_torch(request: LoaderRequest) -> Loader:
             **request.worker_options(),
             "sampler": f"DistributedSampler(shuffle={request.training}), set_epoch each epoch",
             "repeated_samples": len(sampler) * request.replicas - len(samples),
-            "reads": "objects by boto3" if in_bucket else "files",
+            "reads": "objects of a bucket" if in_bucket else "files",
         },
         tell_epoch=sampler.set_epoch,
         pads=request.rank > (len(samples) - 1) % request.replicas,  # DistributedSampler fills up so

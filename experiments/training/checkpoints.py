@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import torch
 
 from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.objects import ObjectError, open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -222,24 +223,20 @@ def bring_best(best: Path, place: str, run_name: str) -> str:
         SourceError: it cannot be brought there; the message names the local file, which stays.
 
     """
-    from boto3.exceptions import Boto3Error  # heavy, and few runs need it
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from superdl.coordinator.catalog.s3_client import make_s3_client
-
     where = f"{place.rstrip('/')}/{run_name}/{best.name}"
     try:
         if place.startswith(_S3):
             bucket, prefix = urlsplit(place).netloc, urlsplit(place).path.strip("/")
             key = f"{prefix}/{run_name}/{best.name}".lstrip("/")
             where = f"{_S3}{bucket}/{key}"
-            make_s3_client().upload_file(str(best), bucket, key)
+            with best.open("rb") as file:
+                open_bucket(f"{_S3}{bucket}").put(key, file)
         else:
             target = Path(where).expanduser()
             target.parent.mkdir(parents=True, exist_ok=True)
             whole = shutil.copyfile(best, target.with_name(f".{target.name}"))
             whole.replace(target)
-    except (Boto3Error, BotoCoreError, ClientError, OSError) as error:
+    except (ObjectError, OSError) as error:
         raise SourceError(
             f"training.best_to: the best checkpoint could not be brought to {where}: {error}. It is in {best}"
         ) from error

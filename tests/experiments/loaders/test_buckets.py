@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from superdl.coordinator.catalog.s3_client import make_s3_client
 from superdl.experiments.data import Source
 from superdl.super_wire.errors import SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.objects import open_bucket
 from tests.experiments.loaders.opening import (
     COUNT,
     counted,
@@ -67,7 +67,7 @@ def test_what_cannot_be_listed_or_read_is_named(bucket, tmp_path, monkeypatch):
         opened("torch", Source("s3://photos/sets/train"), tmp_path, training=False, workers=workers)
         for workers in (0, 1)
     ]
-    make_s3_client().delete_object(Bucket="photos", Key="sets/train/ant/00004.jpg")
+    open_bucket("s3://photos").delete("sets/train/ant/00004.jpg")
     for loader in loaders:
         with pytest.raises(SourceNotFoundError, match=r"s3://photos/sets/train/ant/00004\.jpg"):
             next(iter(loader))
