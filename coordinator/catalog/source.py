@@ -41,11 +41,6 @@ class Source:
         return self.bucket.startswith("file://")
 
     @property
-    def is_s3(self) -> bool:
-        """Whether it is a bucket that boto3 reads."""
-        return self.bucket.startswith("s3://")
-
-    @property
     def is_web(self) -> bool:
         """Whether it is a web server, which lists nothing."""
         return WEB_BUCKET.fullmatch(self.bucket) is not None
@@ -54,11 +49,6 @@ class Source:
     def directory(self) -> str:
         """The absolute real path of a ``file://`` source."""
         return self.bucket.removeprefix("file://")
-
-    @property
-    def bucket_name(self) -> str:
-        """The name of an ``s3://`` source's bucket."""
-        return self.bucket.removeprefix("s3://")
 
 
 def parse_source(url: str) -> Source:

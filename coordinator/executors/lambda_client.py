@@ -15,7 +15,6 @@ import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from superdl.coordinator.catalog.s3_client import no_credentials
 from superdl.coordinator.executors.base import (
     MAX_KIND,
     MAX_WORDS,
@@ -43,6 +42,14 @@ _NAME = re.compile(
     r"[a-zA-Z0-9_.-]+(?::(?:\$LATEST(?:\.PUBLISHED)?|[a-zA-Z0-9_-]+))?"
 )
 
+_NO_CREDENTIALS = (
+    exceptions.NoCredentialsError,
+    exceptions.PartialCredentialsError,
+    exceptions.CredentialRetrievalError,
+    exceptions.ProfileNotFound,
+    exceptions.TokenRetrievalError,
+    exceptions.SSOError,
+)
 _NEVER_REACHED = (
     exceptions.ConnectTimeoutError,
     exceptions.EndpointConnectionError,
@@ -240,7 +247,7 @@ def from_botocore(error: Exception, target: Target) -> ExecutorError:
     if isinstance(error, exceptions.ReadTimeoutError):
         return FunctionTimedOutError(f"{target} did not answer in time")
     words = text_without_credentials(str(error))[:MAX_WORDS]
-    if isinstance(error, no_credentials()):
+    if isinstance(error, _NO_CREDENTIALS):
         failed = ExecutorError(
             f"{target} cannot be invoked: the coordinator has no usable AWS credentials ({words}): set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "

@@ -12,13 +12,14 @@ import re
 import secrets
 import tempfile
 from collections import Counter
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from superdl.index.choices import EVERY_SPLIT, LABELS, SPLITS, folders_of, star_of
 from superdl.index.shard import ShardError
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
+from superdl.super_wire.objects import open_bucket, source_failures
 from superdl.super_wire.request import Limits, is_row
 from superdl.super_wire.source_url import split_url
 from superdl.super_wire.temporary import temporary_directory
@@ -253,18 +254,15 @@ def _file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _object(bucket: str, key: str, *, force: bool) -> Iterator[IO[bytes]]:
-    from superdl.coordinator.catalog.s3_client import make_s3_client, s3_failures
-
-    url, where = f"{bucket}/{key}", {"Bucket": bucket.removeprefix("s3://"), "Key": key}
-    with closing(make_s3_client()) as client, tempfile.TemporaryFile(dir=temporary_directory()) as stream:
+    url, client = f"{bucket}/{key}", open_bucket(bucket)
+    with tempfile.TemporaryFile(dir=temporary_directory()) as stream:
         try:
-            with s3_failures(url):
-                client.head_object(**where)
+            with source_failures(url):
+                client.head(key)
         except SourceNotFoundError:
             force = True
         if not force:
             raise ConfigError(f"-o {url} is there: --force replaces it")
         yield stream
-        stream.seek(0)
-        with s3_failures(url):
-            client.put_object(**where, Body=stream)
+        with source_failures(url):
+            client.put(key, cast("BinaryIO", stream))

@@ -112,14 +112,12 @@ class Shards:
     """
 
     def __init__(self, place: Source, stop: threading.Event) -> None:
-        from superdl.coordinator.catalog.s3_client import make_s3_client
         from superdl.lambda_prefetch.handler import open_source
         from superdl.lambda_prefetch.settings import FunctionSettings
 
         self.place, self._stop = place, stop
         settings = replace(FunctionSettings.from_environment(), file_roots=("/",))
         self._source = open_source(place.bucket, settings)
-        self._client = make_s3_client() if place.is_s3 else None
 
     def open(self, key: str) -> Shard:
         """Open an object by its key, relative to the source."""
@@ -158,8 +156,6 @@ class Shards:
         from superdl.super_wire.objects.s3 import close_connections
 
         close_connections()
-        if self._client is not None:
-            self._client.close()
 
     def url(self, key: str) -> str:
         """Return an object's URL, of a file its path, for messages."""
@@ -169,7 +165,6 @@ class Shards:
     def _head(self, url: str, name: str) -> tuple[str, int]:
         """Return version and size of an object."""
         from superdl.coordinator.catalog.listing_file import file_version
-        from superdl.coordinator.catalog.s3_client import s3_failures
 
         if self.place.is_file:
             try:
@@ -177,12 +172,8 @@ class Shards:
             except OSError as error:
                 raise SourceError(f"{url} cannot be read: {error.strerror or error}") from error
             return file_version(status).decode(), status.st_size
-        if self._client is None:
-            with source_failures(url):
-                return open_bucket(self.place.bucket).head(name)
-        with s3_failures(url):
-            head = self._client.head_object(Bucket=self.place.bucket_name, Key=name)
-        return str(head.get("ETag", "")).strip('"'), int(head["ContentLength"])
+        with source_failures(url):
+            return open_bucket(self.place.bucket).head(name)
 
 
 class ShardFile(io.RawIOBase):

@@ -25,7 +25,6 @@ def test_s3(url, bucket, prefix):
     source = parse_source(url)
     assert (source.bucket, source.prefix) == (bucket, prefix)
     assert not source.is_file
-    assert source.bucket_name == bucket.removeprefix("s3://")
     assert parse_source(source.url) == source
 
 
