@@ -22,7 +22,7 @@ from superdl.lambda_prefetch.restoring import restore
 from superdl.lambda_prefetch.row_groups import need_pyarrow
 from superdl.lambda_prefetch.saving import save
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import FileSource
+from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.cache import Command, ErrorReply, exchange
@@ -30,6 +30,7 @@ from superdl.super_wire.errors import CacheError, ConfigError, SuperError
 from superdl.super_wire.ids import FieldColumns, sample_ids
 from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.message_fields import clean_text
+from superdl.super_wire.objects import ObjectError, open_bucket
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.redaction import keep_secrets_out_of_logs
@@ -46,7 +47,6 @@ from superdl.super_wire.request import (
 from superdl.super_wire.store import PackMeta, collection_of
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.sources import ObjectSource
     from superdl.super_wire.request import Answer
 
 __all__ = ["WARM_VERSION", "handler", "open_source"]
@@ -272,11 +272,10 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
         ConfigError: another scheme, a package that is not there, or a directory that the function's settings
             do not allow.
     """
-    if bucket.startswith("file://"):
-        return FileSource(bucket.removeprefix("file://"), allowed_roots=settings.file_roots)
-    from superdl.lambda_prefetch.bucket_source import BucketSource
-
-    return BucketSource(bucket, settings.http_hosts)
+    try:
+        return ObjectSource(open_bucket(bucket, settings.http_hosts, settings.file_roots))
+    except ObjectError as error:
+        raise ConfigError(f"this function cannot read {bucket}: {error}") from error
 
 
 def _memory_mb(context: Any) -> int:

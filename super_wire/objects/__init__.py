@@ -2,7 +2,8 @@
 
 A :class:`Bucket` has one interface whichever kind it is: S3 (:mod:`superdl.super_wire.objects.s3`), Google's
 and Azure's buckets (:mod:`superdl.super_wire.objects.clouds`), datasets of the Hugging Face Hub
-(:mod:`superdl.super_wire.objects.hub`), web servers (:mod:`superdl.super_wire.objects.web`).
+(:mod:`superdl.super_wire.objects.hub`), web servers (:mod:`superdl.super_wire.objects.web`), directories
+(:mod:`superdl.super_wire.objects.directory`).
 """
 
 from __future__ import annotations
@@ -44,22 +45,28 @@ __all__ = [
 ]
 
 
-def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None) -> Bucket:
+def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[str, ...] = ()) -> Bucket:
     """This process's client of a bucket, such as ``s3://name``. Settings are those of its environment.
 
     Args:
         bucket: its name.
         hosts: the web servers that may be read, each as ``https://host``; ``None``: see
             :mod:`superdl.super_wire.objects.web`.
+        roots: the directories to which links in a ``file://`` bucket may lead; none: into it alone.
 
     Raises:
-        ConfigError: no such bucket is known, or the package that reads it is not installed.
+        ConfigError: no such bucket is known, the package that reads it is not installed, or it is a directory
+            that lies in none of ``roots``.
         ObjectError: the environment does not say what the client needs.
     """
     if bucket.startswith("s3://") and bucket != "s3://":
         from superdl.super_wire.objects.s3 import open_s3
 
         return open_s3(bucket.removeprefix("s3://"))
+    if bucket.startswith("file://"):
+        from superdl.super_wire.objects.directory import Directory
+
+        return Directory(bucket.removeprefix("file://"), roots)
     if bucket.startswith(("gs://", "az://")):
         from superdl.super_wire.objects.clouds import open_cloud
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures import CancelledError
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.objects import Span, open_bucket, source_failures
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.objects import Fault, ObjectError, Span, open_bucket, source_failures
 
 if TYPE_CHECKING:
     import threading
@@ -112,17 +109,18 @@ class Shards:
     """
 
     def __init__(self, place: Source, stop: threading.Event) -> None:
-        from superdl.lambda_prefetch.handler import open_source
         from superdl.lambda_prefetch.settings import FunctionSettings
 
         self.place, self._stop = place, stop
-        settings = replace(FunctionSettings.from_environment(), file_roots=("/",))
-        self._source = open_source(place.bucket, settings)
+        hosts = FunctionSettings.from_environment().http_hosts
+        with source_failures(place.url):
+            self._bucket = open_bucket(place.bucket, hosts, roots=("/",))
 
     def open(self, key: str) -> Shard:
         """Open an object by its key, relative to the source."""
         url = self.url(key)
-        version, size = self._head(url, self.place.prefix + key)
+        with source_failures(url):
+            version, size = self._bucket.head(self.place.prefix + key)
         if not version:
             raise SourceError(f"{url}: the object store gives no ETag, which tells versions apart")
 
@@ -136,20 +134,21 @@ class Shards:
 
         ``ShardError`` if it cannot be read, or has another version by now.
         """
-        from superdl.lambda_prefetch.sources import SampleFailedError
-
         if self._stop.is_set():
             raise CancelledError
+
+        def check(size_bytes: int) -> None:
+            if size_bytes > limit_bytes:
+                why = f"it has {size_bytes:,} bytes, and {limit_bytes:,} at most are read"
+                raise ShardError(f"{self.url(key)}: it cannot be read: {why}")
+
         span = None if begin is None else Span(begin, begin + limit_bytes)
         try:
-            content = self._source.read(
-                self.place.prefix + key, version, limit_bytes=limit_bytes, reserve=lambda _: None, span=span
-            )
-        except SampleFailedError as error:
-            changed = error.outcome is Outcome.CHANGED
+            return bytes(self._bucket.read(self.place.prefix + key, version=version, span=span, before=check))
+        except ObjectError as error:
+            changed = error.fault is Fault.CHANGED
             why = "it was changed while it was read: index it again" if changed else "it cannot be read"
-            raise ShardError(f"{self.url(key)}: {why}: {error.why}") from error
-        return bytes(content)
+            raise ShardError(f"{self.url(key)}: {why}: {error}") from error
 
     def close(self) -> None:
         """Close connections."""
@@ -161,19 +160,6 @@ class Shards:
         """Return an object's URL, of a file its path, for messages."""
         place = self.place
         return f"{place.directory.rstrip('/') if place.is_file else place.bucket}/{place.prefix}{key}"
-
-    def _head(self, url: str, name: str) -> tuple[str, int]:
-        """Return version and size of an object."""
-        from superdl.coordinator.catalog.listing_file import file_version
-
-        if self.place.is_file:
-            try:
-                status = Path(url).stat()
-            except OSError as error:
-                raise SourceError(f"{url} cannot be read: {error.strerror or error}") from error
-            return file_version(status).decode(), status.st_size
-        with source_failures(url):
-            return open_bucket(self.place.bucket).head(name)
 
 
 class ShardFile(io.RawIOBase):

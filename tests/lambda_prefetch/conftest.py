@@ -10,9 +10,10 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from superdl.lambda_prefetch.bucket_source import BucketSource
 from superdl.lambda_prefetch.caches import close_idle_connections
-from superdl.lambda_prefetch.sources import FileSource
+from superdl.lambda_prefetch.sources import ObjectSource
+from superdl.super_wire.objects import open_bucket
+from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.objects.s3 import close_connections
 from superdl.super_wire.store import DirectoryStore, open_store
 from tests.fixtures.loopback_http import LoopbackServer
@@ -128,10 +129,10 @@ def kept(request, tmp_path):
             (tmp_path / key).write_bytes(body)
             return file_version(tmp_path / key)
 
-        return FileSource(str(tmp_path)), put
+        return ObjectSource(Directory(str(tmp_path))), put
     s3 = request.getfixturevalue("s3")
 
     def put_object(key, body):
         return s3.put_object(Bucket="data", Key=key, Body=body)["ETag"].strip('"')
 
-    return BucketSource("s3://data"), put_object
+    return ObjectSource(open_bucket("s3://data")), put_object

@@ -15,9 +15,10 @@ import pytest
 
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import FileSource, SampleFailedError
+from superdl.lambda_prefetch.sources import ObjectSource, SampleFailedError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import digest_version
+from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.request import Outcome
 from tests.lambda_prefetch.prefetching import file_version
 
@@ -37,7 +38,7 @@ def root(tmp_path):
 
 def read(root, key, version=None, reserve=lambda _: None):
     listed = file_version(root / key) if version is None else version
-    return FileSource(str(root)).read(key, listed, limit_bytes=LIMIT, reserve=reserve)
+    return ObjectSource(Directory(str(root))).read(key, listed, limit_bytes=LIMIT, reserve=reserve)
 
 
 def failure(root, key, version="6-1"):
@@ -92,7 +93,7 @@ def disguised(root):
 
 
 def test_a_directory_that_is_swapped_for_a_link_after_it_was_resolved_is_not_left(root, disguised):
-    version, source = file_version(root / "cats/one.jpg"), FileSource(str(root))
+    version, source = file_version(root / "cats/one.jpg"), ObjectSource(Directory(str(root)))
     options = {"limit_bytes": LIMIT, "reserve": lambda _: None}
     assert source.read("cats/one.jpg", version, **options) == b"one"
     (root / "cats").rename(root / "moved")
@@ -124,7 +125,7 @@ def test_a_link_that_comes_and_goes_never_leads_out(root, disguised, tmp_path_fa
         deadline = time.monotonic() + 20
         while min(seen[b"one"], seen[Outcome.REFUSED]) < 500 and time.monotonic() < deadline:
             try:
-                data = FileSource(str(root), allowed_roots=allowed).read(
+                data = ObjectSource(Directory(str(root), allowed_roots=allowed)).read(
                     "cats/one.jpg", version, limit_bytes=LIMIT, reserve=lambda _: None
                 )
             except SampleFailedError as error:
@@ -141,7 +142,7 @@ def test_a_link_that_comes_and_goes_never_leads_out(root, disguised, tmp_path_fa
 def test_links_lead_as_far_as_the_roots_go(root):
     (root / "linked").symlink_to("../source-of-another")
     (root / "cats" / "linked.jpg").symlink_to(root.parent / "secret.jpg")
-    allowed = FileSource(str(root), allowed_roots=("/nowhere", str(root.parent)))
+    allowed = ObjectSource(Directory(str(root), allowed_roots=("/nowhere", str(root.parent))))
     for key in ("linked/x.jpg", "cats/linked.jpg"):
         version = file_version(root / key)
         data = allowed.read(key, version, limit_bytes=LIMIT, reserve=lambda _: None)
@@ -159,7 +160,7 @@ def descriptors_below(root):
 
 
 def test_no_descriptor_outlives_the_source(root):
-    source = FileSource(str(root))
+    source = ObjectSource(Directory(str(root)))
     for number in range(300):
         (root / str(number)).mkdir()
         key = f"{number}/x.jpg"

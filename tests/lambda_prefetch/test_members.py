@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.lambda_prefetch.bucket_source import BucketSource
 from superdl.lambda_prefetch.members import MAX_GAP_BYTES, ranges_of
-from superdl.lambda_prefetch.sources import FileSource
+from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits
 from tests.fixtures.loopback_http import LoopbackServer
@@ -117,7 +117,7 @@ def test_faults_hit_their_members_alone(kept):
     source, put = kept
     body = random.Random(1).randbytes(300_000)
     versions = {key: put(key, body) for key in ("cut.tar", "changed.tar", "good.tar")}
-    if isinstance(source, FileSource):
+    if "-" in versions["good.tar"]:  # of a file
         versions["changed.tar"] = "1-1"
     else:
         put("changed.tar", body[:200_000])
@@ -253,7 +253,7 @@ def server_source(monkeypatch):
         def start(answer):
             server = ending.enter_context(contextlib.closing(LoopbackServer(answer)))
             monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-            return BucketSource("s3://data")
+            return ObjectSource(open_bucket("s3://data"))
 
         yield start
 

@@ -13,9 +13,10 @@ from moto.server import ThreadedMotoServer
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.lister import NAMING_FILE
 from superdl.coordinator.catalog.listing import ListingCancelledError
-from superdl.lambda_prefetch.bucket_source import BucketSource
+from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.ids import Naming
+from superdl.super_wire.objects import open_bucket
 from tests.fixtures.valkey import free_port
 
 ACCOUNT = "123456789012"
@@ -108,7 +109,7 @@ def test_each_key_is_read_as_it_is_or_counted(store):
     store.client.create_bucket(Bucket="odd")
     for key in (*below_o, *nameless_in_o, *nameless):
         store.client.put_object(Bucket="odd", Key=key, Body=key.encode())
-    objects = BucketSource("s3://odd")
+    objects = ObjectSource(open_bucket("s3://odd"))
     for source, keys, left_out in (
         ("s3://odd/o", below_o, "o//b/1.png"),
         ("s3://odd/o//", nameless_in_o, ""),

@@ -20,8 +20,9 @@ from superdl.coordinator.catalog import list_objects, list_source, listing_file
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.listing_file import file_version, list_directory, probe_directory
 from superdl.coordinator.catalog.source import Allowed
-from superdl.lambda_prefetch.sources import FileSource
+from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.objects.directory import Directory
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -126,7 +127,7 @@ def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
             assert ours == present, (part, number)
             assert nowhere or sum(map(len, present.values())) == sum(map(len, theirs.values()))
             seen["equal"] += 1
-        files = FileSource(str(source.resolve()), allowed_roots=("/",))
+        files = ObjectSource(Directory(str(source.resolve()), allowed_roots=("/",)))
         for key in (key for keys in ours.values() for key in keys):
             version = file_version((source / key).stat()).decode()
             files.read(key, version, limit_bytes=99, reserve=lambda _: None)

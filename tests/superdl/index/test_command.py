@@ -8,10 +8,10 @@ import json
 import pytest
 
 from superdl.index import Choices, build_index
-from superdl.lambda_prefetch.bucket_source import BucketSource
-from superdl.lambda_prefetch.sources import FileSource
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.objects.directory import Directory
+from superdl.super_wire.objects.s3 import S3Bucket
 from tests.superdl.index.shards import content_of, index, tar_of, tfrecord_of
 
 
@@ -137,13 +137,13 @@ def test_no_source_is_told(tmp_path, capsys):
 
 
 def test_a_file_that_changes_while_it_is_read_is_told(source, tmp_path, monkeypatch):
-    read = FileSource.read
+    read = Directory.read
 
-    def change_and_read(self, key, version, **how):
+    def change_and_read(self, key, **how):
         (source / key).write_bytes((source / key).read_bytes() + bytes(512))
-        return read(self, key, version, **how)
+        return read(self, key, **how)
 
-    monkeypatch.setattr(FileSource, "read", change_and_read)
+    monkeypatch.setattr(Directory, "read", change_and_read)
     with pytest.raises(SourceError, match=r"\.tar: it was changed while it was read"):
         build_index([str(source)], str(tmp_path / "list.csv"), Choices(only="b.tar"))
 
@@ -154,13 +154,13 @@ def test_a_bucket_gives_what_a_directory_does_by_few_requests(object_store, sour
     source.rename(bucket / "train")
     tar_of(bucket / "train" / "large.tar", {f"x/{place}.jpg": bytes(3_000_000 + place) for place in range(4)})
     fetched = []
-    read = BucketSource.read
+    read = S3Bucket.read
 
-    def counted(self, key, version, *, span, **how):
+    def counted(self, key, *, span, **how):
         fetched.append((key.removeprefix("train/"), span.size_bytes))
-        return read(self, key, version, span=span, **how)
+        return read(self, key, span=span, **how)
 
-    monkeypatch.setattr(BucketSource, "read", counted)
+    monkeypatch.setattr(S3Bucket, "read", counted)
     rows = index(bucket / "train", tmp_path / "local.jsonl")
     found = index("s3://data/train", tmp_path / "list.jsonl")
     versions = {row.pop("version") for row in found}

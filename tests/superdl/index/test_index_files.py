@@ -15,8 +15,8 @@ from superdl.index.archives import indexed_members, tar_members
 from superdl.index.building import index_of_tar
 from superdl.index.choices import Choices
 from superdl.index.shard import ShardError
-from superdl.lambda_prefetch.bucket_source import BucketSource
 from superdl.main import main
+from superdl.super_wire.objects.s3 import S3Bucket
 from tests.hostile.fuzz_wire import mutate
 from tests.superdl.index.shards import HeldShard, dali_index_of, index, tar_of, tfrecord_of
 
@@ -61,13 +61,13 @@ def test_of_a_large_tar_in_a_bucket_little_is_fetched(object_store, tmp_path, mo
         tar = tar_of(bucket / folder / "a.tar", {f"x/{place:04d}.jpg": bytes(60_000) for place in range(500)})
     (bucket / "indexed" / "a.idx").write_bytes(dali_index_of(tar))
     fetched = []
-    read = BucketSource.read
+    read = S3Bucket.read
 
-    def counted(self, key, version, *, span, **how):
+    def counted(self, key, *, span, **how):
         fetched.append(span.size_bytes)
-        return read(self, key, version, span=span, **how)
+        return read(self, key, span=span, **how)
 
-    monkeypatch.setattr(BucketSource, "read", counted)
+    monkeypatch.setattr(S3Bucket, "read", counted)
     rows = index("s3://data/plain", tmp_path / "list.jsonl")
     assert sum(fetched) > 30_000_000
     fetched.clear()

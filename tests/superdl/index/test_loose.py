@@ -16,9 +16,9 @@ from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
 from superdl.index.choices import Choices
 from superdl.index.loose import LABEL_FILE_BYTES, coco_in, label_in
-from superdl.lambda_prefetch.sources import FileSource
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.objects.directory import Directory
 from tests.fixtures.clouds import cloud_server
 from tests.superdl.index.shards import HeldShard, index
 
@@ -172,13 +172,13 @@ def test_labels_of_images_that_are_named_one_by_one_are_refused(source, tmp_path
 
 def test_a_label_that_changes_meanwhile_is_told(source, tmp_path, capsys, monkeypatch):
     write(source, {"1.jpg": "", "1.txt": "1"})
-    read = FileSource.read
+    read = Directory.read
 
-    def change_and_read(self, key, version, **how):
+    def change_and_read(self, key, **how):
         (source / key).write_text("12")
-        return read(self, key, version, **how)
+        return read(self, key, **how)
 
-    monkeypatch.setattr(FileSource, "read", change_and_read)
+    monkeypatch.setattr(Directory, "read", change_and_read)
     assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl")]) == 1
     assert "1.txt: it was changed while it was read" in capsys.readouterr().err
 
@@ -307,7 +307,7 @@ def test_images_that_coco_names_and_the_source_lacks_are_told(source, tmp_path, 
         main(["index", str(source), "--coco", str(tmp_path / "none.json"), "-o", str(tmp_path / "x.jsonl")])
         == 1
     )
-    assert "none.json cannot be read" in capsys.readouterr().err
+    assert "none.json does not exist" in capsys.readouterr().err
 
 
 def test_labels_of_many_objects_take_no_memory_each(tmp_path):

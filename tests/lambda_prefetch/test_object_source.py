@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from superdl.lambda_prefetch.bucket_source import BucketSource
-from superdl.lambda_prefetch.sources import SampleFailedError
+from superdl.lambda_prefetch.sources import ObjectSource, SampleFailedError
+from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.request import Outcome
 from tests.fixtures.object_store import ObjectStore, object_store
 from tests.fixtures.valkey import free_port
@@ -22,7 +22,9 @@ def read():
     """Reads one object."""
 
     def one(key, version, bucket="data", reserve=lambda _: None):
-        return BucketSource(f"s3://{bucket}").read(key, version, limit_bytes=LIMIT, reserve=reserve)
+        return ObjectSource(open_bucket(f"s3://{bucket}")).read(
+            key, version, limit_bytes=LIMIT, reserve=reserve
+        )
 
     return one
 
