@@ -26,7 +26,6 @@ from superdl.coordinator.catalog.listing_bucket import (
 from superdl.coordinator.catalog.listing_file import (
     list_directory,
     probe_directory,
-    read_small_file,
     size_in_version,
 )
 from superdl.coordinator.catalog.members import Field, distinct
@@ -162,10 +161,7 @@ def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> 
 
 def _naming_of(place: Source, told: Naming, tally: Tally) -> Naming:
     """What names the samples: as told, else as the source itself says."""
-    if place.is_file:
-        content = read_small_file(place.directory, NAMING_FILE, tally, _NAMING_BYTES)
-    else:
-        content = small_object(place, NAMING_FILE, _NAMING_BYTES)
+    content = small_object(place, NAMING_FILE, _NAMING_BYTES, tally.allowed.link_roots)
     if content is None:
         return told
     where = f"{place.url.rstrip('/')}/{NAMING_FILE}: "

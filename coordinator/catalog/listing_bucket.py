@@ -142,17 +142,17 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
             next(iter(bucket.pages(source.prefix)), None)
 
 
-def small_object(source: Source, name: str, limit_bytes: int) -> bytes | None:
+def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, ...]) -> bytes | None:
     """At most one byte more than the limit of an object at the source's root; ``None`` if it is not there.
 
-    A web server is not asked: many answer for names that they have not.
+    ``roots`` are where a link may lead. A web server is not asked: many answer for names that they have not.
     """
     if source.is_web:
         return None
     with source_failures(source.url):
         try:
-            found = open_bucket(source.bucket).read(f"{source.prefix}{name}", span=Span(0, limit_bytes + 1))
-            return bytes(found)
+            bucket = open_bucket(source.bucket, roots=roots)
+            return bytes(bucket.read(f"{source.prefix}{name}", span=Span(0, limit_bytes + 1)))
         except ObjectError as error:
             if error.fault is Fault.MISSING:
                 return None

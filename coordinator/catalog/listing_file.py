@@ -33,7 +33,7 @@ from superdl.super_wire.ids import ID_BYTES, digest_version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["file_version", "list_directory", "probe_directory", "read_small_file", "size_in_version"]
+__all__ = ["file_version", "list_directory", "probe_directory", "size_in_version"]
 
 _THREADS = 8
 # On a local disk threads only fight for the interpreter: one alone takes half the time. Where so many entries
@@ -91,29 +91,6 @@ def probe_directory(directory: str) -> None:
         os.scandir(directory).close()
     except OSError as error:
         _raise_for_source(error, directory)
-
-
-def read_small_file(directory: str, name: str, tally: Tally, limit_bytes: int) -> bytes | None:
-    """What a file in a source's root holds, at most one byte more than the limit; ``None`` if it is not
-    there.
-
-    Raises:
-        SourceError: it cannot be read (``SourceForbiddenError``: it may not), or is no file.
-    """
-    path = f"{directory.rstrip('/')}/{name}"
-    try:
-        descriptor = os.open(path, _FILE_FLAGS)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        _raise(error, path)
-    try:
-        tally.allowed.check_open_file(descriptor, path)
-        return os.read(descriptor, limit_bytes + 1)
-    except OSError as error:
-        _raise(error, path)
-    finally:
-        os.close(descriptor)
 
 
 class _Directory(NamedTuple):

@@ -7,6 +7,7 @@ what remains.
 from __future__ import annotations
 
 import enum
+import re
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from superdl.super_wire.errors import (
@@ -34,6 +35,7 @@ __all__ = [
     "Page",
     "Pending",
     "Span",
+    "check_range",
     "check_version",
     "fault_of",
 ]
@@ -79,6 +81,9 @@ _FAULTS |= dict.fromkeys((408, 429), Fault.UNAVAILABLE)
 _FAULTS |= dict.fromkeys({*range(500, 600)} - {501, 505}, Fault.UNAVAILABLE)
 
 
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+
+
 def fault_of(status: int) -> Fault:
     """Classify the HTTP status of an answer that brings no object, whichever store gave it."""
     return _FAULTS.get(status, Fault.FAILED)
@@ -99,7 +104,11 @@ class ObjectError(Exception):
 
     def of_source(self, what: str) -> SourceError:
         """The error of the source whose object or bucket is ``what``."""
-        words = {Fault.MISSING: f"{what} does not exist", Fault.REFUSED: f"this machine may not read {what}"}
+        words = {
+            Fault.MISSING: f"{what} does not exist",
+            Fault.REFUSED: f"this machine may not read {what}",
+            Fault.UNAVAILABLE: f"{what} cannot be read, by up to {ATTEMPTS} attempts",
+        }
         return self.fault.source_error(f"{words.get(self.fault, f'{what} cannot be read')} ({self})")
 
     def of_store(self, what: str) -> StoreError:
@@ -238,3 +247,15 @@ def check_version(found: str, version: str) -> None:
     """Refuse an object of another version than the catalog lists, since its id would lie."""
     if found != version:
         raise ObjectError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
+
+
+def check_range(told: str, size_bytes: int, span: Span) -> None:
+    """Refuse bytes that are not those of a span, cut off at most where the object ends."""
+    found = _CONTENT_RANGE.fullmatch(told)
+    first, last, total = map(int, found.groups()) if found else (-1, -1, -1)
+    if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
+        raise ObjectError(
+            Fault.FAILED,
+            f"asked for {span.header}, the server gave {size_bytes} bytes and called them {told[:60]!r}: it "
+            "does not answer ranges",
+        )

@@ -202,6 +202,8 @@ def _failure(error: OSError) -> ObjectError:
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return ObjectError(Fault.MISSING, "there is no such file (any more)")
     if isinstance(error, PermissionError):
-        return ObjectError(Fault.REFUSED, "permission denied")
+        return ObjectError(
+            Fault.REFUSED, f"permission denied to user id {os.geteuid()}: grant it read permission"
+        )
     fault = Fault.UNAVAILABLE if error.errno in _AWAY else Fault.FAILED
     return ObjectError(fault, f"it could not be read: {error.strerror or error}")

@@ -26,18 +26,14 @@ from superdl.super_wire.objects.base import (
     ObjectError,
     Page,
     Span,
+    check_range,
     check_version,
     fault_of,
 )
 from superdl.super_wire.objects.http import pool_manager, proxy_of
 from superdl.super_wire.objects.s3_account import Account, account_of, settings_of_s3
 from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
-from superdl.super_wire.objects.s3_connection import (
-    Patience,
-    UnreachableError,
-    UnusualAnswerError,
-    check_range,
-)
+from superdl.super_wire.objects.s3_connection import Patience, UnreachableError, UnusualAnswerError
 from superdl.super_wire.objects.s3_requests import Signer, query_of
 from superdl.super_wire.objects.s3_route import Asked, Request, Route, headers_of
 
@@ -196,17 +192,13 @@ class S3Bucket(Bucket):
 
     def region(self) -> str:
         """The bucket's region, which S3 also tells whom it refuses all else; empty where there is none."""
-        found: list[str] = []
-
-        def look(response: urllib3.BaseHTTPResponse) -> None:
-            found.append(response.headers.get("x-amz-bucket-region", ""))
-
+        request = Request("HEAD", None)
         try:
-            self._general(Request("HEAD", None), look, look=look)
+            return self._general(request, lambda got: got.headers.get("x-amz-bucket-region", ""))
         except ObjectError:
-            if not found:
+            if not self._region:
                 raise
-        return found[-1]
+        return self._region
 
     def close(self) -> None:
         """Close the connections that wait for a next request; the next one makes new ones."""
@@ -240,7 +232,6 @@ class S3Bucket(Bucket):
         receive: Callable[[urllib3.BaseHTTPResponse], T],
         *,
         attempts: int = 0,
-        look: Callable[[urllib3.BaseHTTPResponse], None] = lambda _: None,
     ) -> T:
         """What ``receive`` makes of the answer to a request; what it raises passes through.
 
@@ -248,7 +239,6 @@ class S3Bucket(Bucket):
             request: what to send.
             receive: called with each good answer, whose body is still to be read.
             attempts: so many at most, and one more where the bucket is in another region; 0: the usual.
-            look: called with each answer that is not good.
         """
         attempts = left = attempts or self._patience.attempts
         followed = False
@@ -261,12 +251,12 @@ class S3Bucket(Bucket):
                         result = receive(response)
                         response.drain_conn()
                         return result
-                    look(response)
                     content = response.read(_BRIEF_BYTES)
                 region = region_in(response.status, response.headers, content)
+                self._region = region or self._region
                 if region not in {"", way.endpoint.region} and not followed:
                     followed, left = True, left + 1
-                    self._follow(region, way)
+                    self._follow(way)
                     continue
                 failed = refusal(response.status, content, self._bucket, region)
             except urllib3.exceptions.HTTPError as error:
@@ -301,10 +291,10 @@ class S3Bucket(Bucket):
         weakref.finalize(self, way.close).atexit = False
         return way
 
-    def _follow(self, region: str, way: Route) -> None:
+    def _follow(self, way: Route) -> None:
+        """Take the way to the region that was told, unless another thread has."""
         with self._lock:
             if self._way is way:
-                self._region = region
                 self._way = self._new_route()
                 way.close()
 

@@ -14,12 +14,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from superdl.super_wire.objects.base import ATTEMPTS, Fault, ObjectError
+from superdl.super_wire.objects.base import ATTEMPTS
 
 if TYPE_CHECKING:
     import ssl
-
-    from superdl.super_wire.objects.base import Span
 
 __all__ = [
     "Head",
@@ -27,7 +25,6 @@ __all__ = [
     "S3Connection",
     "UnreachableError",
     "UnusualAnswerError",
-    "check_range",
 ]
 
 _SLOWEST_BYTES_PER_S = 256 * 1024  # a body that comes more slowly, in all, is given up
@@ -35,7 +32,6 @@ _FIRST_RECEIVE_BYTES = 16 * 1024  # the head, and all of a small object
 _MAX_HEAD_BYTES = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 _ORDINARY, _PARTIAL = b"HTTP/1.1 200 ", b"HTTP/1.1 206 "
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # Field names are of any case; the value ends with its line.
 _FIELD = re.compile(
     rb"\r\n(content-length|content-range|etag|transfer-encoding|content-encoding|connection):"
@@ -222,15 +218,3 @@ def _parse(received: bytes, end: int, ordinary: bytes) -> Head:
     keeps = fields.get(b"connection", b"").lower() != b"close"
     content_range = fields.get(b"content-range", b"").decode("latin-1")
     return Head(int(size), etag.decode("latin-1").strip('" '), keeps, begun, content_range)
-
-
-def check_range(told: str, size_bytes: int, span: Span) -> None:
-    """Refuse bytes that are not those of a span, cut off at most where the object ends."""
-    found = _CONTENT_RANGE.fullmatch(told)
-    first, last, total = map(int, found.groups()) if found else (-1, -1, -1)
-    if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
-        raise ObjectError(
-            Fault.FAILED,
-            f"asked for {span.header}, the server gave {size_bytes} bytes and called them {told[:60]!r}: it "
-            "does not answer ranges",
-        )

@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from superdl.super_wire.objects.base import Fault, ObjectError, check_version
-from superdl.super_wire.objects.s3_connection import Patience, S3Connection, check_range
+from superdl.super_wire.objects.base import Fault, ObjectError, check_range, check_version
+from superdl.super_wire.objects.s3_connection import Patience, S3Connection
 from superdl.super_wire.objects.s3_requests import NO_BODY, Signer, object_path, request_bytes
 
 if TYPE_CHECKING:

@@ -22,7 +22,15 @@ import urllib3
 
 from superdl.super_wire.encryption import is_loopback
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.objects.base import ATTEMPTS, Bucket, Fault, ObjectError, check_version, fault_of
+from superdl.super_wire.objects.base import (
+    ATTEMPTS,
+    Bucket,
+    Fault,
+    ObjectError,
+    check_range,
+    check_version,
+    fault_of,
+)
 from superdl.super_wire.objects.http import pool_manager, proxy_of
 from superdl.super_wire.source_url import WEB_BUCKET, split_url
 
@@ -155,11 +163,7 @@ class Answer(NamedTuple):
         if (span is not None) is not (self.status == _PARTIAL):
             raise ObjectError(Fault.FAILED, "the server gives no spans of objects: it heeds no Range")
         if span is not None:
-            found = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
-            first, last, whole = map(int, found.groups()) if found else (-1, -1, 0)
-            right = span.within(whole)
-            if (first, last + 1) != right or size != right.size_bytes:
-                raise ObjectError(Fault.FAILED, "another span came than was asked for")
+            check_range(self.headers.get("Content-Range", ""), size, span)
         before(size)
         if len(data := self.read()) != size:
             raise ObjectError(Fault.FAILED, f"{len(data)} of its {size} bytes came")
