@@ -34,6 +34,7 @@ from superdl.super_wire.objects.http import pool_manager, proxy_of
 from superdl.super_wire.objects.s3_account import Account, account_of, settings_of_s3
 from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
 from superdl.super_wire.objects.s3_connection import Patience, UnreachableError, UnusualAnswerError
+from superdl.super_wire.objects.s3_multipart import MOST_PUT_BYTES, put_in_parts
 from superdl.super_wire.objects.s3_requests import Signer, query_of
 from superdl.super_wire.objects.s3_route import Asked, Request, Route, headers_of
 
@@ -146,9 +147,13 @@ class S3Bucket(Bucket):
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:
         """Write an object."""
+        content_type = content_type or "application/octet-stream"
         if isinstance(body, bytes):
             size, digest = len(body), hashlib.sha256(body)
         else:
+            if body.seek(0, os.SEEK_END) > MOST_PUT_BYTES:
+                put_in_parts(self.send, key, body, content_type)
+                return
             body.seek(0)
             digest = hashlib.sha256()
             for block in iter(lambda: body.read(_BLOCK_BYTES), b""):
@@ -156,7 +161,7 @@ class S3Bucket(Bucket):
             size = body.tell()
         lines = [f"content-length:{size}"]
         lines += [f"content-md5:{md5}"] if md5 else []
-        lines += [f"content-type:{content_type or 'application/octet-stream'}"]
+        lines += [f"content-type:{content_type}"]
         request = Request("PUT", key, first=lines, body=body, digest=digest.hexdigest())
         self._general(request, lambda _: None)
 
@@ -189,6 +194,15 @@ class S3Bucket(Bucket):
             if following == token:
                 raise ObjectError(Fault.FAILED, "the object store's listing goes in circles")
             query["continuation-token"] = token = following
+
+    def send(self, request: Request) -> urllib3.BaseHTTPResponse:
+        """Send any request with the client's retries; the answer's body is in its ``data``."""
+
+        def receive(response: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
+            response.read(cache_content=True)
+            return response
+
+        return self._general(request, receive)
 
     def region(self) -> str:
         """The bucket's region, which S3 also tells whom it refuses all else; empty where there is none."""

@@ -13,6 +13,7 @@ import pytest
 from superdl.super_wire.objects import Fault, ObjectError, open_bucket
 from superdl.super_wire.objects.s3 import Patience, close_connections, open_s3
 from superdl.super_wire.objects.s3_connection import S3Connection
+from superdl.super_wire.objects.s3_multipart import put_in_parts
 from tests.fixtures.loopback_http import LoopbackServer, Request
 from tests.fixtures.object_store import object_store, serve_objects
 
@@ -369,3 +370,33 @@ def test_all_addresses_are_waited_for_once_and_the_way_is_named(nowhere):
             ask()
         assert (caught.value.fault, caught.value.unreachable) == (Fault.UNAVAILABLE, True)
         assert nowhere == ["s3.nowhere.test"]
+
+
+def test_an_object_in_parts_is_whole_or_not_there(object_store, tmp_path):
+    (object_store.directory / "data").mkdir()
+    bucket = open_s3("data")
+    (tmp_path / "large").write_bytes(os.urandom(11 * 2**20))
+    with (tmp_path / "large").open("rb") as file:
+        put_in_parts(bucket.send, "a/large ü", file, "image/png", part_bytes=5 * 2**20)
+        assert bucket.read("a/large ü") == (tmp_path / "large").read_bytes()
+        with pytest.raises(ObjectError) as caught:
+            put_in_parts(open_s3("none").send, "x", file, "image/png", part_bytes=5 * 2**20)
+    assert caught.value.fault is Fault.MISSING
+
+
+def test_parts_that_cannot_be_sent_are_given_up(server, bucket, tmp_path):
+    started = ok(b"<R><UploadId>u+1</UploadId></R>")
+    (tmp_path / "large").write_bytes(b"x" * 9)
+    for script in (
+        [started, ok(b""), refusal("403 Forbidden", "AccessDenied"), ok(b"")],
+        [started, ok(b""), ok(b""), ok(b"<Error><Code>InternalError</Code></Error>"), ok(b"")],
+    ):
+        server.script, server.asked[:] = script, []
+        with (
+            (tmp_path / "large").open("rb") as file,
+            pytest.raises(ObjectError, match="AccessDenied|Internal"),
+        ):
+            put_in_parts(bucket.send, "large", file, "image/png", part_bytes=5)
+        assert server.asked[0] == "POST /data/large?uploads="
+        assert server.asked[1] == "PUT /data/large?partNumber=1&uploadId=u%2B1"
+        assert server.asked[-1] == "DELETE /data/large?uploadId=u%2B1"

@@ -1,0 +1,68 @@
+"""Objects that are too large for one PUT: sent in parts, which S3 joins once all are there."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO
+
+from superdl.super_wire.objects.base import Fault, ObjectError
+from superdl.super_wire.objects.s3_answers import fields_of
+from superdl.super_wire.objects.s3_requests import query_of
+from superdl.super_wire.objects.s3_route import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import urllib3
+
+    _Send = Callable[[Request], urllib3.BaseHTTPResponse]
+
+__all__ = ["MOST_PUT_BYTES", "put_in_parts"]
+
+MOST_PUT_BYTES = 5 * 2**30
+"""Of an object that is sent by one request."""
+
+_PART_BYTES = 2**26
+
+
+def put_in_parts(
+    send: _Send, key: str, body: BinaryIO, content_type: str, *, part_bytes: int = _PART_BYTES
+) -> None:
+    """Write an object from a file, whole or not at all.
+
+    Args:
+        send: sends a request, and returns its answer with the body read into ``data``.
+        key: the object's.
+        body: read from its beginning.
+        content_type: for those that read it by HTTP.
+        part_bytes: so many are in memory; S3 takes 10,000 parts, and all but the last have 5 MiB at least.
+
+    Raises:
+        ObjectError: S3 refuses; nothing is left there.
+    """
+    started = send(Request("POST", key, "uploads=", first=[f"content-type:{content_type}"]))
+    upload = {"uploadId": fields_of(started.data).get("UploadId", "")}
+    try:
+        _send_parts(send, key, body, upload, part_bytes)
+    except BaseException:
+        with suppress(ObjectError):
+            send(Request("DELETE", key, query_of(upload)))
+        raise
+
+
+def _send_parts(send: _Send, key: str, body: BinaryIO, upload: dict[str, str], part_bytes: int) -> None:
+    parts: list[str] = []
+    body.seek(0)
+    while part := body.read(part_bytes):
+        query = query_of({"partNumber": str(len(parts) + 1), **upload})
+        digest = hashlib.sha256(part).hexdigest()
+        answer = send(Request("PUT", key, query, body=part, digest=digest))
+        parts.append(answer.headers.get("ETag", ""))
+    numbered = enumerate(parts, start=1)
+    lines = (f"<Part><PartNumber>{n}</PartNumber><ETag>{etag}</ETag></Part>" for n, etag in numbered)
+    whole = f"<CompleteMultipartUpload>{''.join(lines)}</CompleteMultipartUpload>".encode()
+    digest = hashlib.sha256(whole).hexdigest()
+    joined = send(Request("POST", key, query_of(upload), body=whole, digest=digest))
+    if "ETag" not in (said := fields_of(joined.data)):  # S3 may fail after it has answered 200
+        raise ObjectError(Fault.UNAVAILABLE, f"S3 did not join its parts: {said.get('Code', '')}")
