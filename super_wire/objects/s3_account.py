@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlsplit
 
 from superdl.super_wire.objects.base import Fault, ObjectError
+from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     import ssl
@@ -37,6 +39,7 @@ _HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _DIRECTORY_BUCKET = "--x-s3"
 _PORTS = {"http": 80, "https": 443}
 _ON = frozenset({"1", "true", "yes"})
+_LOOK_AGAIN_S = 10.0  # where there are no credentials: machines are asked for theirs, which takes seconds
 _OURS = ("AWS_", "SUPER_S3_")
 _REMEDY = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; "
@@ -87,6 +90,7 @@ class Account:
         self._lock = threading.Lock()
         self._session: Any = None
         self._credentials: Any = None
+        self._look_again_s = 0.0
 
     @property
     def credentials(self) -> Callable[[], ReadOnlyCredentials] | None:
@@ -147,9 +151,10 @@ class Account:
 
     def _valid_now(self) -> ReadOnlyCredentials:
         with _failures():
-            if self._credentials is None:
+            if self._credentials is None and time.monotonic() >= self._look_again_s:
                 with self._lock:
                     self._credentials = self._opened().get_credentials()
+                    self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
             if self._credentials is None:
                 raise ObjectError(Fault.REFUSED, f"there are no usable AWS credentials: {_REMEDY}")
             found: ReadOnlyCredentials = self._credentials.get_frozen_credentials()
@@ -189,8 +194,8 @@ def _checked_url(url: str) -> SplitResult:
     if not usable or parts.username or parts.query:
         raise ObjectError(
             Fault.FAILED,
-            f"the endpoint of the object store is a URL such as http://127.0.0.1:9000; not {url!r} "
-            "(SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3)",
+            "the endpoint of the object store (SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3) is a URL such as "
+            f"http://127.0.0.1:9000; not {without_credentials(url)!r}",
         )
     return parts
 

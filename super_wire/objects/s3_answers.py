@@ -129,7 +129,7 @@ def refusal(status: int, content: bytes, bucket: str, region: str) -> ObjectErro
     words = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
     if status == _OTHER_VERSION:  # S3's words are of preconditions, which users never set
         words = "S3 has another version (ETag) of it"
-    remedy = f"; the bucket is in the region {region}: set AWS_REGION" if status in _MOVED else ""
+    remedy = f"; the bucket is in the region {region}: set AWS_REGION" if region and status in _MOVED else ""
     if code in _BAD_CREDENTIALS:
         remedy = "; renew the AWS credentials, or leave them to a role"
     elif code == "InvalidObjectState":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from superdl.coordinator.executors import executor_classes
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.objects.s3_account import Account
 
 if TYPE_CHECKING:
     from superdl.doctor.checking import Case
@@ -28,7 +29,7 @@ _HOWTO = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or gi
 def check_credentials(case: Case) -> Finding:
     """The credentials with which this machine asks S3 and Lambda: where they are from."""
     executors = executor_classes(case.settings.executors)
-    anonymous = bool(os.environ.get("SUPER_S3_ANONYMOUS"))
+    anonymous = Account().anonymous
     of_s3 = case.source.startswith("s3://") and not anonymous
     if not (of_s3 or any(executor.uses_aws for executor in executors)):
         why = ", and SUPER_S3_ANONYMOUS is set" if anonymous else ""

@@ -142,6 +142,6 @@ def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lac
     dataset = SuperDataset("s3://photos/train", RECIPE)
     with SuperSampler(dataset, batch_size=4) as sampler:
         lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
-        with pytest.raises(BadSampleError, match="403.*renew the function's credentials"):
+        with pytest.raises(BadSampleError, match="403.*renew the AWS credentials"):
             for _ in DataLoader(dataset, sampler=sampler, batch_size=None):
                 pass

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
+from collections import Counter
+from urllib.parse import parse_qsl, urlsplit
 
 import boto3
 import pytest
@@ -17,6 +20,8 @@ from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.ids import Naming
 from superdl.super_wire.objects import open_bucket
+from superdl.super_wire.objects.s3 import close_connections
+from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.valkey import free_port
 
 ACCOUNT = "123456789012"
@@ -236,8 +241,59 @@ def test_nobody_answers_at_the_endpoint_or_it_is_no_url(store, monkeypatch):
     with pytest.raises(SourceError, match=f"no object store answered at {address[7:]}.*SUPER_S3_ENDPOINT"):
         list_source("s3://pets/train")
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "127.0.0.1:9000")
-    with pytest.raises(SourceError, match="the endpoint of the object store is a URL"):
+    with pytest.raises(SourceError, match="SUPER_S3_ENDPOINT_URL.* is a URL such as"):
         list_source("s3://pets/train")
     monkeypatch.delenv("SUPER_S3_ENDPOINT_URL")  # boto3's own setting holds then
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.url)
     assert len(list_source("s3://pets/train")) == 3
+
+
+def test_a_throttled_store_with_a_thousand_folders_of_one_image(monkeypatch):
+    """Each folder is a request of its own, and every tenth request is refused once."""
+    asked = Counter()
+
+    def answer(request):
+        query = dict(parse_qsl(urlsplit(request.path).query))
+        asked[request.path] += 1
+        if sum(asked.values()) % 10 == 0 and asked[request.path] == 1:
+            request.answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+            return
+        prefix, content = query.get("prefix", ""), ""
+        if query.get("delimiter"):
+            names = (f"{prefix}{number:04}/" for number in range(1001))
+            content = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in names)
+        elif "list-type" in query:
+            content = f"<Contents><Key>{prefix}1.jpg</Key><ETag>e</ETag><Size>1</Size></Contents>"
+        else:
+            request.answer(404, {}, b"")
+            return
+        request.answer(200, {}, f"<ListBucketResult>{content}</ListBucketResult>".encode())
+
+    with contextlib.closing(LoopbackServer(answer)) as server:
+        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+        catalog = list_source("s3://pets/train")
+        close_connections()
+    assert len(catalog.classes) == len(catalog.keys) == 1001
+    assert sum(asked.values()) > 1050
+
+
+def test_names_that_are_not_utf8_are_counted_and_left_out(monkeypatch):
+    keys = "".join(
+        f"<Contents><Key>train/a/{name}.jpg</Key><ETag>e</ETag><Size>1</Size></Contents>"
+        for name in ("1", "2%FF", "3%C3%BC")
+    )
+
+    def answer(request):
+        folders = "<CommonPrefixes><Prefix>train/a/</Prefix></CommonPrefixes>"
+        folders += "<CommonPrefixes><Prefix>train/b%FE/</Prefix></CommonPrefixes>"
+        content = folders if "delimiter" in request.path else keys
+        status = 200 if "list-type" in request.path else 404
+        text = f"<ListBucketResult><EncodingType>url</EncodingType>{content}</ListBucketResult>"
+        request.answer(status, {}, text.encode())
+
+    with contextlib.closing(LoopbackServer(answer)) as server:
+        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+        catalog = list_source("s3://pets/train")
+        close_connections()
+    assert [key.decode() for key in catalog.keys] == ["train/a/1.jpg", "train/a/3ü.jpg"]
+    assert ["2 names are not UTF-8" in words for words in catalog.warnings] == [True]
