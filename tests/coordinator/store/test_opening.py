@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from superdl.coordinator.store import StoreChoice, chosen_store, default_store, open_store
+from superdl.coordinator.store import StoreChoice, chosen_store, default_store
 from superdl.coordinator.store.opening import network_filesystem
 from superdl.super_wire.errors import ConfigError, StoreFormatError
-from superdl.super_wire.store import DirectoryStore
+from superdl.super_wire.store import DirectoryStore, open_store
 
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
