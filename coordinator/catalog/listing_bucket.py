@@ -68,8 +68,9 @@ def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Fold
         def folder(prefix: str) -> Folder:
             found = FolderBuilder(prefix[len(source.prefix) : -1], tally)
             for page in bucket.pages(prefix):
-                for _, key, version in _samples(page, source, tally, images_only=images_only):
-                    found.append(key, version)
+                with bucket.page_lock:
+                    for _, key, version in _samples(page, source, tally, images_only=images_only):
+                        found.append(key, version)
             return found.build()
 
         def name_of(key: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from superdl.super_wire.errors import (
@@ -181,12 +182,15 @@ class Bucket:
         threads: how many threads read it best.
         in_flight: how many objects each of them should have begun at a time.
         lists_folders: whether each folder is best listed by itself.
+        page_lock: held while a page of a listing is worked on. Many threads that compute would keep the
+            interpreter from all others, and are no faster.
     """
 
     name: str
     threads: int = 16  # each waits for one answer
     in_flight: int = 1
     lists_folders: bool = True
+    page_lock: AbstractContextManager[object] = nullcontext()
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:  # noqa: ARG002
         """Request an object, or a span of it, whose bytes :meth:`read` is to return later.

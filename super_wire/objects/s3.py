@@ -83,7 +83,7 @@ class S3Bucket(Bucket):
         self._way: Route | None = None
         self._region = ""
         self._lean = True
-        self._lock = threading.Lock()
+        self._lock, self.page_lock = threading.Lock(), threading.Lock()
         _clients.add(self)
 
     @property
@@ -187,7 +187,8 @@ class S3Bucket(Bucket):
         token = ""
         while True:
             content = self._general(Request("GET", None, query=query_of(query)), receive)
-            page, following = parse_page(content)
+            with self.page_lock:
+                page, following = parse_page(content)
             yield page
             if not following:
                 return
@@ -222,7 +223,7 @@ class S3Bucket(Bucket):
 
     def forget(self) -> None:
         """In a child after a fork: leave connections, locks and credentials to the parent."""
-        self._lock = threading.Lock()
+        self._lock, self.page_lock = threading.Lock(), threading.Lock()
         self._way, self._account = None, account_of(os.getpid(), settings_of_s3())
 
     def _read_slowly(
