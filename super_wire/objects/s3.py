@@ -50,7 +50,8 @@ _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
 _PAGE_BYTES = 2**24  # a page of a listing has 1,000 keys, of at most 1,024 bytes each, thrice that if encoded
 _BRIEF_BYTES = 2**16  # of a refusal
 _BLOCK_BYTES = 2**20
-_GOOD = frozenset({200, 204, 206})
+_WHOLE = 200
+_GOOD = frozenset({_WHOLE, 204, 206})
 _REACHING = "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT)"
 
 T = TypeVar("T")
@@ -235,6 +236,10 @@ class S3Bucket(Bucket):
             size = _size(response)
             if span is not None:
                 check_range(response.headers.get("Content-Range", ""), size, span)
+            elif response.status != _WHOLE:
+                raise ObjectError(
+                    Fault.FAILED, f"the object store answered {response.status}, with a part of it"
+                )
             before(size)
             return response.read()
 
@@ -334,7 +339,7 @@ def _etag(response: urllib3.BaseHTTPResponse) -> str:
 
 def _size(response: urllib3.BaseHTTPResponse) -> int:
     size = response.headers.get("Content-Length", "")
-    if not size.isdigit():
+    if not size.isdigit() or "Transfer-Encoding" in response.headers:  # by which HTTP ignores the length
         raise ObjectError(Fault.FAILED, "the object store gives no size")
     return int(size)
 

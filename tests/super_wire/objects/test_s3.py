@@ -181,6 +181,25 @@ def test_a_refusal_is_told_by_its_meaning_in_the_servers_words(server, bucket, a
     assert server.lean_requests() == 2  # a missing object says nothing about the next one
 
 
+PART = ok(b"one", more="Content-Range: bytes 0-2/9\r\n").replace(b"200 OK", b"206 Partial Content")
+CHUNKED = b'HTTP/1.1 200 OK\r\nETag: "%s"\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (PART, "answered 206, with a part of it"),
+        (CHUNKED % ETAG.encode() + b"5\r\nhello\r\n0\r\n\r\n", "gives no size"),
+    ],
+    ids=["a part", "another length"],
+)
+def test_other_bytes_than_the_whole_object_are_refused(server, bucket, answer, words):
+    server.script = [answer, answer]
+    with pytest.raises(ObjectError, match=words) as caught:
+        read(bucket)
+    assert caught.value.fault is Fault.FAILED
+
+
 @pytest.mark.parametrize("code", ["SlowDown", "InternalError"])
 def test_attempts_are_bounded(server, bucket, code):
     for ask in (
