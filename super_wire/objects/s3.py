@@ -9,6 +9,7 @@ answer GETs in other ways, all requests do.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import ssl
 import threading
@@ -185,17 +186,19 @@ class S3Bucket(Bucket):
                 raise ObjectError(Fault.FAILED, f"a page of the listing has over {_PAGE_BYTES:,} bytes")
             return content
 
-        token = ""
-        while True:
+        marked = ""
+        for number in itertools.count(1):
             content = self._general(Request("GET", None, query=query_of(query)), receive)
             with self.page_lock:
                 page, following = parse_page(content)
             yield page
             if not following:
                 return
-            if following == token:
+            if following == marked:
                 raise ObjectError(Fault.FAILED, "the object store's listing goes in circles")
-            query["continuation-token"] = token = following
+            if number.bit_count() == 1:  # ever more seldom, so that circles of any length are noticed
+                marked = following
+            query["continuation-token"] = following
 
     def send(self, request: Request) -> urllib3.BaseHTTPResponse:
         """Send any request with the client's retries; the answer's body is in its ``data``."""

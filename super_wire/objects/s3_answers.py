@@ -54,7 +54,8 @@ def parse_page(content: bytes) -> ListPage:
 
     def end(name: str) -> None:
         if name == "Contents":
-            etag, size = pop("ETag", "").strip('" '), int(pop("Size"))
+            # Stripped of newlines too: an empty element has the text before it.
+            etag, size = pop("ETag", "").strip('" \r\n\t'), int(pop("Size"))
             objects.append(Listed(pop("Key"), etag, size, pop("LastModified", "")))
         elif name == "CommonPrefixes":
             folders.append(pop("Prefix"))
@@ -72,8 +73,12 @@ def parse_page(content: bytes) -> ListPage:
             if "%" in item.key or "+" in item.key:
                 objects[place] = item._replace(key=_decoded(item.key))
         folders = list(map(_decoded, folders))
-    token = fields.get("NextContinuationToken", "") if fields.get("IsTruncated") == "true" else ""
-    return ListPage(Page(objects, folders), token)
+    token = fields.get("NextContinuationToken", "") if fields.get("IsTruncated") == "true" else None
+    if token == "":
+        raise ObjectError(
+            Fault.FAILED, "the object store cuts its listing off, and gives no token for the rest"
+        )
+    return ListPage(Page(objects, folders), token or "")
 
 
 def fields_of(content: bytes) -> dict[str, str]:

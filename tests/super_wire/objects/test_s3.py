@@ -284,6 +284,20 @@ LISTING = b"""<?xml version="1.0"?><ListBucketResult><EncodingType>url</Encoding
 <Key>a%2Bb.jpg</Key><ETag>&quot;e&quot;</ETag><Size>3</Size></Contents></ListBucketResult>"""
 
 
+def page_before(token: bytes) -> bytes:
+    body = (
+        b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken>"
+    )
+    return ok(body % token + b"</ListBucketResult>")
+
+
+@pytest.mark.parametrize("circle", [[b"a"], [b"a", b"b"], [b"a", b"b", b"c"]])
+def test_a_listing_that_goes_in_circles_ends(server, bucket, circle):
+    server.script = [page_before(token) for token in [b"x", b"y", *circle * 9]]
+    with pytest.raises(ObjectError, match="in circles"):
+        list(bucket.pages(""))
+
+
 def test_after_a_fork_connections_are_new(server, bucket):
     server.script = [ok(b"one"), ok(b"two"), ok(b"three")]
     assert read(bucket) == b"one"

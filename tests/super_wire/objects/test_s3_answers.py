@@ -12,7 +12,7 @@ from botocore.parsers import create_parser
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from superdl.super_wire.objects import Fault, ObjectError, Page
+from superdl.super_wire.objects import Fault, Listed, ObjectError, Page
 from superdl.super_wire.objects.s3_answers import ListPage, fields_of, parse_page
 
 XML_TEXT = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff")
@@ -109,3 +109,16 @@ def test_an_empty_listing_and_the_fields_of_a_refusal():
     assert parse_page(listing([], [], "", quote)) == ListPage(Page([], []), "")
     assert fields_of(b"<Error><Code>A&amp;B</Code><Region/></Error>")["Code"] == "A&B"
     assert fields_of(b"no XML") == {}
+
+
+def test_a_listing_that_is_cut_off_without_a_token_is_refused():
+    with pytest.raises(ObjectError, match="no token for the rest") as caught:
+        parse_page(b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>")
+    assert caught.value.fault is Fault.FAILED
+
+
+def test_an_empty_etag_is_none_in_a_listing_that_is_indented():
+    content = (
+        b"<ListBucketResult>\n <Contents>\n  <Key>a</Key>\n  <ETag></ETag>\n  <Size>1</Size>\n </Contents>\n"
+    )
+    assert parse_page(content + b"</ListBucketResult>").page.objects == [Listed("a", "", 1)]
