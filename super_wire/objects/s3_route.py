@@ -29,7 +29,13 @@ _MAX_IDLE = 64
 
 
 def headers_of(etag: str, span: Span | None) -> list[str]:
-    """The lines of headers that request an object in a version, or a span of it."""
+    """The lines of headers that request an object in a version, or a span of it.
+
+    Raises:
+        ObjectError: the version is no ETag.
+    """
+    if not (etag.isascii() and etag.isprintable()):
+        raise ObjectError(Fault.FAILED, "its version is no ETag")  # and would end a header's line
     lines = [f'if-match:"{etag}"'] if etag else []
     return lines if span is None else [*lines, f"range:{span.header}"]
 
@@ -90,8 +96,6 @@ class Route:
             ObjectError: there are no credentials, or the version is no ETag.
             OSError: no connection can be made.
         """
-        if not (etag.isascii() and etag.isprintable()):
-            raise ObjectError(Fault.FAILED, "its version is no ETag")  # and would end a header's line
         path = object_path(self.endpoint.path_prefix, key)
         lines = self.signer.lines("GET", path, headers=headers_of(etag, span))
         request = request_bytes("GET", path, lines)
