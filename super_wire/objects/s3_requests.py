@@ -23,16 +23,19 @@ NO_BODY = hashlib.sha256(b"").hexdigest()
 """The digest of a request without a body."""
 
 _PATH_SAFE = "/~"  # what S3 leaves as it is in a key, beside letters, digits and _.-
+_AS_LISTED = "surrogateescape"  # bytes of a key that are not UTF-8
 
 
 def object_path(prefix: str, key: str) -> str:
     """The path of an object's URL, percent-encoded as S3 signs it: once, slashes kept, nothing normalised."""
-    return f"{prefix}/{quote(key, safe=_PATH_SAFE)}"
+    return f"{prefix}/{quote(key, safe=_PATH_SAFE, errors=_AS_LISTED)}"
 
 
 def query_of(fields: Mapping[str, str]) -> str:
     """The query of a URL, in the order in which it is signed."""
-    return "&".join(f"{name}={quote(fields[name], safe='-_.~')}" for name in sorted(fields))
+    return "&".join(
+        f"{name}={quote(fields[name], safe='-_.~', errors=_AS_LISTED)}" for name in sorted(fields)
+    )
 
 
 def request_bytes(method: str, path: str, lines: Sequence[str]) -> bytes:

@@ -200,6 +200,25 @@ def test_other_bytes_than_the_whole_object_are_refused(server, bucket, answer, w
     assert caught.value.fault is Fault.FAILED
 
 
+@pytest.mark.parametrize("version", ["a\nhost:other", "\u732b"])
+def test_a_version_that_is_no_etag_is_sent_in_no_way(server, bucket, version):
+    server.script = [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"] * 3
+    for _ in range(2):  # the lean way, and the general one
+        with pytest.raises(ObjectError, match="its version is no ETag"):
+            bucket.read("one.jpg", version=version)
+        bucket.read("one.jpg")
+
+
+def test_a_key_that_is_not_utf8_is_listed_and_read_by_its_bytes(server, bucket):
+    content = b"<Contents><Key>a%FF/1</Key><ETag>e</ETag><Size>3</Size></Contents></ListBucketResult>"
+    server.script = [ok(b"<ListBucketResult><EncodingType>url</EncodingType>" + content), ok(b"one"), ok(b"")]
+    (item,) = next(bucket.pages("a\udcff/")).objects
+    assert bucket.read(item.key) == b"one"
+    bucket.put(item.key, b"one")
+    assert "prefix=a%FF%2F" in server.asked[0]
+    assert server.asked[1:] == ["GET /data/a%FF/1", "PUT /data/a%FF/1"]
+
+
 @pytest.mark.parametrize("code", ["SlowDown", "InternalError"])
 def test_attempts_are_bounded(server, bucket, code):
     for ask in (
