@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlsplit
 
-from superdl.super_wire.objects.base import Fault, ObjectError
+from superdl.super_wire.objects.base import Fault, ObjectError, fault_of
 from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
@@ -170,7 +170,13 @@ def _failures() -> Iterator[None]:
         yield
     except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
         raise ObjectError(Fault.UNAVAILABLE, f"AWS credentials cannot be had now: {error}") from error
-    except (exceptions.BotoCoreError, RuntimeError) as error:  # RuntimeError: refreshed, and expired already
+    except exceptions.ClientError as error:  # of the service that exchanges them for a role's
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        passing = fault_of(status) is Fault.UNAVAILABLE or "Throttl" in str(error.response["Error"])
+        fault = Fault.UNAVAILABLE if passing else Fault.REFUSED
+        raise ObjectError(fault, f"there are no usable AWS credentials ({error}): {_REMEDY}") from error
+    except (exceptions.BotoCoreError, RuntimeError, OSError, ValueError) as error:
+        # RuntimeError: refreshed, and expired already. OSError, ValueError: of programs and files.
         why = f"there are no usable AWS credentials ({error}): {_REMEDY}"
         raise ObjectError(Fault.REFUSED, why) from error
 

@@ -285,9 +285,43 @@ def test_credentials_that_expire_in_five_seconds_are_refreshed(monkeypatch, tmp_
     assert len(counted.read_text()) <= 10  # and not for each request
 
 
-def test_a_process_that_gives_no_credentials_is_named(monkeypatch, tmp_path):
-    (tmp_path / "config").write_text("[default]\ncredential_process = /bin/false\n")
+ROLE = "role_arn = arn:aws:iam::123456789012:role/reader"
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ("credential_process = /bin/false", "custom-process"),
+        ("credential_process = /no/such/program", "/no/such/program"),
+        ("credential_process = /bin/echo hello", "Expecting value"),
+        (f"{ROLE}\nweb_identity_token_file = /no/such/file", "/no/such/file"),
+    ],
+)
+def test_what_gives_no_credentials_is_named(monkeypatch, tmp_path, profile, words):
+    (tmp_path / "config").write_text(f"[default]\n{profile}\n")
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(ObjectError, match="no usable AWS credentials .*custom-process") as caught:
+    with pytest.raises(ObjectError, match=f"no usable AWS credentials .*{words}") as caught:
         open_bucket("s3://data").read("one.jpg")
     assert caught.value.fault is Fault.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fault"),
+    [
+        (403, "AccessDenied", Fault.REFUSED),
+        (503, "ServiceUnavailable", Fault.UNAVAILABLE),
+        (400, "Throttling", Fault.UNAVAILABLE),
+    ],
+)
+def test_a_role_that_is_not_given_is_named(monkeypatch, tmp_path, status, code, fault):
+    keys = "[profile mine]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    (tmp_path / "config").write_text(f"[default]\n{ROLE}\nsource_profile = mine\n{keys}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    refusal = f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>".encode()
+    with contextlib.closing(LoopbackServer(lambda request: request.answer(status, {}, refusal))) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{server.port}")
+        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+        with pytest.raises(ObjectError, match=f"no usable AWS credentials .*{code}.*AssumeRole") as caught:
+            open_bucket("s3://data").read("one.jpg")
+    assert caught.value.fault is fault
