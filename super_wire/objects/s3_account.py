@@ -195,6 +195,7 @@ def _checked_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         usable = parts.port != 0 and parts.scheme in _PORTS and parts.hostname
+        (parts.hostname or "").encode("idna")  # as the name is looked up
     except ValueError:
         parts, usable = urlsplit(""), False
     if not usable or parts.username or parts.query:

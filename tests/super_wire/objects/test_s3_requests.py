@@ -124,6 +124,7 @@ def test_a_named_server_is_asked_by_path(monkeypatch, url, host, port, netloc):
         ({"SUPER_S3_ENDPOINT_URL": "ftp://minio"}, "b-b", "is a URL such as http://"),
         ({"SUPER_S3_ENDPOINT_URL": "minio:9000"}, "b-b", "is a URL such as http://"),
         ({"SUPER_S3_ENDPOINT_URL": "http://me:geheim@minio"}, "b-b", r"is a URL such as http://(?!.*geheim)"),
+        ({"SUPER_S3_ENDPOINT_URL": "http://minio..local"}, "b-b", "is a URL such as http://"),
         ({"SUPER_S3_ENDPOINT_URL": "http://minio:x"}, "b-b", "is a URL such as http://"),
         ({"AWS_DEFAULT_REGION": "Paris, France"}, "b-b", "region is a name such as us-east-1"),
         ({"AWS_CA_BUNDLE": "/no/such/file.pem"}, "b-b", "CA bundle /no/such/file.pem cannot be read"),
