@@ -83,7 +83,8 @@ class S3Bucket(Bucket):
         self._account = account
         self._patience = patience
         self._way: Route | None = None
-        self._region = ""
+        self._region = ""  # where it was found
+        self._told = ""  # in which S3 says that it is
         self._lean = True
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         _clients.add(self)
@@ -215,9 +216,9 @@ class S3Bucket(Bucket):
         try:
             return self._general(request, lambda got: got.headers.get("x-amz-bucket-region", ""))
         except ObjectError:
-            if not self._region:
+            if not self._told:
                 raise
-        return self._region
+        return self._told
 
     def close(self) -> None:
         """Close the connections that wait for a next request; the next one makes new ones."""
@@ -276,9 +277,9 @@ class S3Bucket(Bucket):
                         return result
                     content = response.read(_BRIEF_BYTES)
                 region = region_in(response.status, response.headers, content)
-                self._region = region or self._region
+                self._told = response.headers.get("x-amz-bucket-region") or self._told
                 if region not in {"", way.endpoint.region} and not followed:
-                    followed, left = True, left + 1
+                    followed, left, self._region = True, left + 1, region
                     self._follow(way)
                     continue
                 failed = refusal(response.status, content, self._bucket, region)

@@ -27,7 +27,7 @@ _CODES |= dict.fromkeys(_BAD_CREDENTIALS, Fault.REFUSED)
 _FULL = frozenset({"507", "EntityTooLarge", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"})
 _OTHER_VERSION = 412
 _MOVED = frozenset({301, 307})
-_TELLING = _MOVED | {400, 403}  # as HEAD is answered
+_TELLING = _MOVED | {400}  # as HEAD is answered
 _SHOWN = 300
 _LISTING = "ListBucketResult"
 _TEXT_BYTES = 2**16  # more than any text of an answer has, so that each comes in one piece
@@ -134,7 +134,8 @@ def refusal(status: int, content: bytes, bucket: str, region: str) -> ObjectErro
     words = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
     if status == _OTHER_VERSION:  # S3's words are of preconditions, which users never set
         words = "S3 has another version (ETag) of it"
-    remedy = f"; the bucket is in the region {region}: set AWS_REGION" if region and status in _MOVED else ""
+    place = f"the region {region}" if region else "another region"
+    remedy = f"; the bucket is in {place}: set AWS_REGION" if status in _MOVED else ""
     if code in _BAD_CREDENTIALS:
         remedy = "; renew the AWS credentials, or leave them to a role"
     elif code == "InvalidObjectState":

@@ -166,6 +166,11 @@ def test_a_server_that_answers_in_its_own_way_is_read_in_the_general_way_from_th
             Fault.FAILED,
             "S3 answered 400 InvalidRequest: said the",
         ),
+        (
+            refusal("307 Temporary Redirect", "x"),
+            Fault.FAILED,
+            "the bucket is in another region: set AWS_REGION",
+        ),
         (b"HTTP/1.1 403 No\r\nContent-Length: 9\r\n\r\n<no>such<", Fault.REFUSED, "S3 answered 403; allow"),
         (ok(b"one", etag="1" * 32), Fault.CHANGED, f"its version is {'1' * 32}; the catalog lists {ETAG}"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Fault.CHANGED, "its version"),
@@ -266,6 +271,16 @@ def test_a_bucket_of_another_region_is_followed_once_and_for_all(server, bucket,
     ] * 9
     with pytest.raises(ObjectError, match="x-1"):
         read(bucket)
+
+
+def test_who_may_not_read_an_object_stays_in_the_region(server, bucket):
+    """Servers that are not AWS name regions for which they take no signature."""
+    server.script = [refusal("403 Forbidden", "AccessDenied", "x-amz-bucket-region: default\r\n")] * 2
+    with pytest.raises(ObjectError, match="AccessDenied"):
+        read(bucket)
+    server.script = [ok(b"one")]
+    assert read(bucket) == b"one"
+    assert {headers["authorization"].split("/")[2] for headers in server.headers} == {"us-east-1"}
 
 
 def test_the_region_is_told_to_whom_all_else_is_refused(server, bucket):
