@@ -43,7 +43,7 @@ def request_bytes(method: str, path: str, lines: Sequence[str]) -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)  # it is secret
 class _Moment:
     """What all signatures of one second share."""
 

@@ -40,7 +40,7 @@ def headers_of(etag: str, span: Span | None) -> list[str]:
     return lines if span is None else [*lines, f"range:{span.header}"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)  # the request has a session's token
 class Asked:
     """One GET that was sent, on a connection of its own."""
 

@@ -314,6 +314,14 @@ def test_requests_of_those_who_pay_say_so_under_the_signature(server, monkeypatc
         assert "x-amz-date;x-amz-request-payer;x-amz-security-token," in headers["authorization"]
 
 
+def test_a_request_shows_no_secret(server, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
+    server.script = [ok(b"one")]
+    begun = open_bucket("s3://data").begin("one.jpg", ETAG)
+    assert "a-token" not in repr(begun)
+    begun.close()
+
+
 LISTING = b"""<?xml version="1.0"?><ListBucketResult><EncodingType>url</EncodingType><Contents>
 <Key>a%2Bb.jpg</Key><ETag>&quot;e&quot;</ETag><Size>3</Size></Contents></ListBucketResult>"""
 
