@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import threading
 from collections import Counter
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import boto3
 import pytest
@@ -199,6 +199,31 @@ def test_key_list_in_the_bucket_joined_with_the_listing(store):
     assert (list(catalog.keys), list(catalog.versions)) == ([b"flat/not-there.jpg"], [b"etag"])
     with pytest.raises(SourceNotFoundError, match="s3://no-such-bucket"):
         list_source("s3://no-such-bucket", "s3://pets/lists/v.csv")
+
+
+def test_a_role_that_may_list_below_a_prefix_needs_no_more(monkeypatch):
+    """To such a role S3 calls an object forbidden that is not there."""
+    keys = ["train/cat/1.jpg"]
+
+    def answer(request):
+        query = parse_qs(urlsplit(request.path).query)
+        if "list-type" not in query:
+            request.answer(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        (prefix,) = query["prefix"]
+        found = [key for key in keys if key.startswith(prefix)]
+        items = "".join(f"<Contents><Key>{key}</Key><ETag>e</ETag><Size>1</Size></Contents>" for key in found)
+        if "delimiter" in query:
+            items = "<CommonPrefixes><Prefix>train/cat/</Prefix></CommonPrefixes>"
+        request.answer(200, {}, f"<ListBucketResult>{items}</ListBucketResult>".encode())
+
+    with contextlib.closing(LoopbackServer(answer)) as server:
+        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+        assert list(list_source("s3://pets/train").keys) == [b"train/cat/1.jpg"]
+        keys.append(f"train/{NAMING_FILE}")
+        with pytest.raises(SourceForbiddenError):
+            list_source("s3://pets/train")
+        close_connections()
 
 
 def test_no_permission(store, monkeypatch):
