@@ -151,10 +151,11 @@ class Account:
 
     def _valid_now(self) -> ReadOnlyCredentials:
         with _failures():
-            if self._credentials is None and time.monotonic() >= self._look_again_s:
+            if self._credentials is None:
                 with self._lock:
-                    self._credentials = self._opened().get_credentials()
-                    self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
+                    if self._credentials is None and time.monotonic() >= self._look_again_s:
+                        self._credentials = self._opened().get_credentials()
+                        self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
             if self._credentials is None:
                 raise ObjectError(Fault.REFUSED, f"there are no usable AWS credentials: {_REMEDY}")
             found: ReadOnlyCredentials = self._credentials.get_frozen_credentials()

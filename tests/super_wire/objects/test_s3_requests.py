@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import botocore.auth
@@ -304,6 +305,25 @@ def test_what_gives_no_credentials_is_named(monkeypatch, tmp_path, profile, word
     with pytest.raises(ObjectError, match=f"no usable AWS credentials .*{words}") as caught:
         open_bucket("s3://data").read("one.jpg")
     assert caught.value.fault is Fault.REFUSED
+
+
+def test_of_many_threads_one_asks_a_machine_without_a_role(monkeypatch):
+    asked = []
+
+    def answer(request):
+        asked.append(request.command)
+        request.answer(404, {}, b"")
+
+    def read(_):
+        with pytest.raises(ObjectError, match="no usable AWS credentials: set"):
+            open_bucket("s3://data").read("one.jpg")
+
+    with contextlib.closing(LoopbackServer(answer)) as server:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.port}")
+        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "http://127.0.0.1:1")
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(16)))
+    assert asked.count("PUT") == 1  # for a token, by which the role is asked for
 
 
 @pytest.mark.parametrize(
