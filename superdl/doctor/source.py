@@ -43,7 +43,8 @@ def check_credentials(case: Case) -> Finding:
         region = session.region_name or os.environ.get("AWS_REGION", "")
         if credentials is not None:
             credentials.get_frozen_credentials()  # renews what has run out
-    except (exceptions.BotoCoreError, RuntimeError) as error:  # RuntimeError: renewed, and run out already
+    except (exceptions.BotoCoreError, exceptions.ClientError, RuntimeError, OSError, ValueError) as error:
+        # RuntimeError: renewed, and run out already. OSError, ValueError: of programs and files.
         failure = doubtful if case.elsewhere else bad
         return failure(f"AWS credentials cannot be had: {error}", _HOWTO)
     if credentials is None:

@@ -57,6 +57,7 @@ def test_an_identity_that_the_store_refuses_is_told_and_its_secret_is_not(photos
 def test_no_credentials(photos, monkeypatch, capsys):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("SUPER_S3_ANONYMOUS", "0")
     code, found = looked(capsys, "s3://photos")
     assert code == 1
     assert "no AWS credentials" in found["credentials"]["reason"]
@@ -65,6 +66,23 @@ def test_no_credentials(photos, monkeypatch, capsys):
     code, found = looked(capsys, "s3://photos", *elsewhere())
     assert code == 0  # the coordinator's role does it
     assert found["credentials"]["verdict"] == found["listing"]["verdict"] == "skip"
+    monkeypatch.setenv("SUPER_S3_ANONYMOUS", "1")
+    _, found = looked(capsys, "s3://photos")
+    assert (found["credentials"]["verdict"], found["listing"]["verdict"]) == (
+        "skip",
+        "fail",
+    )  # it is not public
+
+
+def test_a_program_for_credentials_that_is_missing(photos, monkeypatch, capsys, tmp_path):
+    only(monkeypatch, "credentials")
+    (tmp_path / "config").write_text("[default]\ncredential_process = /no/such/program\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    code, found = looked(capsys, "s3://photos")
+    assert (code, found["credentials"]["verdict"]) == (1, "fail")
+    assert "/no/such/program" in found["credentials"]["reason"]
 
 
 @pytest.mark.parametrize(
