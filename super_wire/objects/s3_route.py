@@ -7,6 +7,7 @@ Everything else goes by urllib3.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Request", "Route", "headers_of"]
 
 _MAX_IDLE = 64
+_DOTS = re.compile(r"(?<=/)\.{1,2}(?=[/?]|$)")
 
 
 def headers_of(etag: str, span: Span | None) -> list[str]:
@@ -38,6 +40,10 @@ def headers_of(etag: str, span: Span | None) -> list[str]:
         raise ObjectError(Fault.FAILED, "its version is no ETag")  # and would end a header's line
     lines = [f'if-match:"{etag}"'] if etag else []
     return lines if span is None else [*lines, f"range:{span.header}"]
+
+
+def _encoded(dots: re.Match[str]) -> str:
+    return dots[0].replace(".", "%2E")
 
 
 @dataclass(slots=True, repr=False)  # the request has a session's token
@@ -172,7 +178,8 @@ class Route:
         )
         target = f"{path}?{request.query}" if request.query else path
         if self.proxied and self.endpoint.scheme == "http":  # such a proxy takes whole URLs
-            target = f"http://{self.endpoint.netloc}{target}"
+            # In these urllib3 would follow the dots of a key as if they were a path's.
+            target = f"http://{self.endpoint.netloc}{_DOTS.sub(_encoded, target)}"
         if request.body is not None and not isinstance(request.body, bytes):
             request.body.seek(0)
         endpoint = self.endpoint

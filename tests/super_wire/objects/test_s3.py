@@ -283,6 +283,22 @@ def test_who_may_not_read_an_object_stays_in_the_region(server, bucket):
     assert {headers["authorization"].split("/")[2] for headers in server.headers} == {"us-east-1"}
 
 
+def test_a_proxy_is_asked_for_keys_as_they_are(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", server.url)
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "http://minio:9000")
+    bucket = open_bucket("s3://data")
+    for key, path in {
+        "a/../b": "a/%2E%2E/b",
+        "./a//b": "%2E/a//b",
+        "/..": "/%2E%2E",
+        "a../.b/...": "a../.b/...",
+        "a b?c%2F": "a%20b%3Fc%252F",
+    }.items():
+        server.script = [ok(b"one")]
+        assert bucket.read(key) == b"one"
+        assert server.asked[-1] == f"GET http://minio:9000/data/{path}"
+
+
 def test_the_region_is_told_to_whom_all_else_is_refused(server, bucket):
     server.script = [b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nx-amz-bucket-region: eu-west-1\r\n\r\n"] * 2
     assert bucket.region() == "eu-west-1"
