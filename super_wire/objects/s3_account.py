@@ -33,6 +33,8 @@ _SUFFIXES = {
     "eusc-": "amazonaws.eu",
     "us-iso-": "c2s.ic.gov",
     "us-isob-": "sc2s.sgov.gov",
+    "us-isof-": "csp.hci.ic.gov",
+    "eu-isoe-": "cloud.adc-e.uk",
 }
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
 _HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")

@@ -66,6 +66,8 @@ SETTINGS = {
     "China": ({"AWS_DEFAULT_REGION": "cn-north-1"}, ""),
     "a government's": ({"AWS_DEFAULT_REGION": "us-gov-west-1"}, ""),
     "secret": ({"AWS_DEFAULT_REGION": "us-iso-east-1"}, ""),
+    "another secret": ({"AWS_DEFAULT_REGION": "us-isof-east-1"}, ""),
+    "Europe's secret": ({"AWS_DEFAULT_REGION": "eu-isoe-west-1"}, ""),
     "FIPS": ({"AWS_USE_FIPS_ENDPOINT": "true", "AWS_DEFAULT_REGION": "us-east-2"}, ""),
     "both protocols": ({"AWS_USE_DUALSTACK_ENDPOINT": "true", "AWS_DEFAULT_REGION": "us-west-2"}, ""),
     "an endpoint": ({"AWS_ENDPOINT_URL": "http://elsewhere", "AWS_DEFAULT_REGION": "us-west-2"}, ""),
