@@ -138,9 +138,8 @@ class S3Bucket(Bucket):
             if isinstance(error, UnreachableError):
                 raise self._unanswered(error) from error
         # Out of the handler, so that what was received of the body is gone before it comes again.
-        way = self._way
         data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
-        if not passing and self._way is way:
+        if not passing and asked is not None and self._way is asked.route:
             self._lean = False  # its GETs are answered in a way of their own
         return data
 

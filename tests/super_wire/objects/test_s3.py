@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 
 import pytest
 
@@ -271,6 +272,19 @@ def test_a_bucket_of_another_region_is_followed_once_and_for_all(server, bucket,
     ] * 9
     with pytest.raises(ObjectError, match="x-1"):
         read(bucket)
+
+
+def test_what_was_begun_before_the_region_was_known_says_nothing_about_the_answers(server, bucket):
+    moved = refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n")
+    server.script = [moved]
+    begun = [bucket.begin("one.jpg", ETAG)]
+    select.select(begun, [], [], 10)
+    server.script = [moved]
+    begun.append(bucket.begin("one.jpg", ETAG))
+    select.select(begun[1:], [], [], 10)
+    server.script = [moved, ok(b"one"), ok(b"one")]
+    assert [bucket.read("one.jpg", version=ETAG, begun=pending) for pending in begun] == [b"one"] * 2
+    assert bucket.in_flight > 1
 
 
 def test_who_may_not_read_an_object_stays_in_the_region(server, bucket):
