@@ -287,6 +287,22 @@ def test_what_was_begun_before_the_region_was_known_says_nothing_about_the_answe
     assert bucket.in_flight > 1
 
 
+@pytest.mark.parametrize("status", ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"])
+def test_no_redirect_leads_to_another_server(server, bucket, status):
+    other = Scripted()
+    server.script = [refusal(status, "Moved", f"Location: {other.url}/data/one.jpg\r\n")] * 5
+    for ask in (
+        lambda: read(bucket),
+        lambda: bucket.head("one.jpg"),
+        lambda: next(bucket.pages("")),
+        lambda: bucket.put("one.jpg", b"one"),
+    ):
+        with pytest.raises(ObjectError, match=status[:3]):
+            ask()
+    other.close()
+    assert not other.ports
+
+
 def test_who_may_not_read_an_object_stays_in_the_region(server, bucket):
     """Servers that are not AWS name regions for which they take no signature."""
     server.script = [refusal("403 Forbidden", "AccessDenied", "x-amz-bucket-region: default\r\n")] * 2
