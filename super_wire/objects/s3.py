@@ -83,6 +83,7 @@ class S3Bucket(Bucket):
         self._account = account
         self._patience = patience
         self._way: Route | None = None
+        self._ended: Callable[[], object] = lambda: None  # closes that route
         self._region = ""  # where it was found
         self._told = ""  # in which S3 says that it is
         self._lean = True
@@ -221,9 +222,9 @@ class S3Bucket(Bucket):
 
     def close(self) -> None:
         """Close the connections that wait for a next request; the next one makes new ones."""
-        way, self._way = self._way, None
-        if way is not None:
-            way.close()
+        with self._lock:
+            self._way = None
+            self._ended()
 
     def forget(self) -> None:
         """In a child after a fork: leave connections, locks and credentials to the parent."""
@@ -311,15 +312,17 @@ class S3Bucket(Bucket):
         pool = pool_manager(proxy, endpoint.tls, timeout)
         way = Route(endpoint, signer, pool, bool(proxy), self._patience)
         self._lean = self._lean and not proxy
-        weakref.finalize(self, way.close).atexit = False
+        self._ended = ended = weakref.finalize(self, way.close)
+        ended.atexit = False
         return way
 
     def _follow(self, way: Route) -> None:
         """Take the way to the region that was told, unless another thread has."""
         with self._lock:
             if self._way is way:
+                ended = self._ended
                 self._way = self._new_route()
-                way.close()
+                ended()
 
     def _unanswered(self, error: Exception) -> ObjectError:
         """The error for a connection that failed."""

@@ -150,12 +150,14 @@ class Route:
                 check_range(head.content_range, head.size_bytes, asked.span)
             before(head.size_bytes)
             data = asked.connection.body(head)
-            kept = head.keeps and len(self.idle) < _MAX_IDLE and not self.closed
+            kept = head.keeps and len(self.idle) < _MAX_IDLE
         finally:
             if kept:
                 self.idle.append(asked.connection)
             else:
                 asked.connection.close()
+            if self.closed:  # meanwhile, perhaps
+                self.close()
         return data
 
     def send(self, request: Request) -> Any:

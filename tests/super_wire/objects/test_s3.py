@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import select
+import weakref
 
 import pytest
 
@@ -94,6 +95,17 @@ def test_a_kept_connection_that_was_closed_is_opened_anew(server, bucket):
     server.script = [ok(b"one"), CLOSE, ok(b"two")]
     assert [read(bucket), read(bucket)] == [b"one", b"two"]
     assert (len(server.ports), server.lean_requests()) == (2, 3)
+
+
+def test_nothing_is_kept_of_connections_that_were_closed(server, bucket):
+    server.script = [ok(b"one"), ok(b"two")]
+    begun = bucket.begin("one.jpg", ETAG)
+    route = weakref.ref(begun.route)
+    assert bucket.read("one.jpg", version=ETAG, begun=begun, before=lambda _: bucket.close()) == b"one"
+    assert begun.fileno() == -1
+    del begun
+    assert route() is None
+    assert read(bucket) == b"two"
 
 
 def test_a_server_that_says_close_is_heeded(server, bucket):
