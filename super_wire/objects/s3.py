@@ -282,7 +282,7 @@ class S3Bucket(Bucket):
                     followed, left, self._region = True, left + 1, region
                     self._follow(way)
                     continue
-                failed = refusal(response.status, content, self._bucket, region)
+                failed = refusal(response.status, content, self._bucket, region, request.method)
             except urllib3.exceptions.HTTPError as error:
                 failed = self._unanswered(error)
                 failed.__cause__ = error

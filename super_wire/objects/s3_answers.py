@@ -25,6 +25,7 @@ _BAD_CREDENTIALS = frozenset(
 )
 _CODES |= dict.fromkeys(_BAD_CREDENTIALS, Fault.REFUSED)
 _FULL = frozenset({"507", "EntityTooLarge", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"})
+_WRITING = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 _OTHER_VERSION = 412
 _MOVED = frozenset({301, 307})
 _TELLING = _MOVED | {400}  # as HEAD is answered
@@ -126,8 +127,8 @@ def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
     return found if re.fullmatch("[a-z0-9-]{1,40}", found) else ""
 
 
-def refusal(status: int, content: bytes, bucket: str, region: str) -> ObjectError:
-    """The error for an answer of S3 that brings nothing, with S3's own words and a remedy."""
+def refusal(status: int, content: bytes, bucket: str, region: str, method: str) -> ObjectError:
+    """The error for an answer of S3 that is no success, with S3's own words and a remedy."""
     said = fields_of(content)
     code, message = (clean_text(said.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
     fault = _CODES.get(code) or fault_of(status)
@@ -141,6 +142,11 @@ def refusal(status: int, content: bytes, bucket: str, region: str) -> ObjectErro
     elif code == "InvalidObjectState":
         remedy = (
             "; it lies in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
+        )
+    elif fault is Fault.REFUSED and method in _WRITING:
+        remedy = (
+            f"; allow {_WRITING[method]} on arn:aws:s3:::{bucket}/* (and kms:GenerateDataKey with the key "
+            "of a bucket that is encrypted with one), and see that the policy of the bucket does not deny it"
         )
     elif fault is Fault.REFUSED:
         remedy = (

@@ -218,6 +218,14 @@ def test_other_bytes_than_the_whole_object_are_refused(server, bucket, answer, w
     assert caught.value.fault is Fault.FAILED
 
 
+def test_who_may_not_write_learns_the_right_for_it(server, bucket):
+    server.script = [refusal("403 Forbidden", "AccessDenied")] * 2
+    with pytest.raises(ObjectError, match=r"allow s3:PutObject on arn:aws:s3:::data/\*"):
+        bucket.put("one.jpg", b"one")
+    with pytest.raises(ObjectError, match=r"allow s3:DeleteObject on arn:aws:s3:::data/\*"):
+        bucket.delete("one.jpg")
+
+
 @pytest.mark.parametrize("version", ["a\nhost:other", "\u732b"])
 def test_a_version_that_is_no_etag_is_sent_in_no_way(server, bucket, version):
     server.script = [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"] * 3
