@@ -158,6 +158,8 @@ class Answer(NamedTuple):
     def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
         """The bytes of the span that was requested; ``before`` as in ``Bucket.read``."""
         size = self.number("Content-Length")
+        if "Transfer-Encoding" in self.headers:  # by which HTTP ignores the length, and no end is in sight
+            raise ObjectError(Fault.FAILED, "the server sends it in chunks, beside a Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
             raise ObjectError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
         if (span is not None) is not (self.status == _PARTIAL):

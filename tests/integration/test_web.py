@@ -168,6 +168,7 @@ def test_answers_that_bring_no_file(web_server):
     told("heeds no Range", span=Span(1, 2))
     told("heeds no Range", {**good, "Content-Range": "bytes 0-2/9"}, status=206)
     told("packs it", {**good, "Content-Encoding": "gzip"})
+    told("in chunks", {**good, "Transfer-Encoding": "chunked"}, b"3\r\none\r\n0\r\n\r\n")
     told("called them", {**good, "Content-Range": "bytes 0-2/9"}, status=206, span=Span(1, 2))
     told("called them", {**good, "Content-Range": "bytes 1-3/*"}, status=206, span=Span(1, 4))
     told("Invalid IPv6", {"Location": "https://[::1"}, status=302)
