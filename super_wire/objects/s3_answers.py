@@ -25,7 +25,7 @@ _BAD_CREDENTIALS = frozenset(
 )
 _CODES |= dict.fromkeys(_BAD_CREDENTIALS, Fault.REFUSED)
 _FULL = frozenset({"507", "EntityTooLarge", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"})
-_WRITING = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
+_WRITING = {"PUT": "s3:PutObject", "POST": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 _OTHER_VERSION = 412
 _MOVED = frozenset({301, 307})
 _TELLING = _MOVED | {400}  # as HEAD is answered

@@ -43,6 +43,8 @@ def put_in_parts(
     """
     started = send(Request("POST", key, "uploads=", first=[f"content-type:{content_type}"]))
     upload = {"uploadId": fields_of(started.data).get("UploadId", "")}
+    if not upload["uploadId"]:  # to go on without one could replace the object by its parts, and remove it
+        raise ObjectError(Fault.FAILED, "the object store takes no object in parts: it names no UploadId")
     try:
         _send_parts(send, key, body, upload, part_bytes)
     except BaseException:
@@ -64,5 +66,6 @@ def _send_parts(send: _Send, key: str, body: BinaryIO, upload: dict[str, str], p
     whole = f"<CompleteMultipartUpload>{''.join(lines)}</CompleteMultipartUpload>".encode()
     digest = hashlib.sha256(whole).hexdigest()
     joined = send(Request("POST", key, query_of(upload), body=whole, digest=digest))
-    if "ETag" not in (said := fields_of(joined.data)):  # S3 may fail after it has answered 200
+    if "ETag" not in (said := fields_of(joined.data.lstrip())):
+        # S3 may fail after it has answered 200, and sends white space as long as it is at work.
         raise ObjectError(Fault.UNAVAILABLE, f"S3 did not join its parts: {said.get('Code', '')}")

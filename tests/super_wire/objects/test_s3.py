@@ -449,3 +449,21 @@ def test_parts_that_cannot_be_sent_are_given_up(server, bucket, tmp_path):
         assert server.asked[0] == "POST /data/large?uploads="
         assert server.asked[1] == "PUT /data/large?partNumber=1&uploadId=u%2B1"
         assert server.asked[-1] == "DELETE /data/large?uploadId=u%2B1"
+
+
+def test_a_server_that_takes_no_parts_is_asked_for_nothing_more(server, bucket, tmp_path):
+    """Without an UploadId it could take a part for the object, and the end of the upload for its removal."""
+    (tmp_path / "large").write_bytes(b"x" * 9)
+    server.script = [ok(b"")]
+    with (tmp_path / "large").open("rb") as file, pytest.raises(ObjectError, match="names no UploadId"):
+        put_in_parts(bucket.send, "large", file, "image/png", part_bytes=5)
+    assert server.asked == ["POST /data/large?uploads="]
+
+
+def test_white_space_comes_while_parts_are_joined(server, bucket, tmp_path):
+    (tmp_path / "large").write_bytes(b"x" * 4)
+    joined = ok(b' \n <?xml version="1.0"?><R><ETag>e</ETag></R>')
+    server.script = [ok(b"<R><UploadId>u</UploadId></R>"), ok(b""), joined]
+    with (tmp_path / "large").open("rb") as file:
+        put_in_parts(bucket.send, "large", file, "image/png", part_bytes=5)
+    assert len(server.asked) == 3
