@@ -11,7 +11,7 @@ import threading
 from datetime import datetime
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError
+from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.objects import Fault, ObjectError, Span
 from superdl.super_wire.store.base import Listed, PackInProgress, Store
@@ -66,8 +66,11 @@ class BucketStore(Store):
         store = cls(bucket, prefix, read_only=read_only)
         try:
             mark = store._get(MARK, 0, MAX_TEXT_BYTES)
-        except StoreGoneError:
+        except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
+                raise
+            # S3 refuses what is not there too, unless it may be listed without a prefix.
+            if isinstance(error, StoreRefusedError) and store._first_key(MARK):
                 raise
             mark = store._make()
         store.id = read_mark(mark, store.address)
@@ -106,17 +109,22 @@ class BucketStore(Store):
 
     def _make(self) -> bytes:
         """Make a store of a prefix that holds nothing; its mark."""
-        with self._failures(""):
-            self._count()
-            held = next(iter(self._bucket.pages(self._prefix))).objects
-        if held and held[0].key != self._prefix + MARK:
+        held = self._first_key("")
+        if held and held != self._prefix + MARK:
             raise StoreFormatError(
-                f"{self.address} is no store: it has {held[0].key[:80]!r} and no {MARK}. Name a prefix that "
+                f"{self.address} is no store: it has {held[:80]!r} and no {MARK}. Name a prefix that "
                 "holds nothing"
             )
         # An id that all who make it at once give it: not every server knows If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
         return mark
+
+    def _first_key(self, name: str) -> str:
+        """The first key that begins with a name in this store; empty if there is none."""
+        with self._failures(name):
+            self._count()
+            pages = self._bucket.pages(self._prefix + name)
+            return next((found.key for page in pages for found in page.objects), "")
 
     def _count(self) -> None:
         with self._lock:

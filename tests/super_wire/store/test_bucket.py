@@ -116,6 +116,23 @@ def test_each_refusal_has_its_error(s3, store):
             assert len(str(refused.value)) < 400
 
 
+MARK = "<Contents><Key>a/b/store.json</Key><ETag>e</ETag><Size>9</Size></Contents>"
+
+
+@pytest.mark.parametrize(("listed", "is_made"), [("", True), (MARK, False)], ids=["nothing", "a store"])
+def test_a_store_is_made_where_s3_refuses_what_is_not_there(s3, listed, is_made):
+    """As it does to a role that may list below a prefix alone."""
+    s3.fail("GET", 403, "AccessDenied", "store.json")
+    page = f"<ListBucketResult>{listed}</ListBucketResult>".encode()
+    s3.answers["GET", "/bucket"] = lambda request: request.answer(200, {}, page)
+    if is_made:
+        assert open_store("s3://bucket/a/b", create=True, patience=PATIENCE).id
+    else:
+        with pytest.raises(StoreRefusedError):
+            open_store("s3://bucket/a/b", create=True, patience=PATIENCE)
+    assert ("PUT" in [method for method, *_ in s3.seen]) is is_made
+
+
 def test_a_removal_of_what_is_gone_is_no_fault(s3, store):
     s3.fail("DELETE", 404, "NoSuchKey")
     store.remove(NAME)
