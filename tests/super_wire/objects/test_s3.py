@@ -1,88 +1,17 @@
-"""S3's client on real sockets: kept connections, odd answers, retries, regions, TLS, forks."""
+"""S3's client on real sockets: kept connections, odd answers, retries, forks."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import select
 import weakref
 
 import pytest
 
-from superdl.super_wire.objects import Fault, ObjectError, open_bucket
-from superdl.super_wire.objects.s3 import Patience, close_connections, open_s3
-from superdl.super_wire.objects.s3_multipart import put_in_parts
-from tests.fixtures.loopback_http import LoopbackServer, Request
-from tests.fixtures.object_store import object_store
+from superdl.super_wire.objects import Fault, ObjectError
+from tests.fixtures.scripted_s3 import CLOSE, ETAG, bucket, ok, read, refusal, server
 
-__all__ = ["object_store"]
-
-ETAG = "0" * 32
-CLOSE = b""
-"""In a script: the server closes the connection instead of answering."""
-
-
-def ok(body: bytes, etag: str = ETAG, more: str = "") -> bytes:
-    date = "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT"
-    head = f'HTTP/1.1 200 OK\r\n{date}\r\nETag: "{etag}"\r\nContent-Length: {len(body)}\r\n'
-    return f"{head}{more}\r\n".encode() + body
-
-
-def refusal(status: str, code: str, more: str = "") -> bytes:
-    body = f"<Error><Code>{code}</Code><Message>said the server</Message></Error>"
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{more}\r\n{body}".encode()
-
-
-class Scripted:
-    """A server that gives the answers of a script in turn, whoever asks; it keeps who asked."""
-
-    def __init__(self) -> None:
-        self.script: list[bytes] = []
-        self.agents: list[str | None] = []
-        self.asked: list[str] = []
-        self.bodies: list[bytes] = []
-        self.headers: list[dict[str, str]] = []
-        self.ports: set[int] = set()
-        self._server = LoopbackServer(self._answer)
-        self.url = f"http://127.0.0.1:{self._server.port}"
-        self.close = self._server.close
-
-    def _answer(self, request: Request) -> None:
-        self.ports.add(request.client_address[1])
-        self.agents.append(request.headers.get("User-Agent"))
-        self.asked.append(f"{request.command} {request.path}")
-        self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        self.bodies.append(request.read_body())
-        answer = self.script.pop(0)
-        request.wfile.write(answer.removesuffix(b"<cut>"))
-        request.wfile.flush()
-        if answer == CLOSE or answer.endswith(b"<cut>"):
-            request.hang_up()
-
-    def lean_requests(self) -> int:
-        """How many GETs were sent the lean way, which says nothing of who asks."""
-        return self.agents.count(None)
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    one = Scripted()
-    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", one.url)
-    yield one
-    close_connections()
-    one.close()
-
-
-@pytest.fixture
-def bucket(server):
-    return open_s3("data", Patience(pause_s=0.01))
-
-
-def read(bucket, before=lambda _: None, span=None):
-    return bucket.read("one.jpg", version=ETAG, before=before, span=span)
+__all__ = ["bucket", "server"]
 
 
 def test_a_connection_is_kept(server, bucket):
@@ -218,33 +147,6 @@ def test_other_bytes_than_the_whole_object_are_refused(server, bucket, answer, w
     assert caught.value.fault is Fault.FAILED
 
 
-def test_who_may_not_write_learns_the_right_for_it(server, bucket):
-    server.script = [refusal("403 Forbidden", "AccessDenied")] * 2
-    with pytest.raises(ObjectError, match=r"allow s3:PutObject on arn:aws:s3:::data/\*"):
-        bucket.put("one.jpg", b"one")
-    with pytest.raises(ObjectError, match=r"allow s3:DeleteObject on arn:aws:s3:::data/\*"):
-        bucket.delete("one.jpg")
-
-
-@pytest.mark.parametrize("version", ["a\nhost:other", "\u732b"])
-def test_a_version_that_is_no_etag_is_sent_in_no_way(server, bucket, version):
-    server.script = [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"] * 3
-    for _ in range(2):  # the lean way, and the general one
-        with pytest.raises(ObjectError, match="its version is no ETag"):
-            bucket.read("one.jpg", version=version)
-        bucket.read("one.jpg")
-
-
-def test_a_key_that_is_not_utf8_is_listed_and_read_by_its_bytes(server, bucket):
-    content = b"<Contents><Key>a%FF/1</Key><ETag>e</ETag><Size>3</Size></Contents></ListBucketResult>"
-    server.script = [ok(b"<ListBucketResult><EncodingType>url</EncodingType>" + content), ok(b"one"), ok(b"")]
-    (item,) = next(bucket.pages("a\udcff/")).objects
-    assert bucket.read(item.key) == b"one"
-    bucket.put(item.key, b"one")
-    assert "prefix=a%FF%2F" in server.asked[0]
-    assert server.asked[1:] == ["GET /data/a%FF/1", "PUT /data/a%FF/1"]
-
-
 @pytest.mark.parametrize("code", ["SlowDown", "InternalError"])
 def test_attempts_are_bounded(server, bucket, code):
     for ask in (
@@ -272,140 +174,6 @@ def test_what_is_in_doubt_is_asked_again(server, bucket):
     assert sent["x-amz-content-sha256"] == hashlib.sha256(b"x" * 10**6).hexdigest()
 
 
-@pytest.mark.parametrize(
-    "elsewhere",
-    [
-        refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n"),
-        refusal("307 Temporary Redirect", "TemporaryRedirect", "x-amz-bucket-region: eu-west-1\r\n"),
-        refusal("400 Bad Request", "AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region><Code>x"),
-    ],
-    ids=["moved", "moving", "signed for another"],
-)
-def test_a_bucket_of_another_region_is_followed_once_and_for_all(server, bucket, elsewhere):
-    server.script = [elsewhere, elsewhere, ok(b"one"), ok(b"two")]
-    assert [read(bucket), read(bucket)] == [b"one", b"two"]
-    scopes = [headers["authorization"].split("/")[2] for headers in server.headers]
-    assert scopes == ["us-east-1", "us-east-1", "eu-west-1", "eu-west-1"]
-    assert server.lean_requests() == 2
-    server.script = [
-        refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: x-1\r\n")
-    ] * 9
-    with pytest.raises(ObjectError, match="x-1"):
-        read(bucket)
-
-
-def test_what_was_begun_before_the_region_was_known_says_nothing_about_the_answers(server, bucket):
-    moved = refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n")
-    server.script = [moved]
-    begun = [bucket.begin("one.jpg", ETAG)]
-    select.select(begun, [], [], 10)
-    server.script = [moved]
-    begun.append(bucket.begin("one.jpg", ETAG))
-    select.select(begun[1:], [], [], 10)
-    server.script = [moved, ok(b"one"), ok(b"one")]
-    assert [bucket.read("one.jpg", version=ETAG, begun=pending) for pending in begun] == [b"one"] * 2
-    assert bucket.in_flight > 1
-
-
-@pytest.mark.parametrize("status", ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"])
-def test_no_redirect_leads_to_another_server(server, bucket, status):
-    other = Scripted()
-    server.script = [refusal(status, "Moved", f"Location: {other.url}/data/one.jpg\r\n")] * 5
-    for ask in (
-        lambda: read(bucket),
-        lambda: bucket.head("one.jpg"),
-        lambda: next(bucket.pages("")),
-        lambda: bucket.put("one.jpg", b"one"),
-    ):
-        with pytest.raises(ObjectError, match=status[:3]):
-            ask()
-    other.close()
-    assert not other.ports
-
-
-def test_who_may_not_read_an_object_stays_in_the_region(server, bucket):
-    """Servers that are not AWS name regions for which they take no signature."""
-    server.script = [refusal("403 Forbidden", "AccessDenied", "x-amz-bucket-region: default\r\n")] * 2
-    with pytest.raises(ObjectError, match="AccessDenied"):
-        read(bucket)
-    server.script = [ok(b"one")]
-    assert read(bucket) == b"one"
-    assert {headers["authorization"].split("/")[2] for headers in server.headers} == {"us-east-1"}
-
-
-def test_a_proxy_is_asked_for_keys_as_they_are(server, monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", server.url)
-    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "http://minio:9000")
-    bucket = open_bucket("s3://data")
-    for key, path in {
-        "a/../b": "a/%2E%2E/b",
-        "./a//b": "%2E/a//b",
-        "/..": "/%2E%2E",
-        "a../.b/...": "a../.b/...",
-        "a b?c%2F": "a%20b%3Fc%252F",
-    }.items():
-        server.script = [ok(b"one")]
-        assert bucket.read(key) == b"one"
-        assert server.asked[-1] == f"GET http://minio:9000/data/{path}"
-
-
-def test_the_region_is_told_to_whom_all_else_is_refused(server, bucket):
-    server.script = [b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nx-amz-bucket-region: eu-west-1\r\n\r\n"] * 2
-    assert bucket.region() == "eu-west-1"
-    server.script = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
-    assert bucket.region() == ""
-
-
-def test_anonymous_requests_have_no_signature_and_need_no_credentials(server, monkeypatch):
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.setenv("SUPER_S3_ANONYMOUS", "1")
-    bucket = open_bucket("s3://data")
-    server.script = [ok(b"one"), ok(b""), ok(LISTING)]
-    assert read(bucket) == b"one"
-    bucket.head("one.jpg")
-    assert [item.key for page in bucket.pages("") for item in page.objects] == ["a+b.jpg"]
-    assert not any("authorization" in headers for headers in server.headers)
-
-
-def test_requests_of_those_who_pay_say_so_under_the_signature(server, monkeypatch):
-    monkeypatch.setenv("SUPER_S3_REQUESTER_PAYS", "true")
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
-    bucket = open_bucket("s3://data")
-    server.script = [ok(b"one"), ok(b""), ok(LISTING)]
-    read(bucket)
-    bucket.head("one.jpg")
-    next(bucket.pages(""))
-    for headers in server.headers:
-        assert headers["x-amz-request-payer"] == "requester"
-        assert "x-amz-date;x-amz-request-payer;x-amz-security-token," in headers["authorization"]
-
-
-def test_a_request_shows_no_secret(server, monkeypatch):
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
-    server.script = [ok(b"one")]
-    begun = open_bucket("s3://data").begin("one.jpg", ETAG)
-    assert "a-token" not in repr(begun)
-    begun.close()
-
-
-LISTING = b"""<?xml version="1.0"?><ListBucketResult><EncodingType>url</EncodingType><Contents>
-<Key>a%2Bb.jpg</Key><ETag>&quot;e&quot;</ETag><Size>3</Size></Contents></ListBucketResult>"""
-
-
-def page_before(token: bytes) -> bytes:
-    body = (
-        b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken>"
-    )
-    return ok(body % token + b"</ListBucketResult>")
-
-
-@pytest.mark.parametrize("circle", [[b"a"], [b"a", b"b"], [b"a", b"b", b"c"]])
-def test_a_listing_that_goes_in_circles_ends(server, bucket, circle):
-    server.script = [page_before(token) for token in [b"x", b"y", *circle * 9]]
-    with pytest.raises(ObjectError, match="in circles"):
-        list(bucket.pages(""))
-
-
 def test_after_a_fork_connections_are_new(server, bucket):
     server.script = [ok(b"one"), ok(b"two"), ok(b"three")]
     assert read(bucket) == b"one"
@@ -419,51 +187,3 @@ def test_after_a_fork_connections_are_new(server, bucket):
     assert len(server.ports) == 2  # the child's own, and that of before
     os.close(reading)
     os.close(writing)
-
-
-def test_an_object_in_parts_is_whole_or_not_there(object_store, tmp_path):
-    (object_store.directory / "data").mkdir()
-    bucket = open_s3("data")
-    (tmp_path / "large").write_bytes(os.urandom(11 * 2**20))
-    with (tmp_path / "large").open("rb") as file:
-        put_in_parts(bucket.send, "a/large ü", file, "image/png", part_bytes=5 * 2**20)
-        assert bucket.read("a/large ü") == (tmp_path / "large").read_bytes()
-        with pytest.raises(ObjectError) as caught:
-            put_in_parts(open_s3("none").send, "x", file, "image/png", part_bytes=5 * 2**20)
-    assert caught.value.fault is Fault.MISSING
-
-
-def test_parts_that_cannot_be_sent_are_given_up(server, bucket, tmp_path):
-    started = ok(b"<R><UploadId>u+1</UploadId></R>")
-    (tmp_path / "large").write_bytes(b"x" * 9)
-    for script in (
-        [started, ok(b""), refusal("403 Forbidden", "AccessDenied"), ok(b"")],
-        [started, ok(b""), ok(b""), ok(b"<Error><Code>InternalError</Code></Error>"), ok(b"")],
-    ):
-        server.script, server.asked[:] = script, []
-        with (
-            (tmp_path / "large").open("rb") as file,
-            pytest.raises(ObjectError, match="AccessDenied|Internal"),
-        ):
-            put_in_parts(bucket.send, "large", file, "image/png", part_bytes=5)
-        assert server.asked[0] == "POST /data/large?uploads="
-        assert server.asked[1] == "PUT /data/large?partNumber=1&uploadId=u%2B1"
-        assert server.asked[-1] == "DELETE /data/large?uploadId=u%2B1"
-
-
-def test_a_server_that_takes_no_parts_is_asked_for_nothing_more(server, bucket, tmp_path):
-    """Without an UploadId it could take a part for the object, and the end of the upload for its removal."""
-    (tmp_path / "large").write_bytes(b"x" * 9)
-    server.script = [ok(b"")]
-    with (tmp_path / "large").open("rb") as file, pytest.raises(ObjectError, match="names no UploadId"):
-        put_in_parts(bucket.send, "large", file, "image/png", part_bytes=5)
-    assert server.asked == ["POST /data/large?uploads="]
-
-
-def test_white_space_comes_while_parts_are_joined(server, bucket, tmp_path):
-    (tmp_path / "large").write_bytes(b"x" * 4)
-    joined = ok(b' \n <?xml version="1.0"?><R><ETag>e</ETag></R>')
-    server.script = [ok(b"<R><UploadId>u</UploadId></R>"), ok(b""), joined]
-    with (tmp_path / "large").open("rb") as file:
-        put_in_parts(bucket.send, "large", file, "image/png", part_bytes=5)
-    assert len(server.asked) == 3
