@@ -125,9 +125,14 @@ def _decode(
     (group, column), left, begin, kept_bytes = place, iter(rows), 0, 0
     row, index = next(left)
     try:
-        # As a dictionary: a few values that many rows share would fill the memory row by row.
+        # As a dictionary: a few values that many rows share would fill the memory row by row. Not buffered
+        # ahead: threads of pyarrow's that still hold the file when Python ends would end it by SIGABRT.
         file = parquet.ParquetFile(
-            piece, metadata=footer, read_dictionary=[column], page_checksum_verification=True
+            piece,
+            metadata=footer,
+            read_dictionary=[column],
+            pre_buffer=False,
+            page_checksum_verification=True,
         )
         batches = file.iter_batches(rows_at_a_time, row_groups=[group], columns=[column], use_threads=False)
         for batch in batches:

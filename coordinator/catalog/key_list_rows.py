@@ -143,7 +143,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
         footer = parquet.read_metadata(stream)
         # As dictionaries: a text that many rows share would fill the memory row by row.
         texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
-        table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts)
+        table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts, pre_buffer=False)
         names = list(table.schema_arrow.names)
         labelled = _labelled(names, 0)
         _check_columns(names, 0, needed=("key", labelled))

@@ -280,7 +280,7 @@ def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
     except ImportError as error:
         raise ConfigError("reading Parquet needs pyarrow: pip install superdl[parquet]") from error
     try:
-        with parquet.ParquetFile(ShardFile(shard, _READ_BYTES)) as file:
+        with parquet.ParquetFile(ShardFile(shard, _READ_BYTES), pre_buffer=False) as file:
             yield from _parquet_rows(shard, file, choices)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise shard.error(f"it is no Parquet, or broken: {error}") from error

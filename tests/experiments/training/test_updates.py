@@ -85,9 +85,10 @@ def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits
     ]
     spent = sum(one["decode_s"] for one in passes)
     if kind == "super":
-        assert own[0] == pytest.approx(own[1]), "the same samples, made once"
-        # A request that raced a straggler is spent, and in no record.
-        assert 0.95 * own[0] < spent < 1.6 * own[0], "not epochs times as much"
+        assert spent > 0.95 * min(own)
+        # A request that raced a straggler is spent too, and may write its samples' records again.
+        raced = own[0] != pytest.approx(own[1])
+        assert raced or spent < 1.6 * own[0], "the same samples, made once: not epochs times as much"
     else:
         assert spent == pytest.approx(sum(own))
     ratios = {float(row["fetch_s"]) / float(row["decode_s"]) for row in rows}
