@@ -29,11 +29,12 @@ from superdl.coordinator.catalog.listing import (
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.hidden_names import is_hidden
 from superdl.super_wire.ids import ID_BYTES, digest_version
+from superdl.super_wire.objects.directory import file_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["file_version", "list_directory", "probe_directory", "size_in_version"]
+__all__ = ["list_directory", "probe_directory", "size_in_version"]
 
 _THREADS = 8
 # On a local disk threads only fight for the interpreter: one alone takes half the time. Where so many entries
@@ -45,11 +46,6 @@ _SURROGATE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as Pytho
 _VERSION = re.compile(rb"([0-9]{1,18})-([0-9]+|b2:[0-9a-f]+)")
 # Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-
-
-def file_version(status: os.stat_result) -> bytes:
-    """The version of a file: ``size-mtime_ns``, so that a rewritten file is another sample."""
-    return b"%d-%d" % (status.st_size, status.st_mtime_ns)
 
 
 def size_in_version(version: bytes) -> int:
@@ -203,11 +199,12 @@ class _Walk:
             self.note(Noted.NO_FILES, found.path)
             return
         try:
-            folder.append(found.key.encode(), self._digest(found) if self._digests else file_version(status))
+            version = self._digest(found) if self._digests else file_version(status)
+            folder.append(found.key.encode(), version.encode())
         except FileNotFoundError:
             return
 
-    def _digest(self, found: _Found) -> bytes:
+    def _digest(self, found: _Found) -> str:
         """The version of a file by its content; ``FileNotFoundError`` if it vanished."""
         size, digest = 0, hashlib.blake2b(digest_size=ID_BYTES)
         try:
@@ -224,7 +221,7 @@ class _Walk:
             raise
         except OSError as error:
             _raise(error, found.path)
-        return digest_version(size, digest.digest()).encode()
+        return digest_version(size, digest.digest())
 
     def note(self, what: Noted, path: str) -> None:
         """Note what is not as it looks, if folders say what is a sample: key lists name what they mean."""

@@ -13,32 +13,24 @@ from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.base import (
-    ATTEMPTS,
     Bucket,
     Fault,
-    Listed,
     ObjectError,
     Page,
     Pending,
     Span,
-    check_version,
-    fault_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "ATTEMPTS",
     "Bucket",
     "Fault",
-    "Listed",
     "ObjectError",
     "Page",
     "Pending",
     "Span",
-    "check_version",
-    "fault_of",
     "open_bucket",
     "pinned_bucket",
     "source_failures",

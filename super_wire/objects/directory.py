@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects.base import Pending
 
-__all__ = ["Directory"]
+__all__ = ["Directory", "file_version"]
 
 _MAX_KEPT = 128  # open directories; those of more are opened for each file
 # A directory that may only be searched, as those of homes often are, is opened by O_PATH alone, on Linux.
@@ -91,7 +91,7 @@ class Directory(Bucket):
         """The file's version, by its time, and its size."""
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
-        return _version(status), status.st_size
+        return file_version(status), status.st_size
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
@@ -170,7 +170,8 @@ def _is_within(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def _version(status: os.stat_result) -> str:
+def file_version(status: os.stat_result) -> str:
+    """The version of a file: ``size-mtime_ns``, so that a rewritten file is another sample."""
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
@@ -178,7 +179,7 @@ def _check_status(status: os.stat_result, version: str) -> None:
     """Refuse a file that is not the listed version, as far as its size and time can tell."""
     size = size_of_digest(version)
     if size is None and version:
-        check_version(_version(status), version)
+        check_version(file_version(status), version)
     elif size is not None and status.st_size != size:
         raise ObjectError(Fault.CHANGED, f"it has {status.st_size} bytes; the catalog lists {version}")
 
