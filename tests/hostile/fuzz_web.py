@@ -82,7 +82,7 @@ def _listing(chance: random.Random) -> None:
     entry = entry if chance.random() < 0.9 else any_value(chance)
     try:
         found = list(_file_in(entry))
-        for path, version in found:
+        for path, version, *_ in found:
             assert version in {"0" * 40, "1" * 64}
             assert path
             assert not {"", ".", ".."} & set(checked_path(path).split("/"))
