@@ -12,7 +12,8 @@ from botocore.parsers import create_parser
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from superdl.super_wire.objects import Fault, Listed, ObjectError, Page
+from superdl.super_wire.objects import Fault, ObjectError, Page
+from superdl.super_wire.objects.base import Listed
 from superdl.super_wire.objects.s3_answers import ListPage, fields_of, parse_page
 
 XML_TEXT = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff")
