@@ -20,6 +20,7 @@ EXAMPLES = {
     "text": ("tokenizers",),
     "video": ("av",),
 }
+QUICK = ("masks", "text")
 # Beside a torch without CUDA, torchvision lacks operators of its own.
 RUN = (
     "import runpy, sys; from superdl.experiments.models import declare_operators; declare_operators(); "
@@ -27,7 +28,10 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES],
+)
 def test_the_loss_goes_down(name, tmp_path):
     for package in EXAMPLES[name]:
         if importlib.util.find_spec(package) is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from superdl.coordinator.core import SampleState
@@ -27,8 +29,14 @@ def answer_those_in_flight(driver: Driver, outcome: Outcome) -> int:
     return sum(request.indices.size for request in requests)
 
 
-@pytest.mark.parametrize("size", [2, 30, 5000])
-@pytest.mark.parametrize("outage_s", [5, 20, 60])
+@pytest.mark.parametrize(
+    ("size", "outage_s"),
+    [
+        *itertools.product([2, 30], [5, 20, 60]),
+        (5000, 5),
+        *(pytest.param(5000, outage_s, marks=pytest.mark.slow) for outage_s in (20, 60)),
+    ],
+)
 def test_an_outage_is_probed_by_few_requests_and_costs_no_sample(size, outage_s):
     driver = reading(size)
     asked = 0
