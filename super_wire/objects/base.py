@@ -240,11 +240,14 @@ class Bucket:
             content_type: for those that read it by HTTP.
             md5: the digest of the bytes in base64; others are refused.
         """
-        raise ConfigError(f"{self.name} is only read: objects are written to s3:// or a directory")
+        raise self._read_only()
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str) -> None:  # noqa: ARG002
         """Remove an object; it is no error if there is none."""
-        self.put(key, b"")
+        raise self._read_only()
+
+    def _read_only(self) -> ConfigError:
+        return ConfigError(f"{self.name} is only read: objects are written to s3:// or a directory")
 
 
 def check_version(found: str, version: str) -> None:
