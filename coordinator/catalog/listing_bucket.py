@@ -154,15 +154,15 @@ def small_object(source: Source, name: str, limit_bytes: int, roots: tuple[str, 
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, roots=roots)
         try:
+            # S3 calls what is not there forbidden, unless it may be listed without a prefix: so look first.
+            if source.bucket.startswith("s3://"):
+                listed = (item.key for page in bucket.pages(key) for item in page.objects)
+                if next(listed, "") != key:
+                    return None
             return bytes(bucket.read(key, span=Span(0, limit_bytes + 1)))
         except ObjectError as error:
             if error.fault is Fault.MISSING:
                 return None
-            # S3 calls what is not there forbidden, unless it may be listed without a prefix.
-            if error.fault is Fault.REFUSED and source.bucket.startswith("s3://"):
-                listed = (item.key for page in bucket.pages(key) for item in page.objects)
-                if next(listed, "") != key:
-                    return None
             if error.fault is Fault.CHANGED:  # an empty object has no first byte
                 return b""
             raise
