@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
@@ -174,7 +175,7 @@ def _nothing(_size_bytes: int) -> None:
     pass
 
 
-class Bucket:
+class Bucket(ABC):
     """The objects of one bucket, for any number of threads. Each method raises :class:`ObjectError`.
 
     Attributes:
@@ -199,6 +200,7 @@ class Bucket:
         """
         return None
 
+    @abstractmethod
     def read(
         self,
         key: str,
@@ -218,18 +220,17 @@ class Bucket:
                 through.
             begun: what :meth:`begin` returned for this key, version and span; it is used up.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def head(self, key: str) -> tuple[str, int]:
         """Version and size of an object."""
-        raise NotImplementedError
 
-    def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
+    def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
         """All objects below a prefix that is empty or ends with ``/``.
 
         With ``folders``, only those that lie in it itself, and the prefixes of the folders that do.
         """
-        raise NotImplementedError
+        raise ConfigError(f"{self.name} cannot be listed by this client")
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:  # noqa: ARG002
         """Write an object, whole or not at all.
