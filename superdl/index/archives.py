@@ -2,7 +2,6 @@
 
 A sample is the files that share a name up to the first dot, as WebDataset writes it; in a tar they are
 adjacent. Python's ``tarfile`` and ``zipfile`` parse the headers; that an archive is complete is checked here.
-An index of DALI's ``wds2idx`` says where the members of a tar lie, so that the tar need not be read.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Shard
 
-__all__ = ["indexed_members", "tar_members", "zip_members"]
+__all__ = ["tar_members", "zip_members"]
 
 _BLOCK = tarfile.BLOCKSIZE
 _PADDING_BYTES = 2**24  # zeros that may follow the end mark: tar -b fills up whole records
@@ -36,9 +35,6 @@ _DIGITS = re.compile(rb"[0-9]{256}")  # in a pax header: Python takes minutes fo
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _LABELS = ("cls", "cls.txt")
-_INDEX_BYTES = 2**28
-_SHORT = 100  # bytes of a name; longer ones stand in headers of their own
-_FILES = re.compile(r"X(?: X)*".replace("X", "[^ ]+ [0-9]{1,18} [0-9]{1,18} [^ ]+"))  # in a line of an index
 # What Python's parsers raise for bytes that are no archive.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError)
 _BROKEN_ZIP = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, EOFError)
@@ -155,8 +151,8 @@ class _BoundedHeader(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]  # not in typeshed
 
 
-def tar_members(shard: Shard, choices: Choices, index: Shard | None = None) -> Iterator[Member]:
-    """Yield the images in a tar, with their labels. ``index`` is a file that may say where they lie."""
+def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
+    """Yield the images in a tar, with their labels."""
 
     def place(info: tarfile.TarInfo) -> tuple[int, int, str]:
         if info.issparse() or not info.isreg():
@@ -166,7 +162,7 @@ def tar_members(shard: Shard, choices: Choices, index: Shard | None = None) -> I
         return info.offset_data, info.size, ""
 
     def files() -> Iterator[_File]:
-        for info in _indexed_entries(shard, index) if index else _tar_entries(shard):
+        for info in _tar_entries(shard):
             if not is_hidden(info.name):
                 shard.check(info.offset_data, info.size, info.name)
                 yield _File(info.name, info.size, partial(place, info))
@@ -174,62 +170,12 @@ def tar_members(shard: Shard, choices: Choices, index: Shard | None = None) -> I
     return _Archive(shard, choices, webdataset=True).members(files())
 
 
-def _indexed_entries(shard: Shard, index: Shard) -> Iterator[tarfile.TarInfo]:
-    """Yield the files of a tar as its index has them; where it does not fit, as the tar has them."""
-    infos = indexed_members(shard, index)
-    # Hidden files and links are not in an index, and may follow.
-    rest = list(_tar_entries(shard, _end_of(infos[-1]))) if infos else []
-    if not infos or any(info.isreg() and not is_hidden(info.name) for info in rest):
-        yield from _tar_entries(shard)
-    else:
-        yield from (*infos, *rest)
-
-
-def indexed_members(shard: Shard, index: Shard) -> list[tarfile.TarInfo]:
-    """Return the files in a tar as its index has them; none where it has no names, or is of another tar.
-
-    Some headers of the tar are compared: the first, the last, one between, and those around the first gap
-    that holds more than a header, since ``wds2idx`` misreads a long name, which has headers of its own.
-    """
-    head, *lines = index.whole(_INDEX_BYTES).decode(errors="surrogateescape").removesuffix("\n").split("\n")
-    if head.split(" ") != ["v1.2", str(len(lines))] or not lines or not all(map(_FILES.fullmatch, lines)):
-        return []
-    infos, end, gap = list[tarfile.TarInfo](), 0, 0
-    for extension, offset, size, name in zip(*[iter(" ".join(lines).split(" "))] * 4, strict=True):
-        info = tarfile.TarInfo(name)
-        info.offset_data, info.size = int(offset), int(size)
-        fits = end + _BLOCK <= info.offset_data <= shard.size - info.size and not info.offset_data % _BLOCK
-        if not fits or not name.endswith(extension) or "\\" in name:  # as GNU tar prints what is not ASCII
-            return []
-        gap = gap or len(infos) * (info.offset_data > end + _BLOCK)
-        end = _end_of(info)
-        infos.append(info)
-    # From the end on, since pieces that lie far apart are small.
-    for place in sorted({0, max(0, gap - 1), gap, len(infos) // 2, len(infos) - 1}, reverse=True):
-        info, block = infos[place], shard.read(infos[place].offset_data - _BLOCK, _BLOCK)
-        try:
-            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except (tarfile.TarError, ValueError):
-            return []
-        named = header.name == info.name or len(info.name) >= _SHORT or not info.name.isascii()
-        if not (named and header.isreg() and header.size == info.size):
-            return []
-    return infos
-
-
-def _end_of(info: tarfile.TarInfo) -> int:
-    """Return where the blocks of a file in a tar end."""
-    return info.offset_data + -(-info.size // _BLOCK) * _BLOCK
-
-
-def _tar_entries(shard: Shard, begin: int = 0) -> Iterator[tarfile.TarInfo]:
-    """Yield every member from there on but directories, up to the end mark, which must be there."""
-    if not begin:
-        shard.refuse_compressed()
+def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
+    """Yield every member but directories, up to the end mark, which must be there."""
+    shard.refuse_compressed()
     try:
-        file = ShardFile(shard, _HEADER_BYTES)
-        file.seek(begin)
         # Not by tarfile.open, which would try to decompress.
+        file = ShardFile(shard, _HEADER_BYTES)
         tar = tarfile.TarFile(fileobj=file, tarinfo=_BoundedHeader, errors="surrogateescape", encoding="utf8")
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all

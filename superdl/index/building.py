@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Result = tuple[str, Rows, int, int]  # format, rows, empty members, samples that lack a field
     Step = Callable[[], Result]
 
-__all__ = ["Built", "build_index", "index_of_tar", "readers_of"]
+__all__ = ["Built", "build_index", "readers_of"]
 
 _FORMATS: dict[str, Reader] = {
     ".tar": tar_members,
@@ -52,8 +52,9 @@ _FORMATS: dict[str, Reader] = {
 """Extension of a shard -> its reader; those of MDS and LitData are named by their index.json."""
 
 _SHARD_OF = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")  # TensorFlow's names: train-00000-of-01024 is a TFRecord
-_PACKED = re.compile(r"(\.tar\.\w+|\.t[gbx]z2?|\.tfrecords?\.\w+|-of-[0-9]{5}\.gz|\.mds\.\w+|\.zstd\.bin)$")
-_INDEXES = (".idx", ".tar.index")  # of DALI and WebDataset
+_PACKED = re.compile(
+    r"(\.(tar|tfrecords?|mds)\.(?!(idx|index)$)\w+|\.t[gbx]z2?|-of-[0-9]{5}\.gz|\.zstd\.bin)$"
+)
 _THREADS, _BUCKET_THREADS = 4, 16
 _AHEAD = 4  # shards for each thread that may wait to be written
 _IMAGES_AT_A_TIME = 256
@@ -67,7 +68,6 @@ class Built:
     samples: int = 0
     shards: int = 0
     passed_over: int = 0  # objects that are neither shard nor image
-    index_files: int = 0  # beside shards
     empty: int = 0
     incomplete: int = 0
     unlabelled: int = 0  # images without a label file
@@ -179,9 +179,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
 def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, built: Built) -> list[Step]:
     """Return the steps that read a shard of the split each; if no shard names it, folders in archives do."""
     readers = readers_of(shards, keys, choices)
-    others = {*keys} - readers.keys()
-    built.index_files = sum(key.endswith(_INDEXES) for key in others)
-    built.passed_over = len(others) - built.index_files
+    built.passed_over = len({*keys}) - len(readers)
     of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
     if choices.fields and of_others:
         raise ConfigError(f"--fields are of tars, zips and loose images; here are {of_others}")
@@ -195,8 +193,6 @@ def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, buil
 
     def read(key: str) -> Result:
         form, reader = readers[key]
-        if form == "tar" and (index := index_of_tar(key, others)):
-            reader = partial(tar_members, index=shards.open(index))
         shard = shards.open(key)
         return form, *rows_of(shard, reader(shard, of_members), of_members)
 
@@ -217,7 +213,7 @@ def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[
             readers[key] = layouts[key].format, partial(formats.chunk_members, layout=layouts[key])
         elif extension := _format_of(key):
             readers[key] = extension.removeprefix("."), _FORMATS[extension]
-        elif _PACKED.search(key.lower()) and not key.endswith(_INDEXES):
+        elif _PACKED.search(key.lower()):
             why = f"it is compressed as a whole, so no member can be read alone: {UNPACK}"
             raise ShardError(f"{shards.url(key)}: {why}; or leave it out by --only")
     url = shards.place.url
@@ -239,13 +235,6 @@ def _format_of(key: str) -> str:
     """Return the extension by which a shard's name tells its format; empty where it tells none."""
     extension = posixpath.splitext(key)[1].lower()
     return extension if extension in _FORMATS else ".tfrecord" if _SHARD_OF.search(key) else ""
-
-
-def index_of_tar(key: str, keys: Collection[str]) -> str | None:
-    """Return the key of a tar's index: with its name up to the first dot, as ``wds2idx`` has it, or more."""
-    folder, slash, base = key.rpartition("/")
-    stems = f"{folder}{slash}{base[:1]}{base[1:].partition('.')[0]}", key.removesuffix(".tar"), key
-    return next((f"{stem}.idx" for stem in stems if f"{stem}.idx" in keys), None)
 
 
 def _in_order(steps: Sequence[Step], threads: int, stop: threading.Event) -> Iterator[Result]:

@@ -84,7 +84,6 @@ def _summary(built: Built) -> str:
         (built.empty, "empty member", " left out"),
         (built.incomplete, "sample", " without all fields left out"),
         (built.unlabelled, "sample", " with --missing-label instead of a label file"),
-        (built.index_files, "index file", " beside shards"),
     ]
     line = f"{built.out}: {counted(built.samples, 'sample')}{where}, in {built.seconds:.1f} s"
     return "; ".join([line, *(counted(count, what) + how for count, what, how in others if count)])

@@ -21,7 +21,7 @@ from tests.fixtures.images import CLASSES, SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.fixtures.web import hub_server
 from tests.integration.delivery import assert_exactly_once, collect, pixels_of
-from tests.superdl.index.shards import dali_index_of, litdata_of, mds_of, tar_of, tfrecord_of
+from tests.superdl.index.shards import litdata_of, mds_of, tar_of, tfrecord_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,12 +104,6 @@ def tars(directory: Path, images: Images) -> None:
         tar_of(directory / f"{shard:06d}.tar", files)
 
 
-def indexed_tars(directory: Path, images: Images) -> None:
-    tars(directory, images)
-    for tar in list(directory.glob("*.tar")):
-        tar.with_suffix(".idx").write_bytes(dali_index_of(tar))
-
-
 def tfrecords(directory: Path, images: Images) -> None:
     directory.mkdir(parents=True)
     examples = [{"image/encoded": content, "image/class/label": label} for content, label in images.values()]
@@ -150,7 +144,6 @@ MAKERS: dict[str, Callable[[Path, Images], None]] = {
     "YOLO": yolo,
     "images and masks": masks,
     "`.tar`, `.zip`": tars,
-    "`.tar` with `wds2idx`": indexed_tars,
     "TFRecord": tfrecords,
     "MDS": mds,
     "chunks": litdata,

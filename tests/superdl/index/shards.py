@@ -62,18 +62,6 @@ class HeldShard(Shard):
         return self.content[begin:end]
 
 
-def dali_index_of(tar: Path) -> bytes:
-    """The index of a tar, as ``wds2idx`` of DALI writes it: a line for the files that share a name."""
-    lines: dict[str, list[str]] = {}
-    with tarfile.open(tar) as archive:
-        for info in archive:
-            base, _, extension = info.name.rpartition("/")[2].partition(".")
-            if info.isreg() and base:
-                stem = info.name.removesuffix(f".{extension}")
-                lines.setdefault(stem, []).append(f"{extension} {info.offset_data} {info.size} {info.name}")
-    return "".join([f"v1.2 {len(lines)}\n", *(" ".join(line) + "\n" for line in lines.values())]).encode()
-
-
 def _varint(value: int) -> bytes:
     value &= 2**64 - 1
     content = bytearray()

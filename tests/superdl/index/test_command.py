@@ -46,7 +46,6 @@ def test_rows_come_in_order_of_keys_and_offsets_by_any_number_of_threads(source,
         "samples": 22,
         "shards": 22,
         "passed_over": 1,
-        "index_files": 0,
         "empty": 1,
         "incomplete": 0,
         "unlabelled": 0,
@@ -191,3 +190,27 @@ def _change_and_read(bucket):
     shard = Shards(parse_source("s3://data/train"), threading.Event()).open("large.tar")
     (bucket / "train" / "large.tar").write_bytes(bytes(shard.size))
     shard.read(0, 10)
+
+
+def test_indexes_of_others_beside_shards_are_passed_over_and_counted(tmp_path, capsys):
+    source = tmp_path / "source"
+    (source / "idx_files").mkdir(parents=True)
+    tar_of(source / "b.tar", {"x/1.jpg": b"1"})
+    tfrecord_of(source / "a.tfrecord", [{"image": b"image", "label": b"z"}])
+    plain = index(source, tmp_path / "list.jsonl")
+    (source / "a.idx").write_text("0 82\n")  # tfrecord2idx
+    (source / "idx_files" / "train.idx").write_text("13\t0\n8\t171296\n")  # rec2idx
+    (source / "b.tar.index").write_bytes(b"\x80\x04never unpickled")  # wids
+    shards = [{"url": "b.tar", "md5sum": "0", "nsamples": 1, "filesize": 10240}]
+    told = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}
+    (source / "shardindex.json").write_text(json.dumps(told, indent=2))
+    (source / "index.json").write_text(json.dumps(told))
+    (source / "b.idx").write_text("v1.2 1\njpg 512 1 x/1.jpg\n")  # wds2idx of DALI
+    (source / "notes.json").write_text('{"shards are": "few"}')
+    (source / "README.md").write_text("no shard")
+    capsys.readouterr()
+    assert index(source, tmp_path / "list.jsonl", "--json") == plain
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out)
+    assert summary["passed_over"] == 8
+    assert "8 other objects passed over" in captured.err
