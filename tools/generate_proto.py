@@ -1,8 +1,8 @@
 """Generates the gRPC stubs of ``super_wire/coordinator.proto``, or checks that the generator makes the same.
 
 It runs in ``.venv-proto``, which holds the grpcio-tools of ``proto-requirements.txt``: old on purpose, for
-stubs refuse a protobuf or grpcio older than their generator. ``proto.sha256`` records digests, so that a
-change is found where that old generator has no wheel, too (Python 3.14 and later).
+stubs refuse a protobuf or grpcio older than their generator. Python 3.14 and later have no wheel of it: there
+nothing is checked.
 
 Exit codes: 0 fine, 1 the check found a difference, 2 the generator is missing or failed.
 """
@@ -10,7 +10,6 @@ Exit codes: 0 fine, 1 the check found a difference, 2 the generator is missing o
 from __future__ import annotations
 
 import argparse
-import hashlib
 import re
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "tools" / "proto-requirements.txt"
-DIGESTS = "tools/proto.sha256"
 PROTO = "superdl/super_wire/coordinator.proto"
 STUBS = (
     "superdl/super_wire/coordinator_pb2.py",
@@ -46,8 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             faults = check(root)
         else:
             compile_proto(root, root)
-            (root / DIGESTS).write_text(digest_lines(root), encoding="ascii")
-            print("\n".join((*STUBS, DIGESTS)))
+            print("\n".join(STUBS))
     except GeneratorError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -58,33 +55,17 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(root: Path) -> list[str]:
     """Name each file of ``root`` that is not what the generator makes of the definition."""
-    missing = [f"{name} is missing" for name in (PROTO, *STUBS, DIGESTS) if not (root / name).is_file()]
+    missing = [f"{name} is missing" for name in (PROTO, *STUBS) if not (root / name).is_file()]
     if missing:
         return missing
-    differing: list[str] = []
     if sys.version_info[:2] > LAST_PYTHON_WITH_WHEELS and installed_version() is None:
-        print(f"grpcio-tools {pinned_version()} has no wheel for this Python: only the digests are compared.")
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            fresh = Path(folder)
-            compile_proto(root, fresh)
-            differing = [name for name in STUBS if (fresh / name).read_bytes() != (root / name).read_bytes()]
-    return [f"{name} is not what grpcio-tools {pinned_version()} makes of {PROTO}" for name in differing] or (
-        check_digests(root)
-    )
-
-
-def check_digests(root: Path) -> list[str]:
-    """Name each file whose digest is not the recorded one."""
-    recorded = set((root / DIGESTS).read_text(encoding="ascii").splitlines())
-    changed = [line.split()[-1] for line in digest_lines(root).splitlines() if line not in recorded]
-    return [f"{name} was changed without generating the stubs again ({DIGESTS} differs)" for name in changed]
-
-
-def digest_lines(root: Path) -> str:
-    """Digests of the definition and its stubs, in the format of ``sha256sum``."""
-    digests = ((hashlib.sha256((root / name).read_bytes()).hexdigest(), name) for name in (PROTO, *STUBS))
-    return "".join(f"{digest}  {name}\n" for digest, name in digests)
+        print(f"grpcio-tools {pinned_version()} has no wheel for this Python: the stubs are not checked.")
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = Path(folder)
+        compile_proto(root, fresh)
+        differing = [name for name in STUBS if (fresh / name).read_bytes() != (root / name).read_bytes()]
+    return [f"{name} is not what grpcio-tools {pinned_version()} makes of {PROTO}" for name in differing]
 
 
 def compile_proto(root: Path, target: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import posixpath
 import struct
-from functools import cache, partial, reduce
+from functools import cache, partial
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +62,6 @@ _EXAMPLE = {
     "Example": {"features": "Features"},
 }
 """The messages in a tf.train.Example, with their fields in the order of their numbers."""
-_CRC = [reduce(lambda crc, _: crc >> 1 ^ 0x82F63B78 * (crc & 1), range(8), byte) for byte in range(256)]
 
 _READ_BYTES = 2**30  # of a footer, or of the labels of a row group
 _COLUMN_LABELS = ("label", "labels", "cls", "class")
@@ -206,12 +205,10 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
     at, number = 0, 0
     while at < shard.size:
         name = str(number)
-        head = shard.read(at, _FRAME.size, name)
-        length, crc = _FRAME.unpack(head)
-        if masked_crc32c(head[:8]) != crc:
-            raise shard.error("the checksum of its length is wrong: it is no TFRecord, or broken", name)
+        length, _ = _FRAME.unpack(shard.read(at, _FRAME.size, name))
         if length > _RECORD_BYTES:
-            raise shard.error(f"it has {length:,} bytes; at most {_RECORD_BYTES:,} are read", name)
+            why = f"it is no TFRecord, or broken: its length is {length:,}, more than {_RECORD_BYTES:,} bytes"
+            raise shard.error(why, name)
         begin = at + _FRAME.size
         shard.check(begin, length + _FOOT_BYTES, name)
         record = shard.read(begin, length, name)
@@ -264,12 +261,6 @@ def _example_type() -> Any:
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return GetMessageClass(pool.FindMessageTypeByName("example.Example"))
-
-
-def masked_crc32c(content: bytes) -> int:
-    """Return the checksum of a few bytes as TFRecords have it: CRC-32C, rotated and shifted."""
-    crc = 0xFFFFFFFF ^ reduce(lambda crc, byte: _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8, content, 0xFFFFFFFF)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:

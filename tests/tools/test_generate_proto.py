@@ -1,4 +1,4 @@
-"""Sees that a changed definition or stub is found, also without the generator, and that the pins agree."""
+"""Sees that a missing definition or stub is named, and that the pins agree."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ FILES = (generate_proto.PROTO, *generate_proto.STUBS)
 
 @pytest.fixture
 def tree(tmp_path):
-    for name in (*FILES, generate_proto.DIGESTS):
+    for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_changed_or_missing_file_is_named(tree, name, capsys):
-    assert generate_proto.check_digests(tree) == []
-    with (tree / name).open("a", encoding="utf-8") as file:
-        file.write("\n")
-    (fault,) = generate_proto.check_digests(tree)
-    assert fault.startswith(f"{name} was changed")
+def test_a_missing_file_is_named(tree, name, capsys):
     (tree / name).unlink()
     assert generate_proto.main(["--check", "--root", str(tree)]) == 1
     assert f"{name} is missing" in capsys.readouterr().err
