@@ -58,8 +58,8 @@ def need_pyarrow() -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "the samples are rows of Parquet files, and this function has no pyarrow: install "
-            f"superdl[parquet] where functions run ({error})"
+            "the samples are rows of Parquet files, and this function has no pyarrow: pack it by "
+            f"infra/function/parquet-requirements.txt, as docs/shards.md says ({error})"
         ) from error
 
 

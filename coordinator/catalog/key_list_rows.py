@@ -132,12 +132,9 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
 
 
 def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        reason = "reading Parquet needs pyarrow on the coordinator: pip install superdl[parquet]"
-        raise BadRowError(0, reason) from error
+    import pyarrow as pa
+    from pyarrow import parquet
+
     number = 0
     try:
         footer = parquet.read_metadata(stream)

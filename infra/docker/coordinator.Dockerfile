@@ -5,8 +5,6 @@
 ARG BASE_IMAGE=python:3.13-slim
 
 FROM ${BASE_IMAGE} AS build
-# 1 adds pyarrow (150 MB), for key lists in Parquet.
-ARG PARQUET=0
 # 1 adds OpenTelemetry, for SUPER_TRACE and SUPER_METRICS_PUSH.
 ARG OTEL=0
 # Where pip finds packages, if not in its default index.
@@ -19,9 +17,6 @@ RUN python3 -m venv tools && python3 -m venv --without-pip /opt/super
 COPY infra/docker/*-requirements.txt ./
 RUN tools/bin/pip install -r build-requirements.txt \
     && tools/bin/pip --python /opt/super/bin/python install -r coordinator-requirements.txt
-RUN if [ "${PARQUET}" = 1 ]; then \
-        tools/bin/pip --python /opt/super/bin/python install -r parquet-requirements.txt; \
-    fi
 RUN if [ "${OTEL}" = 1 ]; then \
         tools/bin/pip --python /opt/super/bin/python install -r otel-requirements.txt; \
     fi

@@ -22,7 +22,6 @@ from google.protobuf.message_factory import GetMessageClass
 
 from superdl.index.loose import number_or_text
 from superdl.index.shard import Member, ShardFile
-from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -264,12 +263,10 @@ def _example_type() -> Any:
 
 
 def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the rows of a Parquet file, each named by its column and its number. Needs pyarrow."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigError("reading Parquet needs pyarrow: pip install superdl[parquet]") from error
+    """Yield the rows of a Parquet file, each named by its column and its number."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(ShardFile(shard, _READ_BYTES), pre_buffer=False) as file:
             yield from _parquet_rows(shard, file, choices)

@@ -189,11 +189,9 @@ def _write_csv(stream: IO[bytes], batches: Iterable[Rows]) -> None:
 
 
 def _write_parquet(stream: IO[bytes], batches: Iterable[Rows]) -> None:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigError("writing Parquet needs pyarrow: pip install superdl[parquet]") from error
+    import pyarrow as pa
+    from pyarrow import parquet
+
     with ExitStack() as stack:
         writer: Any = None
         for rows in batches:

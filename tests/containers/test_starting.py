@@ -98,15 +98,16 @@ def test_the_coordinators_image_serves_and_lacks_nothing(
             process.terminate()
     assert process.returncode == 0
     assert_exactly_once(delivered, expected_pixels(source, resize=SIDE, crop=SIDE))
-    assert absent_of_coordinator(image) == EXTRAS | EXTRAS_OF_COORDINATORS
+    assert absent_of_coordinator(image) == (EXTRAS | EXTRAS_OF_COORDINATORS) - {"pyarrow"}
 
 
 @pytest.mark.slow
-def test_the_coordinators_image_with_its_extras_has_them(cache: pytest.Cache, tmp_path: Path) -> None:
-    locks = [f"infra/docker/{name}-requirements.txt" for name in ("build", "coordinator", "parquet", "otel")]
+def test_the_coordinators_image_with_its_extra_has_it(cache: pytest.Cache, tmp_path: Path) -> None:
+    locks = [f"infra/docker/{name}-requirements.txt" for name in ("build", "coordinator", "otel")]
     wheels = [pinned_wheels(lock, cache.mkdir("wheels")) for lock in locks]
-    image = LaidOut("coordinator", tmp_path / "image", wheels, PARQUET="1", OTEL="1")
-    assert absent_of_coordinator(image) == (EXTRAS | EXTRAS_OF_COORDINATORS) - {"pyarrow", "opentelemetry"}
+    image = LaidOut("coordinator", tmp_path / "image", wheels, OTEL="1")
+    absent = EXTRAS | EXTRAS_OF_COORDINATORS
+    assert absent_of_coordinator(image) == absent - {"pyarrow", "opentelemetry"}
 
 
 def test_the_functions_image_answers_lambda_and_lacks_nothing(

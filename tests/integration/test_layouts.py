@@ -148,7 +148,6 @@ MAKERS: dict[str, Callable[[Path, Images], None]] = {
     "MDS": mds,
     "chunks": litdata,
     "Parquet": tables,
-    "Parquet (`superdl[parquet]`)": tables,
 }
 
 

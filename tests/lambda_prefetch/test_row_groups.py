@@ -160,10 +160,10 @@ def test_the_handler_decodes_rows_and_counts_what_it_asked_for(tmp_path, valkey,
         assert np.array_equal(array_of(valkey, request, n), pixels(seed=n))
 
 
-def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+def test_without_pyarrow_its_lock_is_named(tmp_path, monkeypatch):
     request = member_request(f"file://{tmp_path}", images_in(tmp_path / "x.parquet"), "redis://h:1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"superdl\[parquet\]"):
+    with pytest.raises(ConfigError, match="infra/function/parquet-requirements"):
         run(request)
 
 

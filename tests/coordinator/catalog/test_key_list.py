@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 
 import numpy as np
@@ -182,13 +181,6 @@ def test_bad_parquet(tmp_path, columns, reason):
     path = tmp_path / "x.parquet"
     parquet.write_table(pa.table(columns), path)
     with pytest.raises(SourceError, match=f"^key_list {path}(, |: ){reason}"):
-        read(path)
-
-
-def test_without_pyarrow_the_message_says_how_to_get_it(tmp_path, monkeypatch):
-    path = written(tmp_path, "parquet", [{"key": "a", "label": 1}])
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SourceError, match=r"pip install superdl\[parquet\]"):
         read(path)
 
 
