@@ -2,7 +2,7 @@
 
 It makes what is missing or runs out within a month, and leaves alone what is there, so run it at any time. On
 standard output it prints the stack's parameters, for ``sam deploy --parameter-overrides``; on standard error
-what it did. Keys are of the curve P-256, made in memory, and go nowhere else.
+what it did. Keys are of the curve P-256, made in memory by trustme, and go nowhere else.
 
 Secrets: ``NAME/authority`` (the private authority with its key; nobody but who renews may read it),
 ``NAME/ca`` (its certificate alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``,
@@ -21,12 +21,10 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import trustme
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from infra import NO_REGION, TAG, session_in, stack_name
 
@@ -35,15 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Pair", "days_left", "main", "new_authority", "sign"]
 
-_AUTHORITY_DAYS = 3650
+_NAME = "SUPER"
 _VALID_DAYS = 397
 _RENEW_DAYS = 30
-_BACKDATED = dt.timedelta(minutes=5)  # clocks differ
 _TOKEN_BYTES = 32
-_USES = (
-    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
-    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,54 +48,17 @@ class Pair:
 
 
 def new_authority(name: str) -> Pair:
-    """An authority that may sign servers and clients, and no other authority."""
-    limits = x509.BasicConstraints(ca=True, path_length=0)
-    return _signed(name, None, _AUTHORITY_DAYS, limits, _usage("key_cert_sign", "crl_sign"))
+    """Return an authority that may sign certificates, and no other authority."""
+    made = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
+    return Pair(made.cert_pem.bytes().decode(), made.private_key_pem.bytes().decode())
 
 
-def sign(authority: Pair, name: str, *, days: int, hosts: tuple[str, ...] = ()) -> Pair:
-    """A certificate of the authority's: a server's if it has hosts, else a client's."""
-    side = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
-    more: list[x509.ExtensionType] = [x509.ExtendedKeyUsage([side])]
-    if hosts:
-        more.append(x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts]))
-    limits = x509.BasicConstraints(ca=False, path_length=None)
-    return _signed(name, authority, days, limits, _usage("digital_signature"), *more)
-
-
-def _signed(name: str, authority: Pair | None, days: int, *extensions: x509.ExtensionType) -> Pair:
-    """A certificate of these extensions with its key; without an authority it signs itself."""
-    key = signer = ec.generate_private_key(ec.SECP256R1())
-    subject = issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-    if authority is not None:
-        found = serialization.load_pem_private_key(authority.key.encode(), password=None)
-        if not isinstance(found, ec.EllipticCurvePrivateKey):
-            raise TypeError("the authority's key is not of an elliptic curve: it was not made here")
-        signer, issuer = found, _loaded(authority.cert).subject
-    now, public = dt.datetime.now(dt.UTC), key.public_key()
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
-    )
-    for extension in extensions:
-        is_critical = isinstance(extension, (x509.BasicConstraints, x509.KeyUsage))
-        builder = builder.add_extension(extension, critical=is_critical)
-    pem = serialization.Encoding.PEM
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem).decode(), secret.decode())
-
-
-def _usage(*uses: str) -> x509.KeyUsage:
-    return x509.KeyUsage(**{use: use in uses for use in _USES})
+def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
+    """Return a certificate of the authority's, for these hosts."""
+    signer = trustme.CA.from_pem(authority.cert.encode(), authority.key.encode())
+    until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
+    made = signer.issue_cert(host, *others, not_after=until, common_name=host[:64], organization_name=_NAME)
+    return Pair(made.cert_chain_pems[0].bytes().decode(), made.private_key_pem.bytes().decode())
 
 
 def _loaded(cert: str) -> x509.Certificate:
@@ -115,17 +71,14 @@ def days_left(cert: str) -> float:
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
-    """Whether a certificate lasts, is the authority's and, for a server, is for the host."""
+    """Whether a certificate lasts, is the authority's and is for the host."""
     loaded = _loaded(cert)
     try:
         loaded.verify_directly_issued_by(_loaded(authority))
-    except (InvalidSignature, ValueError, TypeError):  # another key, another name, another kind of key
-        return False
-    names = []
-    if host:
-        found = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        names = found.value.get_values_for_type(x509.DNSName)
-    return days_left(cert) >= _RENEW_DAYS and (not host or host in names)
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        return False  # another key, another name, another kind of key, no host
+    return days_left(cert) >= _RENEW_DAYS and host in names.value.get_values_for_type(x509.DNSName)
 
 
 class Vault:
@@ -166,10 +119,10 @@ class Vault:
 def _make(vault: Vault, arguments: argparse.Namespace) -> dict[str, str]:
     """Make what is missing or asked for; give the stack's parameters."""
     authority, renew = _authority(vault), arguments.renew
-    _certificate(vault, authority, "coordinator", f"coordinator.{vault.stack}.internal", renew=renew)
+    _certificate(vault, authority, "coordinator", renew=renew)
     is_mutual = arguments.mutual_tls or bool(vault.read("client"))
     if is_mutual:
-        _certificate(vault, authority, "client", "", renew=renew)
+        _certificate(vault, authority, "client", renew=renew)
     _token(vault, rotate=arguments.rotate_token, retire=arguments.retire_token)
     named = {"CoordinatorSecretArn": "coordinator", "TokenSecretArn": "token", "CaSecretArn": "ca"}
     named |= {"ClientSecretArn": "client"} if is_mutual else {}
@@ -192,16 +145,15 @@ def _authority(vault: Vault) -> Pair:
     return authority
 
 
-def _certificate(vault: Vault, authority: Pair, secret: str, host: str, *, renew: bool) -> None:
-    """Keep the certificate in a secret, a server's with its host or a client's, or make another."""
-    kept = vault.read(secret)
+def _certificate(vault: Vault, authority: Pair, secret: str, *, renew: bool) -> None:
+    """Keep the certificate in a secret, or make another."""
+    kept, host = vault.read(secret), f"{secret}.{vault.stack}.internal"
     if kept and not renew and _is_good(kept["cert"], authority.cert, host):
         return
-    hosts = (host, "localhost") if host else ()
-    made = sign(authority, host or "SUPER trainer", days=_VALID_DAYS, hosts=hosts)
-    content = {"cert": made.cert, "key": made.key, "client_ca" if host else "ca": authority.cert}
-    whose = "coordinator's" if host else "trainers'"
-    vault.write(secret, content, f"SUPER: the {whose} certificate and key")
+    made = sign(authority, host, "localhost", days=_VALID_DAYS)
+    authorities = {"client": "ca", "coordinator": "client_ca"}
+    content = {"cert": made.cert, "key": made.key, authorities[secret]: authority.cert}
+    vault.write(secret, content, f"SUPER: certificate and key of the {secret}")
 
 
 def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:

@@ -160,7 +160,7 @@ def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_pat
     assert sum(figures["s3"]["S3 store, empty"]["decodes"]) == pytest.approx(1, abs=0.01)
     assert figures["s3"]["a later job"]["decodes"] == [0, 0]
     assert 0 < figures["s3"]["a later job"]["gets"][0] < 0.5
-    assert figures["start"]["a script"]["decodes"] == [1, 0]
+    assert figures["start"]["a script"]["decodes"] == [pytest.approx(1, abs=0.25), 0]
     assert min(figures["start"]["a script"]["beyond_torch_ms"]) > 0
 
 
@@ -224,8 +224,7 @@ def test_function_compares_its_ways_with_a_bare_loop(capsys):
 
     check_envelope(report, "function")
     rows = {row["way"]: row for row in report["rows"]}
-    assert list(rows) == ["bare loop", "files", "S3", "S3, boto3"]
-    assert rows["S3"]["fetch_cpu_ms_per_image"] < rows["S3, boto3"]["fetch_cpu_ms_per_image"]
+    assert list(rows) == ["bare loop", "files", "S3"]
     assert rows["files"]["usd_per_million"] < rows["S3"]["usd_per_million"]
     assert set(report["settings"]["cold_start_s"]) == {"answer a warm event", "produce one object of S3"}
 

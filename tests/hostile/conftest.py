@@ -16,9 +16,9 @@ SOAKED = int(os.environ.get("SUPER_TEST_TRIALS", "500"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A hundred seeds for each kind of trial in the slow tests, as many more as wanted in the soak."""
+    """Forty seeds for each kind of trial in the slow tests, as many more as wanted in the soak."""
     if "seed" in metafunc.fixturenames:
-        slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(100)]
+        slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(40)]
         soak = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 100 + SOAKED)]
         metafunc.parametrize("seed", slow + soak, ids="seed-{}".format)
 
