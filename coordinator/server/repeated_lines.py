@@ -29,6 +29,7 @@ _LATEST_MAX = 10
 _TEXT_MAX = 500
 PARTS = ("cache", "catalog", "core", "executors", "server", "store", "other")
 """Of the coordinator, those that warn: its packages, and all else that runs in its process."""
+_HUNG_UP = "ExecuteBatchError raised in core by servicer method"
 _NUMBER = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b|\d+")
 _FIELDS = ("job", "rank", "dataset", "executor", "request")
 
@@ -91,6 +92,10 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         """Written in this minute, and counted beyond those."""
         self._counts: Counter[str] = Counter()
         self._latest: dict[tuple[str, int, str], Warned] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop gRPC's traceback for each client that hung up before it was answered."""
+        return not record.getMessage().startswith(_HUNG_UP) and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it; called with the handler's lock."""

@@ -14,7 +14,8 @@ from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.recipe import Recipe
-from tests.lambda_prefetch.prefetching import encode, pixels
+from superdl.super_wire.request import Outcome
+from tests.lambda_prefetch.prefetching import encode, file_request, pixels, run
 from tests.lambda_prefetch.test_decode import LIMIT, decoded, failure_of
 
 
@@ -56,6 +57,13 @@ def test_the_bound_on_text_in_a_png_is_a_setting():
         assert decoded(data).shape == (8, 8, 3)
     finally:
         set_pillows_bounds()
+
+
+def test_the_bound_on_pixels_is_a_setting(valkey, tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(encode(pixels(8, 8), "PNG"))
+    for bound, outcome in (("63", Outcome.TOMBSTONE), ("64", Outcome.CACHED)):
+        monkeypatch.setenv("SUPER_MAX_PIXELS", bound)
+        assert run(file_request(tmp_path, ["a.png"], valkey.unix_url)).outcomes == (outcome,)
 
 
 def program_of(recipe):

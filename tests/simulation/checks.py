@@ -98,6 +98,7 @@ class Checks(Watch):
         self._told: dict[SetKey, NDArray[np.bool_]] = {}
         """Samples that the coordinator was told are cached, and has no reason to doubt."""
         self._attempts: dict[SetKey, NDArray[np.int64]] = {}
+        self._sets: dict[SetKey, SampleSet] = {}
         self._spoilt: set[tuple[SetKey, int]] = set()
         """Samples whose record failed its check, or was written once too often."""
         self._money = MoneyCheck(self._world)
@@ -326,8 +327,11 @@ class Checks(Watch):
         self.require(
             core.wake_at_s > world.now_s, f"the core wants to be woken at {core.wake_at_s}, in the past"
         )
-        for forgotten in self._attempts.keys() - _sample_sets(core).keys():
-            self._attempts[forgotten][:] = 0
+        sets = _sample_sets(core)
+        for key, attempts in self._attempts.items():
+            if sets.get(key) is not self._sets.get(key):  # forgotten, and perhaps known again
+                attempts[:] = 0
+        self._sets = dict(sets)
         resizes = getattr(world.model.faults, "resizes", ())
         shares = (1.0, *(share for _, share in resizes))  # what is awaited stays
         budget_bytes = int(world.model.settings.budget_bytes * max(shares))

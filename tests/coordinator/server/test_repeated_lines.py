@@ -62,6 +62,14 @@ def test_what_was_warned_of_is_known_by_part_and_the_newest_by_cause(log):
     assert len(handler.warned_of()[1]) == 10
 
 
+def test_a_client_that_hangs_up_is_no_error(log):
+    logger, lines, _ = log
+    logger.error("ExecuteBatchError raised in core by servicer method [/grpc.health.v1.Health/Check]")
+    logger.error("another error")
+    assert lines() == ["another error"]
+    assert sum(logger.handlers[0].warned_of()[0].values()) == 1
+
+
 def test_causes_that_differ_in_words_are_told_apart_and_information_is_not_held_back(log):
     logger, lines, _ = log
     for name in ("lambda", "ray", "local"):

@@ -165,6 +165,14 @@ def test_a_start_that_fails_tells_the_last_lines_of_the_log(supervised):
     supervised.assert_all_gone()
 
 
+def test_a_start_that_takes_too_long_is_given_up_and_ended(supervised, monkeypatch):
+    monkeypatch.setenv("SUPER_START_TIMEOUT_S", "2")
+    never = (sys.executable, "-c", "import signal; signal.pause()")
+    with pytest.raises(EmbeddedError, match=r"not ready after 2 s \(SUPER_START_TIMEOUT_S\)"):
+        supervised.hold(replace(supervised.settings(), coordinator=never))
+    supervised.assert_all_gone()
+
+
 def test_a_part_that_dies_again_and_again_is_given_up(supervised):
     embedded = supervised.hold(supervised.settings(good_starts=1))
     supervised.processes()["coordinator"].kill()
