@@ -33,6 +33,7 @@ __all__ = [
     "DTYPE_NAMES",
     "HEADER_BYTES",
     "HEADER_DTYPE",
+    "LISTING",
     "MAGIC",
     "MAX_ARRAY_BYTES",
     "MAX_NDIM",
@@ -66,6 +67,9 @@ SPENDING_CAP = "spending_cap"
 
 UNAVAILABLE = "unavailable"
 """Reason of the note, a tombstone under a dataset's id, that its source does not give samples for now."""
+
+LISTING = "listing"
+"""Reason of such a note: that the source is being listed. A wait for that is no reader's timeout."""
 
 MAGIC = b"SUPR"
 RECORD_VERSION = 2

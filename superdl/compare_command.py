@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.experiments.console import Console  # --help needs none of this
     from superdl.experiments.output import tell_json
 
-    os.environ.setdefault("SUPER_STORE", "none")  # else what one run decoded would serve the next
+    for name in ("SUPER_STORE", "SUPER_STATE"):  # else what one run decoded would serve the next
+        os.environ.setdefault(name, "none")
     console = Console(stderr=arguments.json)
     report = _of_runs(arguments, console) if arguments.runs else _of_spec(arguments, console)
     tell_json(report.to_mapping(), shown=arguments.json)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 # Processes of tests inherit it: none may write below the home directory. Tests of the store name their own.
-os.environ["SUPER_STORE"] = "none"
+os.environ["SUPER_STORE"] = os.environ["SUPER_STATE"] = "none"
 
 # Tests run beside each other on all cores. Threads of torch's own on top make small models five times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.cache.cache import Cache
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
 
 __all__ = ["HeldIds", "Ids", "Sweep", "known_ids", "strangers_among"]
 

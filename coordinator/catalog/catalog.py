@@ -8,14 +8,14 @@ How a source is listed is :mod:`superdl.coordinator.catalog.lister`'s; which sam
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from superdl.coordinator.catalog.members import Field, narrowed
-from superdl.coordinator.catalog.strings import RepeatedStrings, Strings, compact
+from superdl.coordinator.catalog.strings import RepeatedStrings
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.labels import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.members import Members
-    from superdl.coordinator.catalog.strings import PackedStrings
+    from superdl.coordinator.catalog.strings import PackedStrings, Strings
     from superdl.super_wire.labels import Labels
 
 __all__ = ["Catalog", "RecentIds"]
@@ -71,12 +71,12 @@ class Catalog:
     prefix: str = ""
     members: Members | None = None
     fields: tuple[Field[Strings], ...] = ()
-    fingerprint: bytes = field(init=False)
+    fingerprint: bytes = b""
     """BLAKE2b-128 over bucket, keys, versions, labels, classes, members and fields: equal content, equal
-    fingerprint.
+    fingerprint. It is computed, as what follows is, unless it is known from a file.
     """
-    label_dtype: str = field(init=False)
-    label_bytes: int = field(init=False)
+    label_dtype: str = ""
+    label_bytes: int = 0
     """Bytes of a label that is given out; of the mean one where lists vary, rounded up."""
 
     def __post_init__(self) -> None:
@@ -87,13 +87,13 @@ class Catalog:
             )
         if self.members is not None and len(self.members) != len(self.keys):
             raise ValueError(f"a catalog has {len(self.keys)} samples, and {len(self.members)} members")
+        if self.fingerprint:
+            return
         object.__setattr__(self, "label_dtype", labels_text(self.labels))
         object.__setattr__(self, "fingerprint", _fingerprint(self))
         object.__setattr__(self, "label_bytes", -(-int(self.label_sizes().sum()) // max(1, len(self))))
         held = self.labels.map(narrowed) if isinstance(self.labels, RaggedLabels) else narrowed(self.labels)
         object.__setattr__(self, "labels", held)
-        object.__setattr__(self, "keys", compact(self.keys))
-        object.__setattr__(self, "versions", compact(self.versions))
 
     @classmethod
     def build(
@@ -165,6 +165,8 @@ class Catalog:
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
         """Bytes of the labels of ``count`` samples at most, of which one may come ``again``."""
+        if not isinstance(self.labels, RaggedLabels):
+            return count * self.label_bytes
         sizes = np.sort(self.label_sizes())
         return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
 

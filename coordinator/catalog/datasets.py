@@ -2,6 +2,9 @@
 
 Ranks of one run share a listing; a new run shares it too unless it is older than ``catalog_max_age_s``.
 Datasets of equal content are one to jobs, to the core and to the cache: their content is their name there.
+
+Catalogs and ids are mapped from files of the coordinator's state. One that starts again goes on with the
+catalog that a run had, and lists for a new run as if it had not ended.
 """
 
 from __future__ import annotations
@@ -10,34 +13,36 @@ import asyncio
 import contextlib
 import json
 import logging
-import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from superdl.coordinator.catalog.catalog import RecentIds
+from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.coordinator.catalog.lister import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
-from superdl.coordinator.core import DatasetFacts, runs_of
+from superdl.coordinator.catalog.listing_process import list_apart
+from superdl.coordinator.catalog.source import Allowed, LongListingError
+from superdl.coordinator.catalog.state import CatalogState, Kept
 from superdl.super_wire.errors import CoordinatorError, SourceBusyError, SourceError, SuperError
-from superdl.super_wire.ids import ID_BYTES, Naming, digest128
-from superdl.super_wire.record import CHANGED_SINCE, HEADER_BYTES
+from superdl.super_wire.ids import Naming, digest128
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.catalog import Catalog
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Dataset", "DatasetRegistry", "Listing"]
+__all__ = ["DatasetRegistry"]
 
 _log = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
 
 _PROGRESS_STEP = 1000
 _PROGRESS_S = 5.0
@@ -49,108 +54,6 @@ _LISTINGS_MAX = 64
 _RENEWED_AFTER = (
     10.0  # times what a listing took: where files are added, a tenth of the time goes into seeing it
 )
-_DEFAULT_RECORD_BYTES = 600_000
-"""Expected length of a record whose shape the recipe does not fix: an undistorted 500x400 image."""
-
-
-@dataclass(slots=True)
-class Listing:
-    """A listing of a source, under way or ended; ``listed`` samples so far."""
-
-    source: str
-    key_list: str
-    naming: Naming = field(default_factory=Naming)
-    classes: tuple[str, ...] = ()
-    task: asyncio.Task[None] | None = None
-    listed: int = 0
-    trouble: str = ""
-    catalog: Catalog | None = None
-    error: SuperError | None = None
-    begun_at_s: float = 0.0
-    ended_at_s: float = 0.0
-    ended_at: str = ""
-    """The same as a date and time in UTC, for people."""
-    runs: set[str] = field(default_factory=set)
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    cancelled: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def ended(self) -> bool:
-        """Whether there is a catalog or an error."""
-        return self.catalog is not None or self.error is not None
-
-    def dated(self, reason: str) -> str:
-        """Why a sample could not be produced; of one that changed since the listing, with its time."""
-        return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
-
-
-@dataclass(slots=True)
-class Dataset:
-    """A listing under a recipe, as one run registered it."""
-
-    dataset_id: bytes
-    recipe: Recipe
-    listing: Listing
-    all_ids: NDArray[np.uint8] | None = None
-    """The ids of all samples, shape (samples, 16), once derived; of a random recipe, never."""
-    moved: str = ""
-    """A line for the user, if the store has its samples as another directory's."""
-    _recent: RecentIds = field(default_factory=RecentIds)
-
-    @property
-    def ready(self) -> bool:
-        """Whether its samples and their ids are known."""
-        return self.listing.catalog is not None and (self.recipe.random or self.all_ids is not None)
-
-    @property
-    def catalog(self) -> Catalog:
-        """The listed samples; ``SuperError`` if the listing has failed, or has not ended yet."""
-        if self.listing.error is not None:
-            raise self.listing.error
-        if self.listing.catalog is None:
-            raise SourceError(
-                f"{self.listing.source} is still being listed ({self.listing.listed} samples so far)"
-            )
-        return self.listing.catalog
-
-    @property
-    def content(self) -> bytes:
-        """Digest of what decides the sample ids: runs with equal content share residency."""
-        seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
-        return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
-
-    @property
-    def record_bytes(self) -> int:
-        """Length of a record, as far as the recipe tells it."""
-        shape = self.recipe.output_shape
-        return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
-
-    def facts(self, *, known_absent: bool) -> DatasetFacts:
-        """What the core is told of it; ``known_absent``: the cache was seen empty."""
-        members = self.catalog.members
-        return DatasetFacts(
-            self.content,
-            len(self.catalog),
-            self.recipe.random,
-            self.record_bytes,
-            known_absent=known_absent,
-            runs=runs_of(members.objects, members.offsets, members.lengths, whole=members.are_rows)
-            if members
-            else None,
-        )
-
-    def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
-        """The sample ids of ``indices`` in ``epoch``, concatenated; the dataset has to be ready."""
-        if self.recipe.random:
-            seed, catalog, recipe = self.recipe.augment_seed, self.catalog, self.recipe
-            return self._recent.ids(
-                indices,
-                epoch,
-                lambda missing: catalog.sample_ids(recipe.digest, (seed, epoch), missing, recipe.beside),
-            )
-        if self.all_ids is None:
-            raise RuntimeError(f"{self.listing.source}: ids are asked for before they are known")
-        return self.all_ids[indices].tobytes()
 
 
 class DatasetRegistry:
@@ -160,7 +63,10 @@ class DatasetRegistry:
         max_age_s: how old a listing may be for a new run.
         capacity: how many registered datasets are remembered; those that are open stay beside them.
         clock: seconds on a clock that does not go back.
-        lister: lists a source as :func:`superdl.coordinator.catalog.lister.list_source` does, in a thread.
+        allowed: what listings may take.
+        lister: lists a source in a thread; by default :func:`superdl.coordinator.catalog.lister.list_source`,
+            which lists more than ``few_samples`` in a process of their own.
+        state: where catalogs and ids are kept; by default in temporary files.
     """
 
     def __init__(
@@ -169,12 +75,17 @@ class DatasetRegistry:
         max_age_s: float,
         capacity: int = 256,
         clock: Callable[[], float] = time.monotonic,
-        lister: Callable[..., Catalog] = list_source,
+        allowed: Allowed = Allowed(),  # noqa: B008  # frozen
+        few_samples: int = 10_000,
+        lister: Callable[..., Catalog] | None = None,
+        state: CatalogState | None = None,
     ) -> None:
+        self._allowed = allowed
+        self._state = state or CatalogState(None)
         self._max_age_s = max_age_s
         self._capacity = capacity
         self._clock = clock
-        self._lister = lister
+        self._lister = lister or partial(list_source, allowed=replace(allowed, here=few_samples))
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
         self.opened: dict[bytes, Dataset] = {}
         """Those that jobs read or read of late, by their content."""
@@ -207,7 +118,7 @@ class DatasetRegistry:
         is_good = known is not None and known.listing.error is None
         if known is not None and is_good and (not renew or self._is_fresh(known.listing, renew=True)):
             return known
-        listing = self._listing((source, key_list, naming, classes), run_id, renew=renew)
+        listing = self._listing((source, key_list, naming, classes), run_id, dataset_id, renew=renew)
         dataset = Dataset(dataset_id, recipe, listing)
         self._datasets[dataset_id] = dataset
         self._forget_some()
@@ -257,6 +168,9 @@ class DatasetRegistry:
                     await listing.changed.wait_for(lambda: listing.ended or listing.listed > listed)
         if listing.ended:
             await self._derive_ids(dataset)
+            if listing.kept is not None and not dataset.noted:
+                dataset.noted = True
+                await asyncio.to_thread(self._state.note, self._key(dataset.dataset_id), listing.kept)
 
     async def close(self) -> None:
         """Stop listings that are under way."""
@@ -270,11 +184,32 @@ class DatasetRegistry:
 
     def _is_fresh(self, listing: Listing, *, renew: bool) -> bool:
         took_s = listing.ended_at_s - listing.begun_at_s
-        limit_s = min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s
-        return not listing.ended or self._clock() - listing.ended_at_s <= limit_s
+        return not listing.ended or self._is_young(self._clock() - listing.ended_at_s, took_s, renew=renew)
+
+    def _is_young(self, age_s: float, took_s: float, *, renew: bool) -> bool:
+        return age_s <= (min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s)
+
+    def _key(self, about: bytes) -> bytes:
+        """The key of a listing or a dataset in the state: what another coordinator may list is not served."""
+        allowed = self._allowed.roots, self._allowed.own_functions, self._allowed.http_hosts
+        return digest128(about, json.dumps(allowed).encode())
+
+    def _kept(self, what: bytes, dataset_id: bytes, *, renew: bool) -> Kept | None:
+        """A listing in the state that will do: the run's own, unless it is to be renewed, or a young one."""
+        own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(what))
+        now_s = time.time()
+        for kept in filter(None, (own, latest)):
+            if (kept is own and not renew) or self._is_young(now_s - kept.ended_s, kept.took_s, renew=renew):
+                return kept
+        return None
 
     def _listing(
-        self, what: tuple[str, str, Naming, tuple[str, ...]], run_id: str, *, renew: bool
+        self,
+        what: tuple[str, str, Naming, tuple[str, ...]],
+        run_id: str,
+        dataset_id: bytes,
+        *,
+        renew: bool,
     ) -> Listing:
         for listing in reversed(self._listings):  # the newest that fits
             fresh = self._is_fresh(listing, renew=renew)
@@ -288,6 +223,7 @@ class DatasetRegistry:
                 f"this coordinator is listing {under_way} sources already: ask again later"
             )
         listing = Listing(*what, runs={run_id}, begun_at_s=self._clock())
+        listing.kept = self._kept(listing.key, dataset_id, renew=renew)
         listing.task = asyncio.create_task(self._list(listing), name=f"list {listing.source}")
         self._listings.append(listing)
         return listing
@@ -313,30 +249,65 @@ class DatasetRegistry:
 
         def progress(listed: int) -> None:  # called in the listing's threads, one at a time
             nonlocal told_s
-            if listed - listing.listed >= _PROGRESS_STEP or self._clock() - told_s >= _PROGRESS_S:
+            more = listed - listing.listed  # fewer when listing has begun again
+            if more >= _PROGRESS_STEP or (more > 0 and self._clock() - told_s >= _PROGRESS_S):
                 listing.listed, told_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
         try:
-            catalog = await self._listed(listing, progress)
+            kept = await asyncio.to_thread(self._state.load, listing.kept) if listing.kept else None
+            self._end(listing, kept or await self._listed_anew(listing, progress))
         except ListingCancelledError:
-            listing.error = SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")
+            self._end(
+                listing, SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")
+            )
         except SuperError as error:
-            listing.error = error
+            self._end(listing, error)
         except Exception as error:  # noqa: BLE001  # logged and told; else whoever polls would wait for ever
             _log.exception("listing %s failed: a bug", listing.source)
-            listing.error = SourceError(
-                f"listing {listing.source} failed unexpectedly ({type(error).__name__}): "
-                "see the coordinator's log"
-            )
-        else:
-            listing.catalog = self._shared(catalog)
-            listing.listed = len(catalog)
-        listing.ended_at_s = self._clock()
-        listing.ended_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+            why = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
+            self._end(listing, SourceError(f"listing {listing.source} {why}"))
         await tell()
 
-    async def _listed(self, listing: Listing, progress: Callable[[int], None]) -> Catalog:
+    def _end(self, listing: Listing, result: Catalog | SuperError) -> None:
+        now_s, kept = time.time(), listing.kept
+        ended_s = min(now_s, kept.ended_s) if kept else now_s
+        listing.ended_at_s = self._clock() - (now_s - ended_s)
+        if kept:
+            listing.begun_at_s = listing.ended_at_s - kept.took_s
+        listing.ended_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ended_s))
+        if isinstance(result, SuperError):
+            listing.error = result
+        else:
+            listing.catalog, listing.listed = self._shared(result), len(result)
+
+    async def _listed_anew(self, listing: Listing, progress: Callable[[int], None]) -> Catalog:
+        """List a source, and keep what was found; in a process of its own where that is much."""
+        listing.kept, began_s = None, self._clock()
+        try:
+            catalog = await self._listed(listing, progress, self._lister)
+            mapped, file = await asyncio.to_thread(self._state.hold, catalog)
+        except LongListingError:
+            mapped, file = await self._listed(listing, progress, self._list_apart)
+        if file:
+            listing.kept = Kept(file, time.time(), self._clock() - began_s)
+            await asyncio.to_thread(self._state.note, self._key(listing.key), listing.kept)
+        return mapped
+
+    def _list_apart(self, source: str, *what: Any) -> tuple[Catalog, str]:
+        list_into = partial(list_apart, allowed=self._allowed)
+        try:
+            mapped, file = self._state.keep(lambda out: list_into(out.name, source, *what))
+        except OSError as error:
+            remedy = "name another directory by SUPER_STATE"
+            raise SourceError(f"there is no room for the catalog of {source}: {error}; {remedy}") from error
+        for warning in mapped.warnings:
+            _log.warning("%s", warning)
+        return mapped, file
+
+    async def _listed(
+        self, listing: Listing, progress: Callable[[int], None], lister: Callable[..., _Found]
+    ) -> _Found:
         """List a source; again, after growing pauses, while it is throttled or does not answer."""
         loop, place = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
         how = listing.naming, listing.classes
@@ -344,7 +315,7 @@ class DatasetRegistry:
         while True:
             try:
                 return await loop.run_in_executor(
-                    self._threads, self._lister, *place, progress, listing.cancelled, *how
+                    self._threads, lister, *place, progress, listing.cancelled, *how
                 )
             except SourceBusyError as error:
                 if self._clock() + pause_s > until_s or listing.cancelled.is_set():
@@ -374,7 +345,8 @@ class DatasetRegistry:
                 return
         task = self._deriving.get(content)
         if task is None:
-            task = asyncio.create_task(asyncio.to_thread(_all_ids, catalog, dataset.recipe))
+            derive = partial(_ids_of, catalog, dataset.recipe)
+            task = asyncio.create_task(asyncio.to_thread(self._state.ids, content, len(catalog), derive))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
         dataset.all_ids = await asyncio.shield(task)  # others wait for it, even if this caller hangs up
@@ -385,6 +357,5 @@ def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
     return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix
 
 
-def _all_ids(catalog: Catalog, recipe: Recipe) -> NDArray[np.uint8]:
-    ids = catalog.sample_ids(recipe.digest, fields=recipe.beside)
-    return np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
+def _ids_of(catalog: Catalog, recipe: Recipe, places: NDArray[np.int64]) -> bytes:
+    return catalog.sample_ids(recipe.digest, None, places, recipe.beside)

@@ -113,8 +113,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
         try:
             for row in read_rows(stream):
                 if columns.rows % _ROWS_AT_A_TIME == 0:
-                    tally.check()
-                    tally.allowed.check_count(columns.rows)
+                    tally.reach(columns.rows)
                 try:
                     columns.append(row)
                 except ValueError as error:

@@ -243,7 +243,7 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
 
     The bytes of keys sort ``hot dog/`` before ``hot/``, and what lies in ``a/b/`` before ``a/c.jpg``.
     """
-    has_folders = keys.blob.count(b"/") > len(keys) * (prefix.count(b"/") + 1)
+    has_folders = bytes(keys.blob).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(other.startswith(one) and other[len(one)] < "/" for one, other in pairwise(classes))
     if not (has_folders or between):
         return None

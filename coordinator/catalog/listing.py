@@ -115,7 +115,7 @@ class Tally:
         self._progress = progress
         self._cancelled = cancelled
         self._lock = threading.Lock()
-        self._count = 0
+        self._count = self._reached = 0
         self._noted: Counter[Noted] = Counter()
         self._names: defaultdict[Noted, set[str]] = defaultdict(set)
 
@@ -123,11 +123,18 @@ class Tally:
         """Count ``count`` more; ``ListingCancelledError`` if nobody wants to know any more, ``SourceError``
         if these are too many.
         """
-        self.check()
         with self._lock:
             self._count += count
-            self.allowed.check_count(self._count)
-            self._progress(self._count)
+        self.reach(self._count)
+
+    def reach(self, count: int) -> None:
+        """So many were found, which may be counted again later; raise as :meth:`add` does."""
+        self.check()
+        with self._lock:
+            self.allowed.check_count(count)
+            if count > self._reached:
+                self._reached = count
+                self._progress(count)
 
     def note(self, what: Noted, name: str) -> None:
         """Count what people should know of, and keep a few of the names."""

@@ -17,7 +17,6 @@ from superdl.coordinator.catalog.strings import (
     PackedStringsBuilder,
     RepeatedStrings,
     Strings,
-    compact,
 )
 from superdl.super_wire.request import MEMBER_ENCODINGS, ROW_ENCODING, Limits, is_row
 
@@ -69,7 +68,7 @@ class Members:
     """
 
     objects: NDArray[Any]
-    names: Strings
+    names: PackedStrings
     offsets: NDArray[Any]
     lengths: NDArray[Any]
     encodings: NDArray[np.uint8]
@@ -106,12 +105,10 @@ class Members:
         return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
-        """The members at ``order``, each column in its smallest form, from names that are packed."""
-        if not isinstance(self.names, PackedStrings):
-            raise TypeError("members are put in order once, and compacted then")
+        """The members at ``order``, each column in its smallest dtype."""
         return Members(
             narrowed(self.objects[order]),
-            compact(self.names.reorder(order)),
+            self.names.reorder(order),
             narrowed(self.offsets[order]),
             narrowed(self.lengths[order]),
             self.encodings[order] if self.encodings.any() else self.encodings[:0],
@@ -134,8 +131,7 @@ class Field(Generic[_Strings]):
     def in_order(self: Field[PackedStrings], order: NDArray[np.int64]) -> Field[Strings]:
         """As a catalog has it, whose samples are at ``order`` here."""
         if self.members is None:
-            keys, versions = compact(self.keys.reorder(order)), compact(self.versions.reorder(order))
-            return Field(self.name, keys, versions, None)
+            return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)
         which = members.objects
         return Field(

@@ -13,9 +13,13 @@ from pathlib import Path
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
 from superdl.super_wire.source_url import WEB_BUCKET, file_url, join_url, split_url
 
-__all__ = ["Allowed", "Source", "parse_roots", "parse_source"]
+__all__ = ["Allowed", "LongListingError", "Source", "parse_roots", "parse_source"]
 
 _DESCRIPTORS = Path("/proc/self/fd")
+
+
+class LongListingError(Exception):
+    """A listing has found more than it may in this process. It never leaves the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,17 @@ class Allowed:
     """What listings may take.
 
     ``roots`` are the absolute real paths of the directories that ``file://`` sources and key lists must lie
-    in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have. ``own_functions``
-    says that functions run here, as this coordinator's user. ``http_hosts`` are the web servers that may be
-    read, each as ``https://host``; ``None``: see :func:`superdl.super_wire.objects.open_bucket`.
+    in; ``None``: they may lie anywhere. ``samples`` is the most that one source may have, ``here`` the most
+    that are listed in this process. ``own_functions`` says that functions run here, as this coordinator's
+    user. ``http_hosts`` are the web servers that may be read, each as ``https://host``; ``None``: see
+    :func:`superdl.super_wire.objects.open_bucket`.
     """
 
     roots: tuple[str, ...] | None = None
     samples: int = 2**40
     own_functions: bool = True
     http_hosts: tuple[str, ...] | None = None
+    here: int = 2**40
 
     @property
     def link_roots(self) -> tuple[str, ...]:
@@ -113,7 +119,11 @@ class Allowed:
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
     def check_count(self, samples: int) -> None:
-        """Raise ``SourceError`` if there are more samples than a source may have."""
+        """Raise ``SourceError`` if there are more samples than a source may have; ``LongListingError`` if
+        there are too many for this process.
+        """
+        if samples > self.here:
+            raise LongListingError
         if samples > self.samples:
             raise SourceError(
                 f"it has more than {self.samples:,} samples, which is all that this coordinator's "

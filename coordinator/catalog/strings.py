@@ -1,18 +1,17 @@
-"""Byte strings without an object for each: collected and sorted as one blob, then held in less memory yet.
+"""Byte strings without an object for each: collected and sorted as one blob, or mapped from a file.
 
 A million Python objects cost a hundred megabytes and keep the garbage collector busy. Packed, the same keys
-cost their bytes and eight more each. Keys in sorted order share long beginnings, so the beginning that
-neighbours share is then held once for a block of them; ETags are mostly hexadecimal digits, which take half
-a byte each. A catalog of ImageNet's size takes 37 MB in this way, where packed strings take 108.
+cost their bytes and eight more each, which is Arrow's form of them, too.
 """
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from abc import ABC, abstractmethod
 from array import array
 from itertools import pairwise
-from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,13 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["PackedStrings", "PackedStringsBuilder", "RepeatedStrings", "Strings", "compact"]
+__all__ = ["PackedStrings", "PackedStringsBuilder", "RepeatedStrings", "Strings"]
 
+_IN_MEMORY_BYTES = 2**26
 _CHUNK = 8192  # strings unpacked at a time: few enough not to matter, many enough to be fast
 _WORD = 8
-_BLOCK_BITS = 6
-_BLOCK = 1 << _BLOCK_BITS
-_HEX_DIGITS = b"0123456789abcdef"
 
 
 class Strings(ABC):
@@ -66,24 +63,17 @@ class Strings(ABC):
         return places
 
 
-def compact(strings: Strings) -> Strings:
-    """The same strings in less memory."""
-    if not isinstance(strings, PackedStrings):
-        return strings
-    return _HexStrings.of(strings) or _PrefixedStrings.of(strings)
-
-
 class PackedStrings(Strings):
     """Strings in one blob, which can be sorted.
 
     Args:
-        blob: all strings, one after the other.
+        blob: all strings, one after the other: bytes, or a view of a mapped file.
         offsets: uint64, one more than there are strings: string ``i`` is ``blob[offsets[i]:offsets[i + 1]]``.
     """
 
     __slots__ = ("blob", "offsets")
 
-    def __init__(self, blob: bytes, offsets: NDArray[np.uint64]) -> None:
+    def __init__(self, blob: bytes | memoryview, offsets: NDArray[np.uint64]) -> None:
         self.blob = blob
         self.offsets = offsets
         self.offsets.flags.writeable = False
@@ -99,8 +89,7 @@ class PackedStrings(Strings):
     @classmethod
     def concatenate(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
         """All strings of all parts, in order."""
-        lengths = [part.lengths() for part in parts]
-        return cls(b"".join(part.blob for part in parts), _offsets(lengths))
+        return cls(_spooled(part.blob for part in parts), _offsets([part.lengths() for part in parts]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -112,20 +101,18 @@ class PackedStrings(Strings):
     def slice(self, start: int, stop: int) -> list[bytes]:
         """The strings from ``start`` to ``stop``, cut off at the end as slices are."""
         ends = self.offsets[start : min(stop, len(self)) + 1].tolist()
-        return [self.blob[begin:end] for begin, end in pairwise(ends)]
+        return [bytes(self.blob[begin:end]) for begin, end in pairwise(ends)]
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
         """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
         places = self._places(indices)
         begins, ends = self.offsets[places].tolist(), self.offsets[places + 1].tolist()
-        return [self.blob[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        return [bytes(self.blob[begin:end]) for begin, end in zip(begins, ends, strict=True)]
 
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
         """The strings at ``order`` as packed strings."""
-        pieces = (
-            b"".join(self.take(order[start : start + _CHUNK])) for start in range(0, len(order), _CHUNK)
-        )
-        return PackedStrings(b"".join(pieces), _offsets([self.lengths()[order]]))
+        some = (self.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
+        return PackedStrings(_spooled(map(b"".join, some)), _offsets([self.lengths()[order]]))
 
     def equals_next(self) -> NDArray[np.bool_]:
         """Which strings equal the one behind them (if sorted: the repeated ones): bool, shape (len - 1,)."""
@@ -140,10 +127,12 @@ class PackedStrings(Strings):
         the longest string. Missing bytes count as zero, ties go to the shorter string.
         """
         starts, lengths = self.offsets[:-1], self.lengths()
-        # A view of the eight bytes at every place of the blob, as big-endian numbers: they compare as the
-        # bytes do.
-        padded = self.blob + bytes(_WORD)
-        words = np.ndarray((len(self.blob) + 1,), dtype=">u8", buffer=padded, strides=(1,))
+        # Views of the eight bytes at every place of the blob, as big-endian numbers, which compare as the
+        # bytes do. The last places have zeros behind them.
+        whole = max(0, len(self.blob) - _WORD + 1)
+        padded = bytes(self.blob[whole:]) + bytes(2 * _WORD)
+        words = np.ndarray((whole,), dtype=">u8", buffer=self.blob, strides=(1,)) if whole else np.empty(0)
+        last_words = np.ndarray((_WORD + 1,), dtype=">u8", buffer=padded, strides=(1,))
         by_length = np.argsort(lengths, kind="stable")
         sorted_lengths = lengths[by_length]
         order = by_length[:0]
@@ -156,7 +145,11 @@ class PackedStrings(Strings):
             places = starts[order] + np.uint64(word * _WORD)
             beyond = _WORD - np.minimum(lengths[order] - np.uint64(word * _WORD), np.uint64(_WORD))
             shift = beyond.astype(np.uint64) * np.uint64(8)
-            values = (words[places].astype(np.uint64) >> shift) << shift
+            is_last = places >= whole
+            values = np.empty(len(places), dtype=np.uint64)
+            values[is_last] = last_words[places[is_last] - np.uint64(whole)]
+            values[~is_last] = words[places[~is_last]]
+            values = (values >> shift) << shift
             order = order[np.argsort(values, kind="stable")]
         return np.concatenate([by_length[:reached], order]).astype(np.int64)
 
@@ -169,32 +162,31 @@ class RepeatedStrings(Strings):
         which: of each string, its place in these.
     """
 
-    __slots__ = ("_strings", "_which")
+    __slots__ = ("strings", "which")
 
-    def __init__(self, strings: Strings, which: NDArray[Any]) -> None:
-        self._strings = compact(strings)
-        self._which = which
+    def __init__(self, strings: PackedStrings, which: NDArray[Any]) -> None:
+        self.strings, self.which = strings, which
 
     def __len__(self) -> int:
-        return len(self._which)
+        return len(self.which)
 
     def lengths(self) -> NDArray[np.uint64]:
         """Length of every string in bytes: uint64, shape (len,)."""
-        lengths: NDArray[np.uint64] = self._strings.lengths()[self._which]
+        lengths: NDArray[np.uint64] = self.strings.lengths()[self.which]
         return lengths
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
         """The strings at ``indices``, in that order; ``IndexError`` if one lies outside."""
-        return self._strings.take(self._which[self._places(indices)])
+        return self.strings.take(self.which[self._places(indices)])
 
 
 class PackedStringsBuilder:
     """Packs strings one by one."""
 
-    __slots__ = ("_blob", "_ends")
+    __slots__ = ("_ends", "_spool")
 
     def __init__(self) -> None:
-        self._blob = bytearray()
+        self._spool = _Spool()
         self._ends = array("Q", [0])
 
     def __len__(self) -> int:
@@ -202,94 +194,48 @@ class PackedStringsBuilder:
 
     def append(self, string: bytes) -> None:
         """Add one string."""
-        self._blob += string
-        self._ends.append(len(self._blob))
+        self._ends.append(self._spool.write(string))
 
     def build(self) -> PackedStrings:
-        """What was added so far."""
-        return PackedStrings(bytes(self._blob), np.array(self._ends, dtype=np.uint64))
+        """What was added; nothing may be added after."""
+        return PackedStrings(self._spool.view(), np.array(self._ends, dtype=np.uint64))
 
 
-class _HexStrings(Strings):
-    """Strings of an equal, even number of lower-case hexadecimal digits, two to a byte.
+class _Spool:
+    """Bytes that are written once; up to 64 MB of them lie in memory, the others in a temporary file."""
 
-    Args:
-        digits: uint8, shape (strings, bytes), two digits in each.
-    """
+    __slots__ = ("_file", "_latest", "_size")
 
-    __slots__ = ("_digits",)
+    def __init__(self) -> None:
+        self._latest, self._size = bytearray(), 0
+        self._file: IO[bytes] | None = None
 
-    def __init__(self, digits: NDArray[np.uint8]) -> None:
-        self._digits = digits
+    def write(self, piece: bytes | memoryview) -> int:
+        """Add a piece; return how many bytes there are."""
+        self._latest += piece
+        self._size += len(piece)
+        if len(self._latest) >= _IN_MEMORY_BYTES:
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # view() closes it
+            self._file.write(self._latest)
+            self._latest.clear()
+        return self._size
 
-    @classmethod
-    def of(cls, strings: PackedStrings) -> _HexStrings | None:
-        """Those strings; ``None`` if one of them is of another kind."""
-        lengths = strings.lengths()
-        length = int(lengths[0]) if len(strings) else 0
-        if not length or length % 2 or (lengths != length).any() or strings.blob.strip(_HEX_DIGITS):
-            return None
-        digits = np.frombuffer(bytes.fromhex(strings.blob.decode("ascii")), dtype=np.uint8)
-        return cls(digits.reshape(len(strings), length // 2))
-
-    def __len__(self) -> int:
-        return len(self._digits)
-
-    def lengths(self) -> NDArray[np.uint64]:
-        return np.full(len(self), 2 * self._digits.shape[1], dtype=np.uint64)
-
-    def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        digits = self._digits[self._places(indices)]
-        blob, length = digits.tobytes().hex().encode("ascii"), 2 * digits.shape[1]
-        return [blob[begin : begin + length] for begin in range(0, len(blob), length)]
+    def view(self) -> bytes | memoryview:
+        """All that was written, for good."""
+        if self._file is None:
+            return bytes(self._latest)
+        with self._file as file:
+            file.write(self._latest)
+            file.flush()
+            return memoryview(mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ))
 
 
-class _PrefixedStrings(Strings):
-    """Strings in blocks of 64: what all of a block begin with is held once.
-
-    Args:
-        prefixes: of each block.
-        blob: what follows the prefix in each string, one after the other.
-        offsets: string ``i`` is its block's prefix and ``blob[offsets[i]:offsets[i + 1]]``.
-    """
-
-    __slots__ = ("_blob", "_offsets", "_prefixes")
-
-    def __init__(self, prefixes: list[bytes], blob: bytes, offsets: NDArray[Any]) -> None:
-        self._prefixes = prefixes
-        self._blob = blob
-        self._offsets = offsets
-
-    @classmethod
-    def of(cls, strings: PackedStrings) -> _PrefixedStrings:
-        """Those strings, in any order; sorted ones share most."""
-        prefixes, parts = [], []
-        for start in range(0, len(strings), _BLOCK):
-            block = strings.slice(start, start + _BLOCK)
-            prefix = commonprefix(block) or b""  # noqa: RUF071  # of bytes, not of paths
-            prefixes.append(prefix)
-            parts.append(b"".join([string[len(prefix) :] for string in block]))
-        blob = b"".join(parts)
-        shared = np.repeat(np.array([len(prefix) for prefix in prefixes], dtype=np.uint64), _BLOCK)
-        offsets = np.zeros(len(strings) + 1, dtype=np.uint32 if len(blob) < 2**32 else np.uint64)
-        np.cumsum(strings.lengths() - shared[: len(strings)], out=offsets[1:], dtype=offsets.dtype)
-        return cls(prefixes, blob, offsets)
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def lengths(self) -> NDArray[np.uint64]:
-        shared = np.repeat(np.array([len(prefix) for prefix in self._prefixes], dtype=np.uint64), _BLOCK)
-        return np.diff(self._offsets).astype(np.uint64) + shared[: len(self)]
-
-    def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        places = self._places(indices)
-        prefixes, blob, offsets = self._prefixes, self._blob, self._offsets
-        blocks, begins, ends = places >> _BLOCK_BITS, offsets[places], offsets[places + 1]
-        return [
-            prefixes[block] + blob[begin:end]
-            for block, begin, end in zip(blocks.tolist(), begins.tolist(), ends.tolist(), strict=True)
-        ]
+def _spooled(pieces: Iterable[bytes | memoryview]) -> bytes | memoryview:
+    """Pieces as one."""
+    spool = _Spool()
+    for piece in pieces:
+        spool.write(piece)
+    return spool.view()
 
 
 def _offsets(lengths: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:

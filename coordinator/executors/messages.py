@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
 
 __all__ = [
     "NUMBER_MAX",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.executors.cancelling import CallingThreads
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.super_wire.request import PrefetchResult

@@ -41,6 +41,7 @@ from superdl.coordinator.executors import ExecutorError, FunctionRaisedError, fa
 from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.executors.cancelling import HeldTasks
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
+from superdl.coordinator.server.repeated_lines import warn_of_samples
 from superdl.coordinator.store import StoreChoice
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.errors import (
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from superdl.coordinator.cache.cache import Cache
-    from superdl.coordinator.catalog.datasets import Dataset, DatasetRegistry
+    from superdl.coordinator.catalog.dataset import Dataset
+    from superdl.coordinator.catalog.datasets import DatasetRegistry
     from superdl.coordinator.core import CoreSettings, SetKey
     from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.tracing import Tracing
@@ -282,12 +284,16 @@ class Engine:
         source, count = dataset.listing.source, counted(len(places), "sample")
         about = {"cause": "source unavailable", "dataset": source}
         _log.warning("%s of %s cannot be read now: %s", count, source, why, extra=about)
-        note = Tombstone(source, UNAVAILABLE, why, permanent=False)
-        self._tasks.start(self._note(self.datasets.ids_of(dataset.content), note))
+        self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
-    async def _note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        with suppress(CacheError):  # upkeep says what is wrong with the cache
-            await self._cache.note(dataset_ids, note, _NOTED_S)
+    def note(self, dataset_ids: bytes, note: Tombstone) -> None:
+        """Note in the cache, for readers of datasets, why samples do not come."""
+
+        async def write() -> None:
+            with suppress(CacheError):  # upkeep says what is wrong with the cache
+                await self._cache.note(dataset_ids, note, _NOTED_S)
+
+        self._tasks.start(write())
 
     def _done(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> RequestDone:
         """An answer as an event; answers come from a network."""
@@ -302,7 +308,7 @@ class Engine:
         if bad:
             (first,) = dataset.catalog.names_at(action.indices[bad[:1]])
             words = f"can never be decoded: {one_line(result.messages.get(str(bad[0]), ''))}"
-            _warn_of_samples(dataset, "bad sample", first.decode(), len(bad), words)
+            warn_of_samples(dataset.listing.source, "bad sample", first.decode(), len(bad), words)
         pack, stored = self.keeper.heard(dataset, action.indices, result)
         is_remote = not dataset.catalog.bucket.startswith("file://")
         return RequestDone(
@@ -375,17 +381,11 @@ class Engine:
         ]
         first = tombstones[0]
         words = f"could not be produced: {first.message}"
-        _warn_of_samples(dataset, "not produced", first.key, len(tombstones), words)
+        warn_of_samples(dataset.listing.source, "not produced", first.key, len(tombstones), words)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # then readers go on missing it, and the core is asked again
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)
-
-
-def _warn_of_samples(dataset: Dataset, cause: str, first: str, count: int, words: str) -> None:
-    others = f" (and {counted(count - 1, 'more sample')})" if count > 1 else ""
-    about = {"cause": cause, "dataset": dataset.listing.source}
-    _log.warning("%s%s %s", first, others, words, extra=about)
 
 
 def _fault_of(record: bytes, sample_id: bytes) -> str:

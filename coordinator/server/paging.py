@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.catalog import Catalog
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import Core, Job, Plan
     from superdl.coordinator.executors.messages import RecordPlaces
     from superdl.coordinator.store.places import Places

@@ -14,11 +14,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from superdl.super_wire.redaction import shown_lines
+from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LINE_FORMATS", "PARTS", "RepeatedLines", "Warned", "tell_counts", "warned_of"]
+__all__ = ["LINE_FORMATS", "PARTS", "RepeatedLines", "Warned", "tell_counts", "warn_of_samples", "warned_of"]
+
+_log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
 _CAUSES_MAX = 256
@@ -171,3 +174,9 @@ def warned_of() -> tuple[Counter[str], list[Warned]]:
 
 def _of_this_process() -> list[RepeatedLines]:
     return [handler for handler in logging.getLogger().handlers if isinstance(handler, RepeatedLines)]
+
+
+def warn_of_samples(source: str, cause: str, first: str, count: int, words: str) -> None:
+    """Warn of samples of a source, of which the first is named."""
+    others = f" (and {counted(count - 1, 'more sample')})" if count > 1 else ""
+    _log.warning("%s%s %s", first, others, words, extra={"cause": cause, "dataset": source})

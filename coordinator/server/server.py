@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.datasets import DatasetRegistry
+from superdl.coordinator.catalog.state import open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.cancelling import cancel_and_wait
@@ -247,10 +247,11 @@ async def _with_store(
     settings: Settings, stack: contextlib.AsyncExitStack
 ) -> tuple[DatasetRegistry, StoreKeeper]:
     """The registry of datasets, and the store, opened before functions look for it."""
-    lister = partial(list_source, allowed=allowed_to_listings(settings))
-    datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, lister=lister)
-    stack.push_async_callback(datasets.close)
     choice, read_only = settings.store_choice, settings.store_read_only
+    state = open_state(settings.state, choice.address, os.environ)
+    allowed = allowed_to_listings(settings)
+    datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, allowed=allowed, state=state)
+    stack.push_async_callback(datasets.close)
     keeper = StoreKeeper(choice, datasets, settings.store_bytes, read_only=read_only)
     stack.push_async_callback(keeper.close)
     await keeper.open()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from superdl.coordinator.cache.read_reports import ReportReader
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import Job
     from superdl.coordinator.executors.eligibility import Eligibility
     from superdl.coordinator.server.engine import Engine
@@ -307,6 +307,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
         if not self._is_ready(dataset):
             answer.warnings.extend(filter(None, [dataset.listing.trouble]))
+            self._engine.note(dataset.dataset_id, dataset.listing.note)
         else:
             catalog = dataset.catalog
             answer.ready = True

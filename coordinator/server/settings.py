@@ -86,6 +86,9 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         0, "what the store may take, such as 100gb (a quarter of what its disk has free)", high=2**60
     )
     store_read_only: bool = setting(False, "read from the store, and never write to it")
+    state: str = setting(
+        "auto", "where catalogs are kept for the next start: a directory, none, or auto: in the store (auto)"
+    )
     catalog_max_age_s: float = setting(
         300.0, "a new run lists a source again after this (300)", low=1e-3, high=_ANY_S
     )

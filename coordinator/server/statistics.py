@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import Core, ExecutorState, Job, SetKey
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.paging import Occurrence

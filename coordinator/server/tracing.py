@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, SpanContext
 
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import BatchRead, Core, Prefetch, RequestDone, RequestFailed, SetKey
 
 __all__ = ["Tracing", "otel_resource", "send_rest"]

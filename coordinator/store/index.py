@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
     from superdl.super_wire.request import PrefetchResult
     from superdl.super_wire.store import PackIndex, Store
 

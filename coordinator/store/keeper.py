@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.catalog.datasets import Dataset, DatasetRegistry
+    from superdl.coordinator.catalog.dataset import Dataset
+    from superdl.coordinator.catalog.datasets import DatasetRegistry
     from superdl.coordinator.core import Event
     from superdl.coordinator.store.opening import StoreChoice
     from superdl.super_wire.request import PrefetchResult

@@ -15,7 +15,7 @@ import os
 import random
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_err
 from superdl.super_wire.cache import CacheAddress, Command, Credentials, encode_command, exchange
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, RecordError
 from superdl.super_wire.keys import cache_keys, report_stream
-from superdl.super_wire.record import HEADER_BYTES, read_tombstone
+from superdl.super_wire.record import HEADER_BYTES, LISTING, read_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.cache_link import CacheLink
     from superdl.super_dataset.reading.checks import Verify
     from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.record import Tombstone
 
 __all__ = ["Backoff", "BatchReader", "ReadSettings"]
 
@@ -214,7 +215,6 @@ class BatchReader:
         )
         read = BatchProgress(ref=ref, buffer=buffer, seen=seen, missing=list(range(len(ref))))
         began_s = self._clock()
-        deadline_s = began_s + self._settings.read_timeout_s
         if ref.places is not None:
             self._read_straight(state, read)
         if seen is not None and read.missing:
@@ -225,35 +225,40 @@ class BatchReader:
             buffer=buffer,
             in_flight_bytes=self._settings.in_flight_bytes,
             record_bytes=state.record_bytes,
-            deadline_s=deadline_s,
+            deadline_s=began_s + self._settings.read_timeout_s,
             clock=self._clock,
         )
         # The last attempt begins with time to be answered, or it would blame the cache for our own haste.
-        last_begin_s = deadline_s - min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
+        last_look_s = min(_LAST_LOOK_S, self._settings.read_timeout_s / 4)
+        last_begin_s = wanted.deadline_s - last_look_s
         while True:
             self._attempt(state, read, wanted)
             stop = bool(read.bad) and self._settings.stop_at_bad
             late = self._clock() >= last_begin_s or read.attempts >= self._backoff.attempts
+            note = self._note_of_source(ref) if late and read.missing and not (stop or read.trouble) else None
+            if note is not None and note.reason == LISTING:  # which gets on, or the sampler gives up
+                late, read.attempts = False, 0
+                wanted = replace(wanted, deadline_s=self._clock() + self._settings.read_timeout_s)
+                last_begin_s = wanted.deadline_s - last_look_s
             self._report(state, read, done=stop or late or not read.missing)
             if stop:
                 raise bad_sample_error(ref, read.bad)
             if not read.missing:
                 return read
             if late:
-                trouble = "" if read.trouble else self._trouble_of_source(ref)
-                raise read.timeout_error(self._clock() - began_s, trouble)
+                raise read.timeout_error(self._clock() - began_s, note.message if note else "")
             self._pause(state, read, last_begin_s)
 
-    def _trouble_of_source(self, ref: BatchRef) -> str:
-        """Why the source does not give samples, as the coordinator has noted it in the cache; or nothing."""
+    def _note_of_source(self, ref: BatchRef) -> Tombstone | None:
+        """Why the source does not give samples, as the coordinator has noted it in the cache."""
         (key,) = cache_keys(ref.dataset_id)
         state = ReaderState(None, self._open_link)
         try:
             nodes = state.link(ref.cache, timeout_s=_REPORT_TIMEOUT_S).nodes
             (reply,) = exchange(nodes, [Command.of(key, b"GET", key)], timeout_s=_REPORT_TIMEOUT_S)
-            return read_tombstone(reply).message if isinstance(reply, bytes) else ""
+            return read_tombstone(reply) if isinstance(reply, bytes) else None
         except (CacheError, RecordError):  # the error that is about to be raised is worth more
-            return ""
+            return None
         finally:
             state.drop()
 

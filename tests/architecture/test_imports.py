@@ -103,6 +103,7 @@ OPTIONAL = frozenset(
 )
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
+    ("coordinator/catalog/catalog_file.py", "pyarrow"): "writes and maps catalogs",
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
     ("coordinator/server/otlp_metrics.py", "opentelemetry"): "pushes metrics, and needs [otel]",

@@ -42,7 +42,7 @@ def test_the_loss_goes_down(name, tmp_path):
         [sys.executable, "-c", RUN, str(ROOT / "examples" / f"{name}.py")],
         capture_output=True,
         text=True,
-        env=environment | {"SUPER_STORE": "none"},
+        env=environment | {"SUPER_STORE": "none", "SUPER_STATE": "none"},
         cwd=tmp_path,
         timeout=100,
         check=False,

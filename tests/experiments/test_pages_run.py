@@ -124,6 +124,7 @@ def test_every_command_of_a_page_runs(path, names, tmp_path):
     search = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     own = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")} | {
         "SUPER_STORE": "none",
+        "SUPER_STATE": "none",
         "SUPER_INSECURE": "1",
         "IMAGE": "an-image:1",
         "NAMES": str(names),

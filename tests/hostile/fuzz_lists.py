@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import gzip
 import io
 import json
@@ -28,6 +29,7 @@ from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.members import Field
+from superdl.coordinator.catalog.state import CatalogState
 from superdl.experiments.data import import_published
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.prefetch import PlanPosition, planned_batch
@@ -132,6 +134,7 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
         except SourceError as error:
             assert len(str(error)) <= 4000, data[:200]  # noqa: PT017  # a refusal is right, if it is short
             return
+    _check_file(catalog)
     names = [field.name for field in catalog.fields]
     assert len(catalog.sample_ids(b"", fields=names)) == 16 * len(catalog)
     assert len(catalog) == len(found.labels) == len(found.members or found.keys) > 0
@@ -139,6 +142,21 @@ def _key_list(write: Callable[[random.Random], bytes], extension: str, chance: r
     labels = unpack_labels(catalog.labels_at(np.arange(len(catalog))), catalog.label_dtype, len(catalog))
     assert len(list(labels)) == len(catalog)
     assert catalog.label_sizes().max() <= MAX_LABEL_BYTES
+
+
+def _check_file(catalog: Catalog) -> None:
+    """See that a catalog that is mapped from its file is the one that was written."""
+    mapped, _ = CatalogState(None).hold(catalog)
+    everything, names = np.arange(len(catalog)), [field.name for field in catalog.fields]
+    for read in (
+        lambda of: (of.fingerprint, of.bucket, of.classes, of.warnings, of.alias, of.prefix),
+        lambda of: (of.label_dtype, of.label_bytes, of.labels_at(everything)),
+        lambda of: (of.part_columns(everything[::-1], names), of.sample_ids(b"", fields=names)),
+        lambda of: (of.names_at(everything), of.label_sizes().tolist()),
+        lambda of: dataclasses.replace(of, fingerprint=b"").fingerprint,
+    ):
+        assert read(mapped) == read(catalog)
+    assert mapped is not catalog
 
 
 _SPEC = JobSpec(batch_size=8, seed=-7, shuffle=True, drop_last=False, rank=0, num_replicas=4)

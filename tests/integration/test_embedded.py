@@ -26,7 +26,12 @@ class Trainer:
 
     def __init__(self, images: Path, workers: int, temporary: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
-        environment |= {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "SUPER_STORE": "none"}
+        environment |= {
+            "TMPDIR": str(temporary),
+            "PYTHONPATH": str(ROOT),
+            "SUPER_STORE": "none",
+            "SUPER_STATE": "none",
+        }
         self.temporary = temporary
         self.process = subprocess.Popen(  # our own script
             [sys.executable, str(TRAINER), str(images), str(workers)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,13 +12,12 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.errors import ReadTimeoutError
 from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import Stack
 from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from tests.fixtures.stack import Stack
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
@@ -58,6 +58,30 @@ def test_the_epoch_goes_on(
     assert disturbed == undisturbed
     for delivered in (disturbed, after):
         assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(
+    images: Path, tmp_path: Path, workers: int
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(images, source)
+    expected = expected_pixels(source, resize=SIDE, crop=SIDE)
+    with Stack(arguments=("--state", str(tmp_path / "state"), "--catalog-max-age-s", "0.001")) as stack:
+        dataset = SuperDataset(source.as_uri(), RECIPE)
+        with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+            delivered = []
+            for number, batch in enumerate(loader):
+                if number == 5:
+                    first = next(source.glob("*/*"))
+                    shutil.copy(first, first.with_stem("new"))
+                    restart_coordinator(stack)
+                    flush_cache(stack)
+                delivered += collect([batch])
+        assert_exactly_once(delivered, expected)
+        with SuperSampler(dataset, batch_size=1, coordinator=stack.address) as sampler:
+            assert len(sampler) == len(expected) + 1
 
 
 def test_without_a_coordinator_the_wait_is_bounded_and_explained(

@@ -234,7 +234,12 @@ print(loader.sampler.job_stats().samples_produced)
 def test_the_embedded_default_serves_both_the_dataset_and_its_loader(images: Path, temporary: Path) -> None:
     """As a script of two objects that closes nothing, with one coordinator for all that it asks."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
-    environment |= {"TMPDIR": str(temporary), "SUPER_STORE": "none", "SUPER_CACHE_BYTES": "64mb"}
+    environment |= {
+        "TMPDIR": str(temporary),
+        "SUPER_STORE": "none",
+        "SUPER_STATE": "none",
+        "SUPER_CACHE_BYTES": "64mb",
+    }
     program = temporary / "two_objects.py"
     program.write_text(PROGRAM.format(source=str(images)))
     done = subprocess.run(

@@ -113,3 +113,22 @@ def test_a_listing_waits_for_a_throttled_bucket(
     over.start()
     assert_exactly_once(collect(loader(stack, 2)), expected)
     assert front.spoilt > 3
+
+
+@pytest.mark.slow
+def test_readers_wait_while_a_restarted_coordinator_lists_longer_than_their_timeout(
+    object_store: ObjectStore, front: BadFront, stack: Stack
+) -> None:
+    expected = expected_pixels(photos(object_store, 300), resize=SIDE, crop=SIDE)
+    delivered = []
+    for number, batch in enumerate(loader(stack, 2, read_timeout=3.0)):
+        if number == 2:
+            front.of, front.fault = "list-type", "throttled"
+            stack.kill_coordinator()
+            stack.valkey.client().flushall()
+            stack.start_coordinator()
+            over = threading.Timer(12.0, setattr, (front, "fault", ""))
+            over.start()
+        delivered += collect([batch])
+    assert front.spoilt > 3
+    assert_exactly_once(delivered, expected)

@@ -46,7 +46,7 @@ def run_to_its_end(command: list[str], temporary: Path, **variables: str) -> str
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= {"SUPER_STORE": "none"} | variables
+    environment |= {"SUPER_STORE": "none", "SUPER_STATE": "none"} | variables
     process = subprocess.Popen(  # our own program
         command,
         stdout=subprocess.DEVNULL,

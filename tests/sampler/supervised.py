@@ -51,7 +51,12 @@ class Supervised:
         rank = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "holds_embedded.py"), self.run, self.settings().to_json()],
             cwd=ROOT,
-            env={"PYTHONPATH": str(ROOT), "TMPDIR": str(self.base), "SUPER_STORE": "none"},
+            env={
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": str(self.base),
+                "SUPER_STORE": "none",
+                "SUPER_STATE": "none",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -12,7 +12,7 @@ from superdl.coordinator.cache import sweeping
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.sweeping import Sweep, known_ids, strangers_among
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.catalog.datasets import Dataset, Listing
+from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.keys import RECORD_PREFIX, cache_keys
 from superdl.super_wire.recipe import Recipe

@@ -12,7 +12,7 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.catalog import Catalog
-from superdl.coordinator.catalog.datasets import Dataset, Listing
+from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.coordinator.executors import (
     ExecutorError,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.catalog import Catalog, PackedStrings
-from superdl.coordinator.catalog.datasets import Dataset, Listing
+from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.coordinator.core import (
     OUTCOME_ORDER,
     CacheReset,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from superdl.coordinator.catalog.datasets import Dataset
+    from superdl.coordinator.catalog.dataset import Dataset
 
 RECIPE = Recipe.image(resize=4, crop=4)
 FINGERPRINT = "5c" * 16

@@ -43,7 +43,7 @@ def started(
     """A subcommand, or another program, under torchrun, on so many ranks of this host."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-    environment |= {"SUPER_STORE": "none"}
+    environment |= {"SUPER_STORE": "none", "SUPER_STATE": "none"}
     return subprocess.Popen(  # our own program
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),

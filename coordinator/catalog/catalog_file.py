@@ -1,0 +1,189 @@
+"""The file of a catalog: Arrow's IPC format, mapped into memory and read only where a sample is asked for.
+
+It holds one record batch with a row for each sample, which any Arrow reader opens:
+
+| column | type |
+|---|---|
+| ``key``, ``version`` | large binary; dictionaries of it where samples are members of objects |
+| ``member``, ``offset``, ``length``, ``encoding`` | large binary and unsigned integers, of members alone |
+| ``label`` | fixed-size binary: numpy's bytes of a label, or of its fixed part |
+| ``label.NAME`` | large list of fixed-size binary: the items of a list that varies by sample |
+| ``FIELD.key`` and so on | the same, of a further field of the samples |
+
+What is of all samples (bucket, classes, warnings, dtypes, fingerprint) is JSON in the schema's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.members import Field, Members
+from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
+from superdl.super_wire.ids import MAIN_FIELD
+from superdl.super_wire.label_dtype import label_dtype_of, label_fields_of
+from superdl.super_wire.labels import RaggedLabels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.catalog.strings import Strings
+    from superdl.super_wire.labels import Labels
+
+__all__ = ["VERSION", "map_catalog", "write_catalog"]
+
+_ABOUT = b"superdl"
+VERSION = 1
+"""Of the form; a file of another one is not read."""
+_TEXTS = ("bucket", "alias", "prefix", "label_dtype", "label_bytes")
+
+
+def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
+    """Write a catalog to a file that is open for writing."""
+    import pyarrow as pa
+
+    columns, about = dict[str, Any](), {name: getattr(catalog, name) for name in _TEXTS}
+    about |= {"version": VERSION, "fingerprint": catalog.fingerprint.hex(), "dtypes": {}, "encodings": {}}
+    about |= {"classes": catalog.classes, "warnings": catalog.warnings}
+    about["fields"] = [field.name for field in catalog.fields]
+    for part in catalog.parts(about["fields"]):
+        columns |= _part_columns(part)
+        about["encodings"][part.name] = part.members.row_encodings if part.members else None
+    rows, lists = _rows_and_lists(catalog.labels)
+    columns["label"] = _fixed(rows)
+    about["dtypes"] = {name: items.dtype.str for name, items in lists.items()}
+    about["dtypes"] |= {} if lists or rows.dtype.names else {"": rows.dtype.str}
+    for name, items in lists.items():
+        ends = np.cumsum(rows[name] if name else rows, dtype=np.int64)
+        offsets = pa.array(np.concatenate([np.zeros(1, dtype=np.int64), ends]))
+        columns[f"label.{name}"] = pa.LargeListArray.from_arrays(offsets, _fixed(items))
+    batch = pa.RecordBatch.from_pydict(columns, metadata={_ABOUT: json.dumps(about)})
+    with pa.ipc.new_file(stream, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def map_catalog(path: Path) -> Catalog:
+    """Return the catalog in a file, whose columns are views of it.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such file, or one of another version.
+
+    """
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        batch = pa.ipc.open_file(source).get_batch(0)
+    about = json.loads(batch.schema.metadata[_ABOUT])
+    if about["version"] != VERSION:
+        raise ValueError(f"a catalog of version {about['version']}; this SUPER reads version {VERSION}")
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    parts = [_part_of(name, columns, about["encodings"][name]) for name in (MAIN_FIELD, *about["fields"])]
+    return Catalog(
+        keys=parts[0].keys,
+        versions=parts[0].versions,
+        members=parts[0].members,
+        fields=tuple(parts[1:]),
+        labels=_labels_of(columns, about["label_dtype"], about["dtypes"]),
+        classes=tuple(about["classes"]),
+        warnings=tuple(about["warnings"]),
+        fingerprint=bytes.fromhex(about["fingerprint"]),
+        **{name: about[name] for name in _TEXTS},
+    )
+
+
+def _part_columns(part: Field[Strings]) -> dict[str, Any]:
+    """Return the columns of a part of the samples, by name."""
+    columns = {"key": _strings(part.keys), "version": _strings(part.versions)}
+    if (members := part.members) is not None:
+        columns |= {"member": _strings(members.names), "offset": _numbers(members.offsets)}
+        columns["length"] = _numbers(members.lengths)
+        if members.encodings.size:
+            columns["encoding"] = _numbers(members.encodings)
+    return {_column(part.name, name): column for name, column in columns.items()}
+
+
+def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field[Strings]:
+    found = {short: columns.get(_column(name, short)) for short in ("key", "version", "member", "encoding")}
+    keys, versions = _strings_of(found["key"]), _strings_of(found["version"])
+    if row_encodings is None or not isinstance(keys, RepeatedStrings):
+        return Field(name, keys, versions, None)
+    names = _strings_of(found["member"])
+    encodings = np.empty(0, dtype=np.uint8) if found["encoding"] is None else _numbers_of(found["encoding"])
+    offsets, lengths = (_numbers_of(columns[_column(name, short)]) for short in ("offset", "length"))
+    if not isinstance(names, PackedStrings):
+        raise TypeError("names of members are no dictionary")
+    members = Members(keys.which, names, offsets, lengths, encodings, tuple(row_encodings))
+    return Field(name, keys, versions, members)
+
+
+def _column(part: str, name: str) -> str:
+    return name if part == MAIN_FIELD else f"{part}.{name}"
+
+
+def _strings(strings: Strings) -> Any:
+    import pyarrow as pa
+
+    if isinstance(strings, RepeatedStrings):
+        return pa.DictionaryArray.from_arrays(_numbers(strings.which), _strings(strings.strings))
+    if not isinstance(strings, PackedStrings):
+        raise TypeError(f"{type(strings).__name__} have no place in a file")
+    buffers = [None, pa.py_buffer(strings.offsets), pa.py_buffer(strings.blob)]
+    return pa.Array.from_buffers(pa.large_binary(), len(strings), buffers)
+
+
+def _strings_of(column: Any) -> PackedStrings | RepeatedStrings:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        strings = _strings_of(column.dictionary)
+        if isinstance(strings, PackedStrings):
+            return RepeatedStrings(strings, _numbers_of(column.indices))
+    _, offsets, blob = column.buffers()
+    ends = np.frombuffer(offsets, np.uint64, len(column) + 1) if len(column) else np.zeros(1, np.uint64)
+    return PackedStrings(memoryview(blob or b""), ends)
+
+
+def _numbers(numbers: NDArray[Any]) -> Any:
+    import pyarrow as pa
+
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(numbers.dtype), len(numbers), buffers)
+
+
+def _numbers_of(column: Any) -> NDArray[Any]:
+    return _array_of(column, np.dtype(column.type.to_pandas_dtype()))
+
+
+def _fixed(rows: NDArray[Any]) -> Any:
+    import pyarrow as pa
+
+    row_bytes = rows.dtype.itemsize * math.prod(rows.shape[1:])
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(rows))]
+    return pa.Array.from_buffers(pa.binary(row_bytes), len(rows), buffers)
+
+
+def _array_of(column: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a column of a fixed size as an array of this dtype."""
+    return np.frombuffer(column.buffers()[-1], dtype, len(column)) if len(column) else np.empty(0, dtype)
+
+
+def _rows_and_lists(labels: Labels) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    return (labels.rows, labels.values) if isinstance(labels, RaggedLabels) else (labels, {})
+
+
+def _labels_of(columns: dict[str, Any], text: str, dtypes: dict[str, str]) -> Labels:
+    fields, of_row = label_fields_of(text), label_dtype_of(text)
+    held = {name: np.dtype((dtype, fields[name].dtype.shape)) for name, dtype in dtypes.items()}
+    varies = any(field.varies for field in fields.values())
+    rows = _array_of(columns["label"], of_row if varies or "" not in held else held[""])
+    if not varies:
+        return rows
+    items = {name: _array_of(columns[f"label.{name}"].values, dtype) for name, dtype in held.items()}
+    return RaggedLabels(rows, items)

@@ -1,0 +1,144 @@
+"""Datasets as runs register them, and the listings of their sources."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.catalog.catalog import RecentIds
+from superdl.coordinator.core import DatasetFacts, runs_of
+from superdl.super_wire.errors import SourceError, SuperError
+from superdl.super_wire.ids import Naming, digest128
+from superdl.super_wire.record import CHANGED_SINCE, HEADER_BYTES, LISTING, Tombstone
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.catalog.catalog import Catalog
+    from superdl.coordinator.catalog.state import Kept
+    from superdl.super_wire.recipe import Recipe
+
+__all__ = ["Dataset", "Listing"]
+
+_DEFAULT_RECORD_BYTES = 600_000
+"""Expected length of a record whose shape the recipe does not fix: an undistorted 500x400 image."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """A listing of a source, under way or ended; ``listed`` samples so far."""
+
+    source: str
+    key_list: str
+    naming: Naming = field(default_factory=Naming)
+    classes: tuple[str, ...] = ()
+    task: asyncio.Task[None] | None = None
+    listed: int = 0
+    trouble: str = ""
+    kept: Kept | None = None
+    """Its file in the state, and when it ended; before that, of the listing whose file is tried."""
+    catalog: Catalog | None = None
+    error: SuperError | None = None
+    begun_at_s: float = 0.0
+    ended_at_s: float = 0.0
+    ended_at: str = ""
+    """The same as a date and time in UTC, for people."""
+    runs: set[str] = field(default_factory=set)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def key(self) -> bytes:
+        """What is listed, and how, in 16 bytes."""
+        facts = self.source, self.key_list, self.naming, self.classes
+        return digest128(json.dumps(facts).encode())
+
+    @property
+    def note(self) -> Tombstone:
+        """The note for readers of samples, that these come once the listing has ended."""
+        so_far = f"it is being listed, {self.listed:,} samples so far"
+        return Tombstone(self.source, LISTING, so_far, permanent=False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is a catalog or an error."""
+        return self.catalog is not None or self.error is not None
+
+    def dated(self, reason: str) -> str:
+        """Why a sample could not be produced; of one that changed since the listing, with its time."""
+        return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
+
+
+@dataclass(slots=True)
+class Dataset:
+    """A listing under a recipe, as one run registered it."""
+
+    dataset_id: bytes
+    recipe: Recipe
+    listing: Listing
+    all_ids: NDArray[np.uint8] | None = None
+    """The ids of all samples, shape (samples, 16), once derived; of a random recipe, never."""
+    noted: bool = False
+    """Whether the state has which catalog this run reads."""
+    moved: str = ""
+    """A line for the user, if the store has its samples as another directory's."""
+    _recent: RecentIds = field(default_factory=RecentIds)
+
+    @property
+    def ready(self) -> bool:
+        """Whether its samples and their ids are known."""
+        return self.listing.catalog is not None and (self.recipe.random or self.all_ids is not None)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The listed samples; ``SuperError`` if the listing has failed, or has not ended yet."""
+        if self.listing.error is not None:
+            raise self.listing.error
+        if self.listing.catalog is None:
+            raise SourceError(
+                f"{self.listing.source} is still being listed ({self.listing.listed} samples so far)"
+            )
+        return self.listing.catalog
+
+    @property
+    def content(self) -> bytes:
+        """Digest of what decides the sample ids: runs with equal content share residency."""
+        seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
+        return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
+
+    @property
+    def record_bytes(self) -> int:
+        """Length of a record, as far as the recipe tells it."""
+        shape = self.recipe.output_shape
+        return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
+
+    def facts(self, *, known_absent: bool) -> DatasetFacts:
+        """What the core is told of it; ``known_absent``: the cache was seen empty."""
+        members = self.catalog.members
+        return DatasetFacts(
+            self.content,
+            len(self.catalog),
+            self.recipe.random,
+            self.record_bytes,
+            known_absent=known_absent,
+            runs=runs_of(members.objects, members.offsets, members.lengths, whole=members.are_rows)
+            if members
+            else None,
+        )
+
+    def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
+        """The sample ids of ``indices`` in ``epoch``, concatenated; the dataset has to be ready."""
+        if self.recipe.random:
+            seed, catalog, recipe = self.recipe.augment_seed, self.catalog, self.recipe
+            return self._recent.ids(
+                indices,
+                epoch,
+                lambda missing: catalog.sample_ids(recipe.digest, (seed, epoch), missing, recipe.beside),
+            )
+        if self.all_ids is None:
+            raise RuntimeError(f"{self.listing.source}: ids are asked for before they are known")
+        return self.all_ids[indices].tobytes()

@@ -1,0 +1,121 @@
+"""Long listings, in a process of their own, which leave the coordinator's interpreter and memory alone.
+
+The coordinator runs this module and writes what is to be listed to its standard input, as a line of JSON. The
+process writes how many samples it has found to its standard output, twice a second, and in the end its error,
+if there is one. The catalog lies in the file that it was given. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from superdl.coordinator.catalog.catalog_file import write_catalog
+from superdl.coordinator.catalog.lister import list_source
+from superdl.coordinator.catalog.listing import ListingCancelledError
+from superdl.coordinator.catalog.source import Allowed
+from superdl.super_wire.errors import SourceError, SuperError, error_from_name
+from superdl.super_wire.ids import Naming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["list_apart"]
+
+_TELL_S = 0.5
+
+
+def list_apart(
+    out: str,
+    source: str,
+    key_list: str | None,
+    progress: Callable[[int], None],
+    cancelled: threading.Event,
+    naming: Naming,
+    classes: Sequence[str],
+    *,
+    allowed: Allowed,
+) -> None:
+    """List a source as :func:`superdl.coordinator.catalog.lister.list_source` does, into the file ``out``.
+
+    Raises:
+        SuperError: as that function does; or the process has ended without an answer.
+        ListingCancelledError: ``cancelled`` was set.
+    """
+    request = {"out": out, "what": (source, key_list, naming, classes), "allowed": asdict(allowed)}
+    command = [sys.executable, "-P", "-m", "superdl.coordinator.catalog.listing_process"]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        to_it, from_it = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        try:
+            to_it.write(json.dumps(request) + "\n")
+            to_it.flush()
+            for line in from_it:
+                if cancelled.is_set():
+                    raise ListingCancelledError("the listing was cancelled")
+                if (answer := json.loads(line)) is None:
+                    return
+                if isinstance(answer, list):
+                    raise error_from_name(*answer)
+                progress(answer)
+        except BrokenPipeError:  # it has ended, as its exit code says
+            pass
+        finally:
+            process.kill()
+    raise SourceError(
+        f"the process that listed {source} ended by itself (exit code {process.wait()}; -9 if killed, as "
+        "for its memory): see the coordinator's log"
+    )
+
+
+def _serve() -> None:
+    """List what standard input names."""
+    request = json.loads(sys.stdin.readline())
+    source, key_list, naming, classes = request["what"]
+    limits: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in request["allowed"].items()
+    }
+    found, done = [0], threading.Event()
+
+    def tell() -> None:
+        while not done.wait(_TELL_S):
+            _tell(found[0])
+
+    def progress(count: int) -> None:
+        found[0] = count
+
+    telling = threading.Thread(target=tell, daemon=True)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    telling.start()
+    answer = None
+    try:
+        how = Naming(*naming), tuple(classes)
+        catalog = list_source(source, key_list, progress, None, *how, allowed=Allowed(**limits))
+        with open(request["out"], "wb") as stream:  # noqa: PTH123  # a path of the coordinator's own
+            write_catalog(catalog, stream)
+    except SuperError as error:
+        answer = [type(error).__name__, str(error)]
+    except OSError as error:
+        answer = ["SourceError", f"the catalog of {source} cannot be written: {error}"]
+    done.set()
+    telling.join()
+    _tell(answer)
+    os._exit(0)  # threads of a listing that has failed may still wait for answers
+
+
+def _tell(what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _serve()

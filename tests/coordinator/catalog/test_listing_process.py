@@ -1,0 +1,120 @@
+"""A long listing runs in a process of its own: the same catalog, the same errors, a sure end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import psutil
+import pytest
+
+from superdl.coordinator.catalog.datasets import DatasetRegistry
+from superdl.coordinator.catalog.listing import ListingCancelledError
+from superdl.coordinator.catalog.listing_process import list_apart
+from superdl.coordinator.catalog.source import Allowed
+from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError
+from superdl.super_wire.ids import Naming
+from superdl.super_wire.recipe import Recipe
+
+RECIPE = Recipe.image(resize=8, crop=8)
+
+
+@pytest.fixture
+def source(tmp_path):
+    for name in ("cat", "dog", "empty"):
+        (tmp_path / "source" / name).mkdir(parents=True)
+    for number in range(40):
+        (tmp_path / "source" / ("cat", "dog")[number % 2] / f"{number}.jpg").write_bytes(b"x" * number)
+    (tmp_path / "source" / "loose.jpg").write_bytes(b"x")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def long_list(tmp_path):
+    """A key list that takes about a second to read."""
+    path = tmp_path / "long.csv"
+    path.write_text("key,label,version\n" + "".join(f"{row}.jpg,{row % 9},1-1\n" for row in range(200_000)))
+    return path
+
+
+def listed(source, key_list="", naming=Naming(), classes=(), **options):  # noqa: B008  # frozen
+    """What a registry has of a source, and whether all was listed in this process."""
+
+    async def register():
+        datasets = DatasetRegistry(max_age_s=300.0, **options)
+        try:
+            dataset = datasets.register(f"file://{source}", RECIPE, str(key_list), "run", naming, classes)
+            await datasets.wait(dataset, listed=2**62, wait_s=60.0)
+            catalog = dataset.catalog
+            every = np.arange(len(catalog))
+            said = catalog.fingerprint, catalog.classes, catalog.warnings, catalog.bucket, catalog.alias
+            return *said, catalog.names_at(every), catalog.labels_at(every), dataset.ids(every, 0)
+        finally:
+            await datasets.close()
+
+    return asyncio.run(register())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"naming": Naming("pets", "digests")},
+        {"classes": ("dog", "cat", "cow")},
+        {"key_list": "labels.csv"},
+    ],
+)
+def test_it_gives_the_catalog_that_a_thread_would(source, tmp_path, how):
+    rows = "".join(f"{path.relative_to(source)},{len(path.name)}\n" for path in source.glob("*/*"))
+    (tmp_path / "labels.csv").write_text("key,label\n" + rows)
+    how = {name: tmp_path / value if name == "key_list" else value for name, value in how.items()}
+    apart = listed(source, **how, few_samples=0)
+    assert apart == listed(source, **how)
+    assert len(apart[5]) == 40
+
+
+def test_its_errors_are_those_of_a_thread(source, tmp_path):
+    (tmp_path / "bad.csv").write_text("key,label\na.jpg,0\nb.jpg\n")
+    for how, error in (
+        ({"allowed": Allowed(roots=("/nowhere",))}, SourceForbiddenError),
+        ({"allowed": Allowed(samples=3)}, SourceError),
+        ({"key_list": tmp_path / "bad.csv"}, SourceError),
+        ({"classes": ("cow",)}, SourceError),
+    ):
+        said = []
+        for few_samples in (0, 10_000):
+            with pytest.raises(error) as caught:
+                listed(source, **how, few_samples=few_samples)
+            said.append((type(caught.value), str(caught.value)))
+        assert said[0] == said[1]
+    with pytest.raises(SourceEmptyError):
+        listed(source / "empty", few_samples=0)
+
+
+def list_long(tmp_path, key_list, progress, cancelled=None):
+    what = f"file://{tmp_path}", str(key_list), progress, cancelled or threading.Event(), Naming(), ()
+    list_apart(str(tmp_path / "out"), *what, allowed=Allowed())
+
+
+def test_a_process_that_is_killed_is_an_error_and_one_that_is_not_wanted_ends(tmp_path, long_list):
+    cancelled, numbers = threading.Event(), []
+
+    def kill(number):
+        numbers.append(number)
+        for child in psutil.Process().children():
+            child.kill()
+
+    def cancel(number):
+        numbers.append(number)
+        cancelled.set()
+
+    with pytest.raises(SourceError, match=r"ended by itself \(exit code -9"):
+        list_long(tmp_path, long_list, kill)
+    with pytest.raises(ListingCancelledError):
+        list_long(tmp_path, long_list, cancel, cancelled)
+    assert numbers
+    assert psutil.Process().children() == []
+    list_long(tmp_path, long_list, numbers.append)
+    assert sorted(numbers[2:]) == numbers[2:]
+    assert numbers[-1] <= 200_000

@@ -1,0 +1,218 @@
+"""The state of a coordinator: catalogs and ids in files are those that were written, or are made anew.
+
+That a catalog in its file is the one that was found, whatever that holds, the fuzzers of key lists see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from superdl.coordinator.catalog.catalog import Catalog
+from superdl.coordinator.catalog.datasets import DatasetRegistry
+from superdl.coordinator.catalog.lister import list_source
+from superdl.coordinator.catalog.source import Allowed
+from superdl.coordinator.catalog.state import CatalogState, Kept, open_state
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.recipe import Recipe
+
+RECIPE = Recipe.image(resize=8, crop=8)
+KEY = bytes(16)
+DAYS_S = 86_400.0
+
+
+@pytest.fixture
+def source(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "source" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "source" / name / f"{number}.jpg").write_bytes(b"x")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def state(tmp_path):
+    return CatalogState(tmp_path / "state")
+
+
+def derive(places):
+    return b"".join(int(place).to_bytes(16, "big") for place in places)
+
+
+class Listings:
+    """Lists, and counts how often."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, *what):
+        self.count += 1
+        return list_source(*what)
+
+
+def registered(directory, source, run="run", max_age_s=300.0, *, renew=False, **options):
+    """What a coordinator that just started says of a source, and how often it has listed it."""
+
+    async def register():
+        listings = Listings()
+        state = CatalogState(directory)
+        datasets = DatasetRegistry(max_age_s=max_age_s, lister=listings, state=state, **options)
+        dataset = datasets.register(f"file://{source}", RECIPE, "", run, renew=renew)
+        await datasets.wait(dataset, listed=2**62, wait_s=20.0)
+        assert dataset.ready
+        catalog, every = dataset.catalog, np.arange(len(dataset.catalog))
+        said = catalog.fingerprint, catalog.names_at(every), catalog.labels_at(every), dataset.ids(every, 0)
+        await datasets.close()
+        return said, listings.count
+
+    return asyncio.run(register())
+
+
+def test_a_coordinator_that_starts_again_goes_on_with_the_runs_catalog(state, source):
+    said, listings = registered(state.directory, source)
+    assert listings == 1
+    (source / "dog" / "3.jpg").write_bytes(b"x")
+    assert registered(state.directory, source, max_age_s=1e-3) == (said, 0)
+    assert registered(state.directory, source, "another run") == (said, 0)
+    for how in ({"max_age_s": 1e-3}, {"renew": True, "max_age_s": 1e-3}):
+        found, listings = registered(state.directory, source, f"a run {how}", **how)
+        assert (len(found[1]), listings) == (7, 1)
+    assert registered(state.directory, source, max_age_s=1e-3) == (said, 0), "the run's own, not the latest"
+    assert registered(state.directory, source, max_age_s=1e-3, renew=True)[1] == 1
+
+
+def test_a_state_that_may_only_be_read_is_read(state, source, monkeypatch):
+    said, _ = registered(state.directory, source)
+    refused = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
+    for name in ("os.utime", "os.mkdir", "tempfile.NamedTemporaryFile"):  # as root, modes forbid nothing
+        monkeypatch.setattr(name, refused)
+    assert registered(state.directory, source) == (said, 0)
+    assert refused.called
+
+
+def test_what_may_be_listed_no_longer_is_not_served(state, source):
+    said, _ = registered(state.directory, source)
+    for allowed in (Allowed(roots=("/nowhere",)), Allowed(http_hosts=())):
+        assert registered(state.directory, source, allowed=allowed) == (said, 1)
+
+
+def test_any_byte_that_is_spoilt_is_found(state, source):
+    catalog, file = state.hold(list_source(str(source)))
+    kept = Kept(file, time.time(), 1.0)
+    state.note(KEY, kept)
+    ids = state.ids(KEY, 6, derive).tobytes()
+    assert state.find(KEY) == kept
+    for path in sorted(state.directory.iterdir()):
+        content = path.read_bytes()
+        assert len(content) <= 4096
+        for place in range(len(content)):
+            spoilt = bytearray(content)
+            spoilt[place] ^= 1 << place % 8
+            path.write_bytes(spoilt)
+            found = state.find(KEY)
+            loaded = None if found is None else state.load(found)
+            assert loaded is None or (path.suffix != ".arrow" and loaded.fingerprint == catalog.fingerprint)
+            assert state.ids(KEY, 6, derive).tobytes() == ids
+        path.write_bytes(content[:-1])
+        found = state.find(KEY)
+        assert path.suffix == ".ids" or found is None or state.load(found) is None
+        path.write_bytes(content)
+    assert state.load(kept).fingerprint == catalog.fingerprint
+
+
+def test_what_is_spoilt_or_of_another_version_is_listed_again(state, source, monkeypatch):
+    said, _ = registered(state.directory, source)
+    (path,) = state.directory.glob("*.arrow")
+    path.write_bytes(path.read_bytes()[:-9])
+    assert registered(state.directory, source) == (said, 1)
+    for path in state.directory.iterdir():
+        path.unlink()
+    with monkeypatch.context() as later:
+        later.setattr("superdl.coordinator.catalog.catalog_file.VERSION", 2)
+        assert registered(state.directory, source) == (said, 1)
+        assert registered(state.directory, source) == (said, 0)
+    assert registered(state.directory, source) == (said, 1)
+
+
+def test_where_nothing_can_be_written_temporary_files_serve_or_memory(source, tmp_path, caplog):
+    (tmp_path / "file").write_bytes(b"")
+    gone, full = CatalogState(tmp_path / "store" / "state"), CatalogState(tmp_path / "full")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for state, limit in ((gone, soft), (CatalogState(tmp_path / "file" / "state"), soft), (full, 200)):
+        catalog = list_source(str(source))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            kept, file = state.hold(catalog)
+            assert len(state.ids(KEY, 1000, derive).tobytes()) == 16_000
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (kept.fingerprint, file, kept is catalog) == (catalog.fingerprint, "", state is full)
+        assert str(state.directory) in caplog.text
+    assert not gone.directory.parent.exists()
+    assert list(full.directory.iterdir()) == []
+
+
+def test_without_a_directory_nothing_stays(source, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    state = CatalogState(None)
+    catalog, file = state.hold(list_source(str(source)))
+    ids = state.ids(KEY, 6, derive)
+    assert (file, ids.tobytes()) == ("", derive(range(6)))
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert len(catalog.names_at(np.arange(6))) == 6
+    state.note(KEY, Kept(file, 1.0, 1.0))
+    assert state.find(KEY) is None
+
+
+def test_what_was_used_least_recently_goes_first_and_nothing_that_was_used_today(source, tmp_path):
+    state, now_s = CatalogState(tmp_path / "state", max_bytes=3000), time.time()
+    files = []
+    for days, classes in ((3, ("cat", "dog", "a")), (2, ("cat", "dog", "b")), (0, ("cat", "dog", "c"))):
+        catalog, file = state.hold(list_source(str(source), classes=classes))
+        files.append(tmp_path / "state" / file)
+        os.utime(files[-1], (now_s, now_s - days * DAYS_S))
+        assert isinstance(catalog, Catalog)
+    size = files[0].stat().st_size
+    assert 1500 < size < 3000 < 3 * size
+    state.note(KEY, Kept(files[-1].name, now_s, 1.0))
+    assert [file.exists() for file in files] == [False, False, True]
+    for days, name in (
+        (2, "1.unfinished"),
+        (0, "2.unfinished"),
+        (31, f"{bytes(16).hex()}.json"),
+        (9, "user.txt"),
+    ):
+        (tmp_path / "state" / name).touch()
+        os.utime(tmp_path / "state" / name, (now_s, now_s - days * DAYS_S))
+    state.note(bytes(15) + b"1", Kept(files[-1].name, now_s, 1.0))
+    kept = {file.name for file in (tmp_path / "state").iterdir()}
+    assert kept == {files[-1].name, "2.unfinished", "user.txt", f"{(bytes(15) + b'1').hex()}.json"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "store", "directory"),
+    [
+        ("none", "/store", None),
+        ("auto", "/store", "/store/catalogs"),
+        ("AUTO", "s3://bucket/store", "{here}/cache/superdl/catalogs"),
+        ("auto", "", "{here}/cache/superdl/catalogs"),
+        ("{here}/a/state", "/store", "{here}/a/state"),
+    ],
+)
+def test_where_it_lies(setting, store, directory, tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    found = open_state(setting.format(here=tmp_path), store, environment).directory
+    assert (found and str(found)) == (directory and directory.format(here=tmp_path))
+
+
+def test_a_state_that_was_named_and_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match=f"the state {tmp_path}/file/state cannot be made: Not a directory"):
+        open_state(f"{tmp_path}/file/state", "", {})
