@@ -141,7 +141,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         classes = checked_classes(tuple(request.classes)) if request.classes else ()
         place = request.source, recipe, request.key_list, request.run_id
         dataset = self._datasets.register(*place, naming, classes, renew=request.renew)
-        return await self._described(dataset, listed=0, wait_s=0.0)
+        return await self._described(dataset, listed=0, wait_s=0.5)  # most are listed by then
 
     @_typed_errors
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
@@ -307,7 +307,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
         if not self._is_ready(dataset):
             answer.warnings.extend(filter(None, [dataset.listing.trouble]))
-            self._engine.note(dataset.dataset_id, dataset.listing.note)
+            if not dataset.listing.ended:
+                self._engine.note(dataset.dataset_id, dataset.listing.note)
         else:
             catalog = dataset.catalog
             answer.ready = True
