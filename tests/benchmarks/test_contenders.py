@@ -52,6 +52,7 @@ def test_the_checksum_tells_labels_that_were_exchanged(loading):
     assert checksum(images, labels) == checksum(images.flip(0), labels.flip(0))
 
 
+@pytest.mark.slow
 def test_a_conversion_that_fails_leaves_nothing_and_says_why(loading, tmp_path):
     (tmp_path / "set" / "train" / "ant" / "bad.jpg").write_bytes(b"no image")
     with pytest.raises(BenchmarkError, match=r"(?s)the conversion for .* failed .*cannot identify"):

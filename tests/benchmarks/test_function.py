@@ -33,6 +33,7 @@ def servers(images):
         yield cache.address, store.environment
 
 
+@pytest.mark.slow
 def test_arms_produce_every_image_tell_the_cpu_of_their_threads_and_say_why_they_fail(images):
     with servers(images) as (cache, environment):
         for way in (BARE, FILES, S3):

@@ -52,6 +52,7 @@ def test_a_stack_goes_first_and_nothing_of_it_is_left(aws, capsys):
     assert secrets_waiting() == {}
 
 
+@pytest.mark.slow
 def test_what_is_left_is_listed_but_for_what_went_with_the_stack(aws, capsys, monkeypatch):
     ec2 = client("ec2")
     tagged = [{"ResourceType": "volume", "Tags": TAGS}]

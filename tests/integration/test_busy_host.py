@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-BALLAST_PER_CORE = 6
+BALLAST_PER_CORE = 20
 DOWN_S = 20.0
 READ_ALL = """
 import sys

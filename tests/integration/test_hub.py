@@ -51,6 +51,7 @@ def ids_of(catalog):
     return {key.decode(): ids[ID_BYTES * at : ID_BYTES * (at + 1)] for at, key in enumerate(catalog.keys)}
 
 
+@pytest.mark.slow
 def test_a_whole_epoch_of_class_folders_in_a_private_dataset(hub_server: HubServer, tmp_path: Path) -> None:
     images = write_images(tmp_path / "photos", 8)
     files = {f"train/{path.relative_to(images)}": path.read_bytes() for path in images.glob("*/*.*")}

@@ -139,6 +139,7 @@ def test_a_forged_report_harms_no_tracing(collector: Collector, images: Path) ->
             until_read(sampler, batches)
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_harms_nothing(images: Path) -> None:
     """The coordinator would be ended by force, and by another exit code, if its end took long."""
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
@@ -146,6 +147,7 @@ def test_a_collector_that_is_away_harms_nothing(images: Path) -> None:
         train(stack, images)
 
 
+@pytest.mark.slow
 def test_metrics_are_pushed_as_they_would_be_scraped(collector: Collector, images: Path) -> None:
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "200"}
     with Stack(arguments=("--metrics-push",), environment=variables) as stack:

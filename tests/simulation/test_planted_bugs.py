@@ -222,6 +222,7 @@ def test_a_planted_bug_is_caught(monkeypatch, owner, name, broken, pattern, seed
     assert caught(pattern, seeds=seeds)
 
 
+@pytest.mark.slow
 def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
     monkeypatch.setattr(retrying, "_BLAMED_ON_EXECUTOR_MAX", 100)
     monkeypatch.setattr(EligibleExecutors, "can_turn_elsewhere", lambda self, member: True)

@@ -70,6 +70,7 @@ def test_an_outcome_comes_through_the_cache_with_what_it_costs(lambda_service, o
         assert client.exists(*(cache_key(bytes.fromhex(one)) for one in request.ids)) == 6
 
 
+@pytest.mark.slow
 def test_hundreds_wait_with_a_few_threads(lambda_service, object_store, valkey):
     lambda_service.concurrency = 2
     request = request_for_objects(object_store, valkey.url, 2)

@@ -74,6 +74,7 @@ def test_ranks_share_functions_and_each_takes_its_own_steps():
     assert "functions for 6 requests at once" in advised(replace(PHOTOS, ranks=4)).best
 
 
+@pytest.mark.slow
 def test_a_random_recipe_is_decoded_in_each_epoch_whatever_the_cache():
     random = replace(PHOTOS, random=True)
     forecast = foretold(random)
@@ -91,6 +92,7 @@ def test_a_large_set_is_played_as_a_small_one():
     assert hardly_cached.first_waiting < 0.03, "a small cache has room to look ahead"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_run_is_foretold_from_a_probe_and_says_how_far_off_that_was(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(probing, "_READING_S", 0.3)

@@ -32,6 +32,7 @@ def begun(hosts):
         hosts.until_said(host, "(?m)^begun$")
 
 
+@pytest.mark.slow
 def test_a_run_told_by_sagemakers_files_ends_well(hosts, tmp_path):
     groups = {"data_group": [LEADER, DATA], "dnn_group": [TRAINER_0, TRAINER_1]}
     described = [{"instance_group_name": name, "hosts": members} for name, members in groups.items()]
@@ -141,6 +142,7 @@ def test_training_that_will_not_end_is_killed(hosts):
     assert hosts.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [LEADER, TRAINER_1])
 def test_a_host_that_cannot_start_a_part_ends_all_with_its_reason(hosts, wrong):
     hosts.data_hosts, hosts.training_hosts = (), (LEADER, TRAINER_1)
