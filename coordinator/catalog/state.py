@@ -31,6 +31,7 @@ from superdl.coordinator.catalog.catalog_file import map_catalog, write_catalog
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.store import default_directory, is_bucket
+from superdl.super_wire.store.layout import CATALOGS
 from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
@@ -244,9 +245,9 @@ def open_state(setting: str, store: str, environment: Mapping[str, str]) -> Cata
             raise ConfigError(f"the state {directory} cannot be made: {error.strerror or error}") from error
         return CatalogState(directory)
     if store and not is_bucket(store):
-        return CatalogState(Path(store) / "catalogs", by_default=True)
+        return CatalogState(Path(store) / CATALOGS, by_default=True)
     with contextlib.suppress(OSError, RuntimeError):  # read-only; no home directory
-        directory = default_directory(environment).with_name("catalogs")
+        directory = default_directory(environment).with_name(CATALOGS)
         directory.parent.mkdir(parents=True, exist_ok=True)
         return CatalogState(directory, by_default=True)
     return CatalogState(None)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.store.base import Listed, PackInProgress, Store
 from superdl.super_wire.store.layout import (
+    CATALOGS,
     MARK,
     MAX_TEXT_BYTES,
     PACKS,
@@ -196,7 +197,8 @@ def _user(uid: int) -> str:
 
 def _mark(root: str, *, create: bool) -> None:
     """Make a store of an empty directory, once however many try."""
-    held = next((name for name in sorted(os.listdir(root)) if not name.startswith(f".{MARK}.")), None)  # noqa: PTH208
+    names = set(os.listdir(root)) - {CATALOGS}  # noqa: PTH208
+    held = next((name for name in sorted(names) if not name.startswith(f".{MARK}.")), None)
     if held == MARK:  # another was faster
         return
     if held is not None:

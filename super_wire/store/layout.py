@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABANDONED_S",
+    "CATALOGS",
     "FOLDERS",
     "INDEX",
     "IN_USE_S",
@@ -54,6 +55,8 @@ __all__ = [
 
 MARK = "store.json"
 PACKS, INDEX, OPEN, USED, TEMPORARY = FOLDERS = ("packs", "index", "open", "used", "tmp")
+CATALOGS = "catalogs"
+"""In a store's directory: the state of coordinators, which is no part of it."""
 
 IN_USE_S = 600.0
 """Who touched a store within so many seconds has it open."""

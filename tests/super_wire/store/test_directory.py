@@ -70,9 +70,12 @@ def test_packs_survive_copying(store, tmp_path):
     assert intact(copy, name, copy.packs()[name]) == intact(store, name, store.packs()[name])
 
 
-def test_an_empty_directory_becomes_one_and_keeps_its_mode(tmp_path):
+@pytest.mark.parametrize("names", [(), ("catalogs",)], ids=["empty", "with a coordinator's state"])
+def test_an_empty_directory_becomes_one_and_keeps_its_mode(tmp_path, names):
     place = tmp_path / "shared"
     place.mkdir()
+    for name in names:
+        (place / name).mkdir()
     place.chmod(0o775)
     store = DirectoryStore.open(place, create=True)
     write(store)
