@@ -88,8 +88,13 @@ def test_what_cannot_be_is_refused_by_name(run, method, asked, error, reason):
     run(work)
 
 
-def test_a_source_that_cannot_be_listed_is_told_by_the_poll(run, tmp_path):
+def test_a_source_that_cannot_be_listed_is_told_at_once_or_by_the_poll(run, tmp_path):
     (tmp_path / "empty").mkdir()
+
+    async def listed(coordinator, source):
+        answer = await coordinator.call("RegisterDataset", registration(source=source))
+        request = pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
+        await coordinator.call("GetDataset", request)
 
     async def work(coordinator):
         with pytest.raises(SourceNotFoundError, match="missing"):
@@ -97,11 +102,8 @@ def test_a_source_that_cannot_be_listed_is_told_by_the_poll(run, tmp_path):
         with pytest.raises(SourceEmptyError, match="empty"):
             await coordinator.register(tmp_path / "empty")
         for source in ("gopher://a", "", "file:///a\0b"):
-            answer = await coordinator.call("RegisterDataset", registration(source=source))
             with pytest.raises(ConfigError):
-                await coordinator.call(
-                    "GetDataset", pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
-                )
+                await listed(coordinator, source)
 
     run(work)
 
