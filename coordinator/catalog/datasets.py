@@ -190,12 +190,12 @@ class DatasetRegistry:
         return age_s <= (min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s)
 
     def _key(self, about: bytes) -> bytes:
-        """The key of a listing or a dataset in the state: what another coordinator may list is not served."""
+        """Return a key for the state, which depends on what this coordinator may read."""
         allowed = self._allowed.roots, self._allowed.own_functions, self._allowed.http_hosts
         return digest128(about, json.dumps(allowed).encode())
 
     def _kept(self, what: bytes, dataset_id: bytes, *, renew: bool) -> Kept | None:
-        """A listing in the state that will do: the run's own, unless it is to be renewed, or a young one."""
+        """Return a listing of the state: the run's own unless it is to be renewed, else a recent one."""
         own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(what))
         now_s = time.time()
         for kept in filter(None, (own, latest)):

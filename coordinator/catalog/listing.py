@@ -128,7 +128,7 @@ class Tally:
         self.reach(self._count)
 
     def reach(self, count: int) -> None:
-        """So many were found, which may be counted again later; raise as :meth:`add` does."""
+        """Report that ``count`` samples were found so far, without adding them; raise as :meth:`add` does."""
         self.check()
         with self._lock:
             self.allowed.check_count(count)
