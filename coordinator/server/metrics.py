@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,7 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from prometheus_client.core import Metric as Family
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import ClosedJobs, Job
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["CALL_S", "METRICS", "Metric", "Metrics"]
+__all__ = ["METRICS", "Metric", "Metrics"]
 
 JOBS_NAMED = 50
 OTHER = "other"
@@ -181,16 +182,11 @@ class Metrics:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         told = {metric.name: metric for metric in METRICS}["super_call_seconds"]
-        self.also_called: Callable[[str, float], None] | None = None
-        """Is told of calls too: the method without its service, and the seconds that it took."""
         self._calls = Histogram(*told[::3], told.labels, buckets=CALL_S, registry=self._registry)
 
     def called(self, method: str, took_s: float) -> None:
         """A call was answered; ``method`` is one of the service's."""
-        name = method.rpartition("/")[2]
-        self._calls.labels(name).observe(took_s)
-        if self.also_called is not None:
-            self.also_called(name, took_s)
+        self._calls.labels(method.rpartition("/")[2]).observe(took_s)
 
     def look(self) -> Callable[[], bytes]:
         """Take down all figures now; what is given makes their text, in any thread."""
@@ -200,23 +196,14 @@ class Metrics:
         snapshot = type("Snapshot", (), {"collect": lambda _: found})()
         return lambda: generate_latest(snapshot)  # type: ignore[no-untyped-call]
 
-    def values(self) -> Mapping[str, Sequence[tuple[tuple[str, ...], float]]]:
-        """What counters and gauges are now: by name, the values of labels with the figure."""
-        values: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
-        for name, labels, value in (
-            *self._of_jobs(),
-            *self._of_executors(),
-            *self._of_teams(),
-            *self._of_the_rest(),
-        ):
-            values[name].append((labels, value))
-        return values
-
     def collect(self) -> Iterator[Family]:
         """All families, for the registry."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        values = self.values()
+        rows = (self._of_jobs(), self._of_executors(), self._of_teams(), self._of_the_rest())
+        values: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
+        for name, labels, value in chain.from_iterable(rows):
+            values[name].append((labels, value))
         for metric in METRICS:
             kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
             if metric.kind in kinds:

@@ -31,7 +31,6 @@ from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
 from superdl.coordinator.server.listening import listen, listen_for_health, raise_limit_of_open_files
 from superdl.coordinator.server.metrics import Metrics
 from superdl.coordinator.server.metrics_port import listen_for_metrics
-from superdl.coordinator.server.otlp_metrics import LOOK_PAUSE_S, OtlpMetrics
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tls import ServerTls
@@ -177,8 +176,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.push_async_callback(upkeep.keep_spent)
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
-    has_metrics = settings.metrics_listen or settings.metrics_push
-    metrics = Metrics(engine, lambda: eligibility.absences) if has_metrics else None
+    metrics = Metrics(engine, lambda: eligibility.absences) if settings.metrics_listen else None
     await _open_doors(settings, service, metrics, (tls, tokens), stack)
 
     async def follow_executors() -> None:
@@ -196,7 +194,6 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         "history": (history.keep, HISTORY_PAUSE_S),
         **(_emf(engine, settings.owner) if settings.metrics_emf else {}),
         **(_teams(tokens, engine) if tokens is not None else {}),
-        **(_pushed(metrics, stack) if metrics is not None and settings.metrics_push else {}),
     }
     if outcomes is not None:
         steps["outcomes"] = outcomes.read_once, 0.0
@@ -210,13 +207,6 @@ def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | 
     tracing = Tracing(settings.trace)
     stack.push_async_callback(asyncio.to_thread, tracing.close)
     return tracing
-
-
-def _pushed(metrics: Metrics, stack: contextlib.AsyncExitStack) -> _Steps:
-    """Have metrics sent, and in the end the last ones."""
-    pushing = OtlpMetrics(metrics)
-    stack.push_async_callback(asyncio.to_thread, pushing.close)
-    return {"metrics": (pushing.look, LOOK_PAUSE_S)}
 
 
 def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) -> None:

@@ -116,7 +116,6 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         0.0, "share of requests that OpenTelemetry traces, from 0 to 1, such as 0.01 (0)", high=1.0
     )
     metrics_emf: bool = setting(False, "write CloudWatch's metrics to standard output, a line a minute")
-    metrics_push: bool = setting(False, "send metrics by OpenTelemetry's protocol, too")
     log_format: str = setting("text", "text, or json: an object a line (text)", choices=("text", "json"))
     exit_with_stdin: bool = setting(False, "end when stdin is closed")
 

@@ -18,35 +18,18 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, SpanContext
 
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import BatchRead, Core, Prefetch, RequestDone, RequestFailed, SetKey
 
-__all__ = ["Tracing", "otel_resource", "send_rest"]
+__all__ = ["Tracing"]
 
 _UNREAD_MAX = 4096
 """So many requests wait for the read of their first sample, the newest."""
 
 _EPOCHS_MAX = 2**40
 _ENDING_S = 2.0
-
-
-def otel_resource() -> Resource:
-    """What spans and metrics are of."""
-    from opentelemetry.sdk.resources import Resource
-
-    return Resource.create({"service.name": "super-coordinator", "service.version": installed_version()})
-
-
-def send_rest(provider: TracerProvider | MeterProvider) -> None:
-    """Have a provider end, and wait two seconds at most: a collector that is away holds up no coordinator."""
-    ending = threading.Thread(target=provider.shutdown, daemon=True)
-    ending.start()
-    ending.join(_ENDING_S)
 
 
 class Tracing:
@@ -62,13 +45,15 @@ class Tracing:
     def __init__(self, share: float) -> None:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
         except ImportError as error:
             raise ConfigError("trace needs an extra: pip install 'superdl[otel]'") from error
         sampler = TraceIdRatioBased(share)
-        self._provider = TracerProvider(sampler, otel_resource(), shutdown_on_exit=False)
+        names = {"service.name": "super-coordinator", "service.version": installed_version()}
+        self._provider = TracerProvider(sampler, Resource.create(names), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("superdl")
         self._requests: dict[int, tuple[Span, SetKey, int]] = {}
@@ -78,7 +63,10 @@ class Tracing:
 
     def close(self) -> None:
         """Send what is left, for two seconds at most."""
-        send_rest(self._provider)
+        # A collector that is away holds up no coordinator.
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_ENDING_S)
 
     def planned(self, action: Prefetch, executor: str, dataset: Dataset) -> str:
         """A request is about to be made; its context for the function, empty if it is not traced."""

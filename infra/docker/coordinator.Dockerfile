@@ -5,7 +5,7 @@
 ARG BASE_IMAGE=python:3.13-slim
 
 FROM ${BASE_IMAGE} AS build
-# 1 adds OpenTelemetry, for SUPER_TRACE and SUPER_METRICS_PUSH.
+# 1 adds OpenTelemetry, for SUPER_TRACE.
 ARG OTEL=0
 # Where pip finds packages, if not in its default index.
 ARG PIP_INDEX_URL

@@ -106,7 +106,6 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/catalog_file.py", "pyarrow"): "writes and maps catalogs",
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
-    ("coordinator/server/otlp_metrics.py", "opentelemetry"): "pushes metrics, and needs [otel]",
     ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
     (

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from superdl.coordinator.server.metrics import CALL_S, METRICS
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from superdl.super_wire.keys import report_stream
@@ -31,31 +30,22 @@ WAIT_S = 30.0
 
 
 class Collector:
-    """Takes spans and metrics by OTLP over HTTP, on loopback."""
+    """Takes spans by OTLP over HTTP, on loopback."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
-        self.metrics: dict[str, Any] = {}
-        taken, latest = self.spans, self.metrics
+        taken = self.spans
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-                    ExportMetricsServiceRequest,
-                )
                 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.path == "/v1/traces":
-                    for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                        names = {one.key: one.value.string_value for one in resource.resource.attributes}
-                        assert names["service.name"] == "super-coordinator"
-                        taken.extend(span for scope in resource.scope_spans for span in scope.spans)
-                else:
-                    assert self.path == "/v1/metrics"
-                    for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                        metrics = [metric for scope in resource.scope_metrics for metric in scope.metrics]
-                        latest.update({metric.name: metric for metric in metrics})
+                assert self.path == "/v1/traces"
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    names = {one.key: one.value.string_value for one in resource.resource.attributes}
+                    assert names["service.name"] == "super-coordinator"
+                    taken.extend(span for scope in resource.scope_spans for span in scope.spans)
                 self.send_response(200)
                 self.end_headers()
 
@@ -143,36 +133,8 @@ def test_a_forged_report_harms_no_tracing(collector: Collector, images: Path) ->
 def test_a_collector_that_is_away_harms_nothing(images: Path) -> None:
     """The coordinator would be ended by force, and by another exit code, if its end took long."""
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
-    with Stack(arguments=("--trace", "1", "--metrics-push"), environment=variables) as stack:
+    with Stack(arguments=("--trace", "1"), environment=variables) as stack:
         train(stack, images)
-
-
-@pytest.mark.slow
-def test_metrics_are_pushed_as_they_would_be_scraped(collector: Collector, images: Path) -> None:
-    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "200"}
-    with Stack(arguments=("--metrics-push",), environment=variables) as stack:
-        stats = train(stack, images)
-        deadline_s = time.monotonic() + WAIT_S
-        while value_in(collector, "super_executor_samples_total") < stats.samples_produced:
-            assert time.monotonic() < deadline_s, (sorted(collector.metrics), stack.log.read_text())
-            time.sleep(0.05)
-    assert value_in(collector, "super_cache_resident_bytes") > 0
-    assert collector.metrics["super_executor_samples_total"].sum.is_monotonic
-    assert set(collector.metrics) >= {"super_jobs", "super_requests_total", "super_build_info"}
-    assert set(collector.metrics) <= {metric.name for metric in METRICS}
-    calls = collector.metrics["super_call_seconds"].histogram.data_points
-    counted = {point.attributes[0].value.string_value: point.count for point in calls}
-    assert counted["NextBatches"] > 0
-    assert {tuple(point.explicit_bounds) for point in calls} == {CALL_S}
-
-
-def value_in(collector: Collector, name: str) -> float:
-    """The sum of a metric's points."""
-    if name not in collector.metrics:
-        return 0.0
-    metric = collector.metrics[name]
-    points = getattr(metric, metric.WhichOneof("data")).data_points
-    return sum(getattr(point, point.WhichOneof("value")) for point in points)
 
 
 def test_without_a_share_nothing_is_traced(collector: Collector, images: Path) -> None:
