@@ -49,12 +49,15 @@ def test_the_reference_has_every_subcommand(capsys):
     assert re.findall(r"`(\w+)`", section.partition(".\n")[0]) == commands
 
 
-def test_the_readme_names_the_least_versions():
+def test_the_readme_names_the_system_and_the_least_versions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (torch,) = (name for name in project["dependencies"] if name.startswith("torch>"))
     least = [re.search(r">=(\d+\.\d+)", text)[1] for text in (project["requires-python"], torch)]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "Python {} or newer and PyTorch {} or newer".format(*least) in readme
+    systems = [words for words in project["classifiers"] if words.startswith("Operating System")]
+    assert systems == ["Operating System :: POSIX :: Linux"]
+    assert "macOS" not in readme
 
 
 def test_the_readmes_figures_are_those_of_the_pages_that_measured_them():
