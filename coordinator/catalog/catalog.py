@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.catalog.members import Field, narrowed
-from superdl.coordinator.catalog.strings import RepeatedStrings
+from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
 from superdl.super_wire.labels import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.members import Members
-    from superdl.coordinator.catalog.strings import PackedStrings, Strings
+    from superdl.coordinator.catalog.strings import Strings
     from superdl.super_wire.labels import Labels
 
 __all__ = ["Catalog", "RecentIds"]
@@ -315,6 +315,9 @@ def _places(members: Members) -> Iterator[bytes]:
 def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
     """Add texts without what begins them, as one field."""
     digest.update(int((strings.lengths() - skipped).sum()).to_bytes(8, "little"))
+    if isinstance(strings, PackedStrings) and not skipped:
+        digest.update(strings.blob)
+        return
     for start in range(0, len(strings), _AT_A_TIME):
         some = strings.slice(start, start + _AT_A_TIME)
         digest.update(b"".join([text[skipped:] for text in some] if skipped else some))

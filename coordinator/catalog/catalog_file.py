@@ -134,8 +134,7 @@ def _strings(strings: Strings) -> Any:
         return pa.DictionaryArray.from_arrays(_numbers(strings.which), _strings(strings.strings))
     if not isinstance(strings, PackedStrings):
         raise TypeError(f"{type(strings).__name__} have no place in a file")
-    buffers = [None, pa.py_buffer(strings.offsets), pa.py_buffer(strings.blob)]
-    return pa.Array.from_buffers(pa.large_binary(), len(strings), buffers)
+    return strings.arrow()
 
 
 def _strings_of(column: Any) -> PackedStrings | RepeatedStrings:

@@ -24,7 +24,6 @@ __all__ = ["PackedStrings", "PackedStringsBuilder", "RepeatedStrings", "Strings"
 
 _IN_MEMORY_BYTES = 2**26
 _CHUNK = 8192  # strings unpacked at a time: few enough not to matter, many enough to be fast
-_WORD = 8
 
 
 class Strings(ABC):
@@ -109,49 +108,34 @@ class PackedStrings(Strings):
         begins, ends = self.offsets[places].tolist(), self.offsets[places + 1].tolist()
         return [bytes(self.blob[begin:end]) for begin, end in zip(begins, ends, strict=True)]
 
+    def arrow(self) -> Any:
+        """The same as an Arrow array of large binaries, which shares the bytes."""
+        import pyarrow as pa
+
+        buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.blob)]
+        return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
+
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
         """The strings at ``order`` as packed strings."""
-        some = (self.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
-        return PackedStrings(_spooled(map(b"".join, some)), _offsets([self.lengths()[order]]))
+        strings = self.arrow()
+        some = (strings.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
+        blobs = (memoryview(taken.buffers()[2] or b"") for taken in some)
+        return PackedStrings(_spooled(blobs), _offsets([self.lengths()[order]]))
 
     def equals_next(self) -> NDArray[np.bool_]:
         """Which strings equal the one behind them (if sorted: the repeated ones): bool, shape (len - 1,)."""
-        pairs = (first == second for first, second in pairwise(self))
-        return np.fromiter(pairs, dtype=np.bool_, count=max(len(self) - 1, 0))
+        import pyarrow.compute as pc
+
+        strings = self.arrow()
+        equal: NDArray[np.bool_] = pc.equal(strings[:-1], strings[1:]).to_numpy(zero_copy_only=False)
+        return equal
 
     def sort_order(self) -> NDArray[np.int64]:
-        """The stable order that sorts the strings by their bytes: int64, shape (len,).
+        """The stable order that sorts the strings by their bytes: int64, shape (len,)."""
+        import pyarrow.compute as pc
 
-        A radix sort by words of eight bytes, last word first; in numpy, which lets other threads go on. A
-        string takes part as soon as it reaches into the word, so the work follows the bytes there are, not
-        the longest string. Missing bytes count as zero, ties go to the shorter string.
-        """
-        starts, lengths = self.offsets[:-1], self.lengths()
-        # Views of the eight bytes at every place of the blob, as big-endian numbers, which compare as the
-        # bytes do. The last places have zeros behind them.
-        whole = max(0, len(self.blob) - _WORD + 1)
-        padded = bytes(self.blob[whole:]) + bytes(2 * _WORD)
-        words = np.ndarray((whole,), dtype=">u8", buffer=self.blob, strides=(1,)) if whole else np.empty(0)
-        last_words = np.ndarray((_WORD + 1,), dtype=">u8", buffer=padded, strides=(1,))
-        by_length = np.argsort(lengths, kind="stable")
-        sorted_lengths = lengths[by_length]
-        order = by_length[:0]
-        reached = len(by_length)  # by_length[reached:] take part already
-        longest = int(sorted_lengths[-1]) if len(self) else 0
-        for word in reversed(range(-(-longest // _WORD))):
-            first = int(np.searchsorted(sorted_lengths, word * _WORD, side="right"))
-            order = np.concatenate([by_length[first:reached], order])
-            reached = first
-            places = starts[order] + np.uint64(word * _WORD)
-            beyond = _WORD - np.minimum(lengths[order] - np.uint64(word * _WORD), np.uint64(_WORD))
-            shift = beyond.astype(np.uint64) * np.uint64(8)
-            is_last = places >= whole
-            values = np.empty(len(places), dtype=np.uint64)
-            values[is_last] = last_words[places[is_last] - np.uint64(whole)]
-            values[~is_last] = words[places[~is_last]]
-            values = (values >> shift) << shift
-            order = order[np.argsort(values, kind="stable")]
-        return np.concatenate([by_length[:reached], order]).astype(np.int64)
+        order: NDArray[np.uint64] = pc.array_sort_indices(self.arrow()).to_numpy()
+        return order.astype(np.int64)
 
 
 class RepeatedStrings(Strings):

@@ -191,6 +191,7 @@ def test_no_such_directory(tmp_path, look):
 
 AS_NOBODY = """
 import json, os, sys
+import pyarrow.compute  # which nobody may not read where root has installed it
 from superdl.coordinator.catalog import list_source
 from superdl.super_wire.errors import SourceError
 if os.geteuid() == 0:  # chmod forbids root nothing
