@@ -105,6 +105,7 @@ OPTIONAL = frozenset(
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/catalog_file.py", "pyarrow"): "writes and maps catalogs",
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet",
+    ("coordinator/catalog/strings.py", "pyarrow"): "sorts strings",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
     ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",
     ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
