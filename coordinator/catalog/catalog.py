@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.strings import Strings
     from superdl.super_wire.labels import Labels
 
-__all__ = ["Catalog", "RecentIds"]
+__all__ = ["Catalog", "RecentIds", "check_once"]
 
 _AT_A_TIME = 8192
+_SHOWN = 5
 _SLOTS = 2**17
 _EPOCH_SHIFT = np.int64(40)  # an index has fewer bits (SIZE_MAX of the plan)
 _EPOCHS = 2**22
@@ -117,8 +118,7 @@ class Catalog:
         ``fields`` are in the order of labels.
 
         Raises:
-            SourceError: the class names do not fit into one message.
-            ValueError: a key is there twice.
+            SourceError: the class names do not fit into one message, or a key is there twice.
         """
         names_bytes = sum(len(name.encode()) for name in classes)
         if names_bytes > MAX_CLASS_NAMES_BYTES:
@@ -128,8 +128,7 @@ class Catalog:
             )
         order = (keys if sorted_like is None else sorted_like).sort_order()
         ordered = keys.reorder(order)
-        if ordered.equals_next().any():
-            raise ValueError(f"{bucket}: a catalog lists every key once")
+        check_once(ordered, bucket)
         named = tuple(classes), tuple(warnings), alias, prefix if alias else ""
         parts = sorted(fields, key=lambda field: field.name)
         if members is None:
@@ -268,6 +267,16 @@ class RecentIds:
         return bytes(found)
 
 
+def check_once(keys: PackedStrings, where: str) -> None:
+    """See that sorted keys are all different; ``SourceError`` names some that are not."""
+    if repeated := keys.take(np.flatnonzero(keys.equals_next())[:_SHOWN]):
+        names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
+        raise SourceError(
+            f"{where}: a key is listed once, unless member, offset and length name parts of it; these come "
+            f"more often: {names}"
+        )
+
+
 def _id_columns(part: Field[Strings], places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
     """What ids take of a part of samples; ``skipped`` bytes begin all keys."""
     keys, versions = part.keys.take(places), part.versions.take(places)
@@ -294,7 +303,6 @@ def _fingerprint(catalog: Catalog) -> bytes:
     for part in parts:
         columns = [(part.keys, len(catalog.prefix.encode())), (part.versions, 0)]
         for strings, skipped in [*columns, (part.members.names, 0)] if part.members else columns:
-            add((strings.lengths() - skipped).astype("<u8", copy=False).tobytes())
             _add_texts(digest, strings, skipped)
     for piece in chain.from_iterable(_places(part.members) for part in parts if part.members is not None):
         add(piece)
@@ -313,8 +321,14 @@ def _places(members: Members) -> Iterator[bytes]:
 
 
 def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
-    """Add texts without what begins them, as one field."""
-    digest.update(int((strings.lengths() - skipped).sum()).to_bytes(8, "little"))
+    """Add texts without what begins them: the lengths as one field, the texts as another."""
+    total = 0
+    digest.update((8 * len(strings)).to_bytes(8, "little"))
+    for start in range(0, len(strings), _AT_A_TIME):
+        lengths = (strings.lengths(start, start + _AT_A_TIME) - np.uint64(skipped)).astype("<u8", copy=False)
+        digest.update(lengths)
+        total += int(lengths.sum())
+    digest.update(total.to_bytes(8, "little"))
     if isinstance(strings, PackedStrings) and not skipped:
         digest.update(strings.blob)
         return

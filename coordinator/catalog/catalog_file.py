@@ -144,9 +144,7 @@ def _strings_of(column: Any) -> PackedStrings | RepeatedStrings:
         strings = _strings_of(column.dictionary)
         if isinstance(strings, PackedStrings):
             return RepeatedStrings(strings, _numbers_of(column.indices))
-    _, offsets, blob = column.buffers()
-    ends = np.frombuffer(offsets, np.uint64, len(column) + 1) if len(column) else np.zeros(1, np.uint64)
-    return PackedStrings(memoryview(blob or b""), ends)
+    return PackedStrings.of(column)
 
 
 def _numbers(numbers: NDArray[Any]) -> Any:

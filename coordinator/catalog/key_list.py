@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
+from superdl.coordinator.catalog.catalog import check_once
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
 from superdl.coordinator.catalog.listing import Noted
@@ -49,7 +50,6 @@ MAX_KEY_LIST_BYTES = 4 * 2**30
 _MAX_KEY_BYTES = 4096  # Linux's longest path; S3 keys have at most 1024
 _MAX_VERSION_BYTES = 256
 _ROWS_AT_A_TIME = 1000
-_SHOWN = 5
 
 
 class Part(NamedTuple):
@@ -133,13 +133,8 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     own, packed = columns.part(url), _finished(labels, url, tally)
     if own.members is not None:
         return KeyList(url, own.keys, own.versions, *packed, own.members, own.lines, fields)
-    ordered = own.keys.reorder(own.keys.sort_order())
-    if repeated := ordered.take(np.flatnonzero(ordered.equals_next())[:_SHOWN]):
-        names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
-        raise SourceError(
-            f"key_list {url}: a key is listed once, unless member, offset and length name parts of it; these "
-            f"come more often: {names}"
-        )
+    if own.versions is None:  # which are looked up by keys; else the catalog finds what comes twice
+        check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
     return KeyList(url, own.keys, own.versions, *packed, fields=fields)
 
 

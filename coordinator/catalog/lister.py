@@ -128,7 +128,7 @@ def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[
             versions = versions if which is None else versions.reorder(which)
         if part.members is not None and place.is_file:
             _check_ends(rows.url, part, part.members, versions)
-        keys = PackedStrings.pack(prefix + key for key in part.keys) if prefix else part.keys
+        keys = part.keys.behind(prefix) if prefix else part.keys
         fields.append(Field(name, keys, versions, part.members))
     return fields
 
@@ -260,7 +260,7 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
 def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[Folder]) -> PackedStrings:
     """The listed version of every key, by sorting keys and listing together: equal keys become neighbours."""
     prefix = place.prefix.encode()
-    wanted = PackedStrings.pack(prefix + key for key in keys)
+    wanted = keys.behind(prefix)
     listed = PackedStrings.concatenate([folder.keys for folder in found])
     both = PackedStrings.concatenate([wanted, listed])
     order = both.sort_order()

@@ -7,9 +7,9 @@ cost their bytes and eight more each, which is Arrow's form of them, too.
 from __future__ import annotations
 
 import mmap
+import sys
 import tempfile
 from abc import ABC, abstractmethod
-from array import array
 from itertools import pairwise
 from typing import IO, TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ class Strings(ABC):
         """How many there are."""
 
     @abstractmethod
-    def lengths(self) -> NDArray[np.uint64]:
-        """Length of every string in bytes: uint64, shape (len,)."""
+    def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
+        """Length in bytes of every string from ``start`` to ``stop``: uint64."""
 
     @abstractmethod
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
@@ -88,14 +88,29 @@ class PackedStrings(Strings):
     @classmethod
     def concatenate(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
         """All strings of all parts, in order."""
-        return cls(_spooled(part.blob for part in parts), _offsets([part.lengths() for part in parts]))
+        builder = PackedStringsBuilder()
+        for part in parts:
+            builder.extend(part)
+        return builder.build()
+
+    @classmethod
+    def of(cls, strings: Any) -> PackedStrings:
+        """The strings of an Arrow array, without copying them; null counts as empty."""
+        import pyarrow as pa
+
+        array = strings.cast(pa.large_binary()).fill_null(b"")
+        if not len(array):
+            return cls(b"", np.zeros(1, dtype=np.uint64))
+        _, offsets, blob = array.buffers()
+        ends = np.frombuffer(offsets, np.uint64, len(array) + 1, 8 * array.offset)
+        return cls(memoryview(blob or b"")[int(ends[0]) : int(ends[-1])], ends - ends[0] if ends[0] else ends)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def lengths(self) -> NDArray[np.uint64]:
-        """Length of every string in bytes: uint64, shape (len,)."""
-        return self.offsets[1:] - self.offsets[:-1]
+    def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
+        """Length in bytes of every string from ``start`` to ``stop``: uint64."""
+        return np.diff(self.offsets[start : None if stop is None else stop + 1])
 
     def slice(self, start: int, stop: int) -> list[bytes]:
         """The strings from ``start`` to ``stop``, cut off at the end as slices are."""
@@ -117,10 +132,22 @@ class PackedStrings(Strings):
 
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
         """The strings at ``order`` as packed strings."""
-        strings = self.arrow()
-        some = (strings.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
-        blobs = (memoryview(taken.buffers()[2] or b"") for taken in some)
-        return PackedStrings(_spooled(blobs), _offsets([self.lengths()[order]]))
+        strings, builder = self.arrow(), PackedStringsBuilder()
+        for start in range(0, len(order), _CHUNK):
+            builder.extend(PackedStrings.of(strings.take(order[start : start + _CHUNK])))
+        return builder.build()
+
+    def behind(self, prefix: bytes) -> PackedStrings:
+        """The strings, each behind a prefix."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        strings, builder, none = self.arrow(), PackedStringsBuilder(), pa.scalar(b"", pa.large_binary())
+        for start in range(0, len(self), _CHUNK):
+            some = strings[start : start + _CHUNK]
+            joined = pc.binary_join_element_wise(pa.scalar(prefix, pa.large_binary()), some, none)
+            builder.extend(PackedStrings.of(joined))
+        return builder.build()
 
     def equals_next(self) -> NDArray[np.bool_]:
         """Which strings equal the one behind them (if sorted: the repeated ones): bool, shape (len - 1,)."""
@@ -134,8 +161,8 @@ class PackedStrings(Strings):
         """The stable order that sorts the strings by their bytes: int64, shape (len,)."""
         import pyarrow.compute as pc
 
-        order: NDArray[np.uint64] = pc.array_sort_indices(self.arrow()).to_numpy()
-        return order.astype(np.int64)
+        order: NDArray[np.int64] = pc.array_sort_indices(self.arrow()).to_numpy().view(np.int64)
+        return order
 
 
 class RepeatedStrings(Strings):
@@ -154,9 +181,9 @@ class RepeatedStrings(Strings):
     def __len__(self) -> int:
         return len(self.which)
 
-    def lengths(self) -> NDArray[np.uint64]:
-        """Length of every string in bytes: uint64, shape (len,)."""
-        lengths: NDArray[np.uint64] = self.strings.lengths()[self.which]
+    def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
+        """Length in bytes of every string from ``start`` to ``stop``: uint64."""
+        lengths: NDArray[np.uint64] = self.strings.lengths()[self.which[start:stop]]
         return lengths
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
@@ -165,44 +192,54 @@ class RepeatedStrings(Strings):
 
 
 class PackedStringsBuilder:
-    """Packs strings one by one."""
+    """Packs strings as they come."""
 
-    __slots__ = ("_ends", "_spool")
+    __slots__ = ("_blob", "_count", "_ends")
 
     def __init__(self) -> None:
-        self._spool = _Spool()
-        self._ends = array("Q", [0])
+        self._blob, self._ends, self._count = _Spool(), _Spool(), 0
+        self._ends.write(bytes(8))
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return self._count
 
     def append(self, string: bytes) -> None:
         """Add one string."""
-        self._ends.append(self._spool.write(string))
+        self._ends.write(self._blob.write(string).to_bytes(8, sys.byteorder))
+        self._count += 1
+
+    def extend(self, strings: PackedStrings) -> None:
+        """Add many."""
+        ends = strings.offsets[1:] + np.uint64(self._blob.size)
+        self._blob.write(strings.blob)
+        self._ends.write(ends.tobytes())
+        self._count += len(strings)
 
     def build(self) -> PackedStrings:
         """What was added; nothing may be added after."""
-        return PackedStrings(self._spool.view(), np.array(self._ends, dtype=np.uint64))
+        return PackedStrings(self._blob.view(), np.frombuffer(self._ends.view(), dtype=np.uint64))
 
 
 class _Spool:
     """Bytes that are written once; up to 64 MB of them lie in memory, the others in a temporary file."""
 
-    __slots__ = ("_file", "_latest", "_size")
+    __slots__ = ("_file", "_latest", "size")
 
     def __init__(self) -> None:
-        self._latest, self._size = bytearray(), 0
+        self._latest, self.size = bytearray(), 0
         self._file: IO[bytes] | None = None
 
     def write(self, piece: bytes | memoryview) -> int:
         """Add a piece; return how many bytes there are."""
-        self._latest += piece
-        self._size += len(piece)
-        if len(self._latest) >= _IN_MEMORY_BYTES:
-            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # view() closes it
-            self._file.write(self._latest)
-            self._latest.clear()
-        return self._size
+        self.size += len(piece)
+        if len(self._latest) + len(piece) < _IN_MEMORY_BYTES:
+            self._latest += piece
+            return self.size
+        self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # view() closes it
+        self._file.write(self._latest)
+        self._file.write(piece)
+        self._latest.clear()
+        return self.size
 
     def view(self) -> bytes | memoryview:
         """All that was written, for good."""
@@ -211,19 +248,4 @@ class _Spool:
         with self._file as file:
             file.write(self._latest)
             file.flush()
-            return memoryview(mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ))
-
-
-def _spooled(pieces: Iterable[bytes | memoryview]) -> bytes | memoryview:
-    """Pieces as one."""
-    spool = _Spool()
-    for piece in pieces:
-        spool.write(piece)
-    return spool.view()
-
-
-def _offsets(lengths: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    offsets = np.zeros(sum(map(len, lengths)) + 1, dtype=np.uint64)
-    if len(offsets) > 1:
-        np.cumsum(np.concatenate(lengths), out=offsets[1:])
-    return offsets
+            return memoryview(mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ))
