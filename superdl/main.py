@@ -24,7 +24,6 @@ _MODULES = {
     "index": "superdl.index.command",
     "store": "superdl.store.command",
     "top": "superdl.top.command",
-    "warm": "superdl.warm.command",
 }
 _COMMANDS = {
     "run": "train from a spec and report",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from superdl.warm.report import WarmProgress
+from superdl.warm_command import WarmProgress
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.integration.warming import records, told, warm
@@ -22,15 +22,15 @@ class Hook:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
         self.act, self.done = act, False
-        tell = WarmProgress.tell
+        show = WarmProgress.show
 
-        def telling(progress: WarmProgress, report: Any) -> None:
-            tell(progress, report)
+        def showing(progress: WarmProgress, report: Any) -> None:
+            show(progress, report)
             if report.warm and not self.done:
                 self.done = True
                 self.act()
 
-        monkeypatch.setattr(WarmProgress, "tell", telling)
+        monkeypatch.setattr(WarmProgress, "show", showing)
 
 
 @contextmanager
@@ -122,24 +122,3 @@ def test_an_interrupt_ends_it_with_a_report(
             process.resume()
         assert warm(stack, source, "--yes", "--json") == 0
         assert told(capsys)["hits"] >= report["warm"]
-
-
-@pytest.mark.slow
-def test_functions_that_hang_end_its_patience(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Stack(arguments=("--workers", "1")) as stack:
-        stopped = stack.functions()
-        for process in stopped:
-            process.suspend()
-        source = write_images(tmp_path, 10)
-        assert warm(stack, source, "--yes", "--json", "--patience", "0.5") == 1
-        report = told(capsys)
-        assert report["ended"] == "stalled"
-        assert (
-            "none of 10 samples has come for 0.5 s: are the coordinator's functions running" in report["why"]
-        )
-        assert warm(stack, source, "--yes", "--json", "--timeout", "0.2") == 1
-        assert told(capsys)["ended"] == "timeout"
-        for process in stopped:
-            process.resume()

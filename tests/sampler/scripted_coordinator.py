@@ -37,7 +37,12 @@ class Script:
     warnings: tuple[str, ...] = ()
     job_answered: str = ""  # instead of the job that was opened
     shift: int = 0  # added to the positions of a page
-    failures: dict[str, list[Exception | grpc.StatusCode]] = field(default_factory=dict)
+    cache_stats: pb.CacheStats = field(default_factory=lambda: pb.CacheStats(budget_bytes=77))
+    prices: list[pb.ExecutorPrices] = field(default_factory=list)
+    fillings: list[pb.Filling] = field(
+        default_factory=list
+    )  # answers to FillUp, in turn; the last again and again
+    failures: dict[str, list[Exception | grpc.StatusCode | None]] = field(default_factory=dict)
 
 
 class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
@@ -166,6 +171,11 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             resident=size if resident is None or position in resident else 0,
         )
 
+    def FillUp(self, request, context):
+        self._hear("FillUp", request, context)
+        fillings = self.script.fillings
+        return fillings.pop(0) if len(fillings) > 1 else fillings[0]
+
     def CloseJob(self, request, context):
         self._hear("CloseJob", request, context)
         assert self.closing.wait(60)
@@ -174,7 +184,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
     def GetJobStats(self, request, context):
         self._hear("GetJobStats", request, context)
         jobs = [pb.JobStats(job=job, invocations=3, decode_s=1.5) for job in request.jobs if job in self.jobs]
-        return pb.JobStatsList(jobs=jobs, cache=pb.CacheStats(budget_bytes=77))
+        return pb.JobStatsList(jobs=jobs, cache=self.script.cache_stats, prices=self.script.prices)
 
 
 def planned_ids(rank: int, epoch: int, position: int, size: int) -> bytes:

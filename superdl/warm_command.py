@@ -1,0 +1,380 @@
+"""``superdl warm SOURCE``: fill a coordinator's cache or store ahead of the jobs that will read it.
+
+The coordinator does the work, for a job that nobody reads; the command shows how far it is. Exit codes beside
+the command's own: 0 all samples that fit are there, 1 some failed or it ended early.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.filesize import decimal
+from rich.progress import Progress, TextColumn
+
+from superdl.coordinator.core import footprint
+from superdl.cost.scenario import PRESETS
+from superdl.options import above_zero, add_recipe_options, agreed, recipe_of
+from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client, checked_address
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import CacheError, ConfigError, CoordinatorError, UnknownJobError
+from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from superdl.experiments.console import Console
+    from superdl.super_dataset import SuperDataset
+    from superdl.super_wire.recipe import Recipe
+
+__all__ = ["Report", "WarmProgress", "add_arguments", "run"]
+
+_BATCH = 64
+_BATCH_SHARE = 1 / 4  # of the cache: the coordinator refuses a batch that would not fit
+_POLL_S = 0.05
+_LINE_EVERY_S = 10.0
+_ENDS = {
+    "all": "all samples were gone through",
+    "full": "the cache is full: more would drop what is in it",
+    "max_bytes": "stopped at --max-bytes",
+    "max_usd": "stopped at --max-usd",
+    "spending_cap": "the coordinator's own cap on spending is reached",
+    "stalled": "given up",
+    "timeout": "stopped at --timeout",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument(
+        "source", help="s3://bucket/prefix, file:///directory or a path, as SuperDataset takes it"
+    )
+    parser.add_argument("--coordinator", help="address; default SUPER_COORDINATOR")
+    add_recipe_options(parser)
+    parser.add_argument("--key-list", metavar="URL", help="the dataset's key list, if it has one")
+    parser.add_argument("--alias", help="the name that stands for the source's place in ids")
+    parser.add_argument("--versions", choices=("times", "digests"), help="of files, in ids")
+    parser.add_argument(
+        "--shuffle", action="store_true", help="in the order of a job that shuffles, what it reads first"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of that job's shuffle")
+    parser.add_argument(
+        "--to", choices=("cache", "store"), help="what to fill (the store where the coordinator has one)"
+    )
+    parser.add_argument("--max-bytes", metavar="SIZE", help="stop at so much in all, such as 100gb")
+    parser.add_argument(
+        "--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about so much"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="give up when no sample of a batch comes for so long (120)",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=math.inf, metavar="SECONDS", help="stop after so long"
+    )
+    parser.add_argument("--estimate", action="store_true", help="say what it would take, and end")
+    parser.add_argument("--yes", action="store_true", help="do not ask whether to begin")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Estimate, ask, fill, report."""
+    from superdl.experiments.console import Console  # --help needs none of this
+    from superdl.experiments.output import tell_json
+    from superdl.super_dataset import SuperDataset
+
+    recipe = _recipe(arguments)
+    max_usd = above_zero("--max-usd", arguments.max_usd)
+    bounds = pb.FillUpRequest(
+        job=f"warm-{os.urandom(16).hex()}",
+        max_bytes=parse_bytes(arguments.max_bytes, "--max-bytes") if arguments.max_bytes else 0,
+        max_usd=0.0 if max_usd == math.inf else max_usd,
+    )
+    patience_s = above_zero("--patience", arguments.patience)
+    timeout_s = above_zero("--timeout", arguments.timeout)
+    client = Client(checked_address(_address(arguments), "--coordinator"))
+    naming = {"alias": arguments.alias, "versions": arguments.versions}
+    dataset = SuperDataset(arguments.source, recipe, key_list=arguments.key_list, **naming)
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    with client.hold():
+        facts, _ = client.register(
+            dataset, bounds.job, listed=lambda count: console.print(f"{count:,} listed")
+        )
+        stats = client.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
+    for warning in facts.warnings:
+        console.print(warning)
+    target = arguments.to or ("store" if stats.cache.store else "cache")
+    bounds.to_store = target == "store"
+    if bounds.to_store and not stats.cache.store:
+        raise ConfigError(
+            f"the coordinator at {client.address} has no store: start it with --store, or warm --to cache"
+        )
+    estimate = _estimate(facts.size, dataset, stats, to_store=bounds.to_store)
+    _print_estimate(estimate, target, stats.cache, console)
+    if arguments.estimate:
+        tell_json({"estimate": estimate}, shown=arguments.json)
+        return 0
+    otherwise = "--yes begins without asking, --estimate only tells"
+    if not agreed(f"fill the {target}?", yes=arguments.yes, otherwise=otherwise):
+        console.print("nothing was done")
+        return 0
+    fitting = int(_BATCH_SHARE * stats.cache.budget_bytes / (estimate["record_bytes"] or 1))
+    job = pb.OpenJobRequest(
+        job=bounds.job,
+        batch_size=max(1, min(_BATCH, facts.size, fitting)),
+        replicas=1,
+        seed=arguments.seed,
+        shuffle=arguments.shuffle,
+        dataset_id=facts.dataset_id,
+        fills=True,
+    )
+    report = Report(facts.size, to_store=bounds.to_store)
+    filling = _Filling(client, dataset, job, bounds, patience_s, timeout_s, report, stats.cache)
+    progress = WarmProgress(console, facts.size)
+    with progress.bar:
+        filling.run(progress)
+    _print_report(report, target, console)
+    tell_json({"estimate": estimate, **asdict(report)}, shown=arguments.json)
+    if report.ended == "interrupted":
+        return 130
+    return 1 if report.failed or report.ended not in {"all", "full", "max_bytes"} else 0
+
+
+def _address(arguments: argparse.Namespace) -> str:
+    address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
+    if not address:
+        raise ConfigError(
+            "superdl warm needs a coordinator that stays (superdl coordinator --listen ...): the embedded "
+            "one goes with its run, and its cache with it. Name it: --coordinator host:port, or "
+            "SUPER_COORDINATOR"
+        )
+    return str(address)
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    """Return the recipe that the options name; ``ConfigError`` if that is none, two, or a random one."""
+    recipe = recipe_of(arguments)
+    if recipe is None:
+        raise ConfigError(
+            "say what is done to the images as the jobs will: --resize 256 --crop 224, or --recipe FILE.json"
+        )
+    if recipe.random:
+        raise ConfigError(
+            "this recipe is random: each epoch has samples of its own, which no warming can have ready. Put "
+            "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/augmentation.md)"
+        )
+    return recipe
+
+
+def _estimate(
+    samples: int, dataset: SuperDataset, stats: pb.JobStatsList, *, to_store: bool
+) -> dict[str, Any]:
+    """Predict what filling takes if none of the samples is there, at the coordinator's prices.
+
+    Where the recipe does not fix ``record_bytes``, nobody knows how many samples fit: the work is that of all
+    of them, and dollars lack the transfer of records.
+    """
+    shape, count, rates = dataset.recipe.output_shape, samples, PRESETS["imagenet"]
+    record_bytes = fits = taken_bytes = None
+    if shape is not None:
+        record_bytes = HEADER_BYTES + math.prod(shape)
+        each = record_bytes if to_store else int(footprint(np.array([record_bytes]))[0])
+        count = fits = int(min(samples, _free_bytes(stats.cache, to_store=to_store) // each))
+        taken_bytes = fits * each
+    invocations = math.ceil(count / rates.request_samples)
+    gets = 0 if dataset.source.startswith("file:") else count
+    usd = {}
+    for price in stats.prices:
+        core = rates.lambda_vcpu if price.name == "lambda" else 1.0
+        busy_s = count * rates.function_cpu_ms / 1000 / core + invocations * rates.request_s
+        gb_usd = rates.source_bytes * price.source_gb + (record_bytes or 0) * price.record_gb
+        calls_usd = invocations * price.invocation + gets * price.source_request
+        usd[price.name] = calls_usd + busy_s * rates.function_mb / 1024 * price.gb_s + count * gb_usd / 2**30
+    return {
+        "samples": samples,
+        "record_bytes": record_bytes,
+        "fits": fits,
+        "cache_bytes": taken_bytes,
+        "invocations": invocations,
+        "gets": gets,
+        "usd": usd,
+    }
+
+
+def _free_bytes(cache: pb.CacheStats, *, to_store: bool) -> float:
+    free_bytes = (cache.store_room_bytes or math.inf) - cache.store_used_bytes
+    return max(0.0, free_bytes if to_store else cache.free_bytes)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was done, by the coordinator's count.
+
+    ``warm`` samples are in the cache or the store and take ``record_bytes`` there: ``produced`` for this job,
+    ``hits`` before or for others. ``dropped`` counts anybody's samples that left the cache meanwhile;
+    ``failures`` has keys and reasons of the first that failed; ``why`` explains an early end.
+    """
+
+    samples: int
+    to_store: bool
+    ended: str = ""
+    why: str = ""
+    warm: int = 0
+    hits: int = 0
+    produced: int = 0
+    failed: int = 0
+    dropped: int = 0
+    record_bytes: int = 0
+    usd: float = 0.0
+    invocations: int = 0
+    source_requests: int = 0
+    seconds: float = 0.0
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Filling:
+    """The job, from its opening to its end. A restarted coordinator skips what it finds in place."""
+
+    client: Client
+    dataset: SuperDataset
+    job: pb.OpenJobRequest
+    bounds: pb.FillUpRequest
+    patience_s: float
+    timeout_s: float
+    report: Report
+    cache_before: pb.CacheStats
+    job_before: pb.JobStats = field(default_factory=pb.JobStats)
+    is_open: bool = False
+    moved_s: float = 0.0
+
+    def run(self, progress: WarmProgress) -> None:
+        """Fill until the coordinator has ended it, time is up, or Ctrl-C."""
+        report, begin_s = self.report, time.monotonic()
+        with self.client.hold():
+            try:
+                while not report.ended:
+                    time.sleep(_POLL_S)
+                    self._look(begin_s)
+                    progress.show(report)
+            except (CacheError, ConfigError, CoordinatorError) as error:  # a store may be full, or gone
+                report.ended, report.why = "stalled", f"{type(error).__name__}: {error}"
+            except KeyboardInterrupt:
+                report.ended = "interrupted"
+            finally:
+                report.seconds = time.monotonic() - begin_s
+                with suppress(CacheError, CoordinatorError):  # a coordinator forgets the job by itself too
+                    self.client.call("CloseJob", pb.CloseJobRequest(job=self.job.job), FIRST_CONTACT)
+
+    def _look(self, begin_s: float) -> None:
+        """Ask the coordinator how far it is, which has it go on."""
+        try:
+            if not self.is_open:
+                self.client.call("OpenJob", self.job, RUNNING)
+                self.is_open = True
+            filled = self.client.call("FillUp", self.bounds, RUNNING)
+            stats = self.client.call("GetJobStats", pb.GetJobStatsRequest(jobs=[self.job.job]), RUNNING)
+        except UnknownJobError:  # it was restarted: it may have to list again, and counts from 0
+            facts, _ = self.client.register(self.dataset, self.job.job, listed=lambda _: None)
+            self.job.dataset_id, self.is_open = facts.dataset_id, False
+            self.job_before, self.cache_before = pb.JobStats(), pb.CacheStats()
+            return
+        report, before = self.report, (self.report.warm, self.report.failed, self.report.produced)
+        report.seconds = time.monotonic() - begin_s
+        report.ended = filled.ended
+        report.warm, report.failed, report.record_bytes = filled.there, filled.failed, filled.size_bytes
+        report.failures = [{"key": sample.key, "reason": sample.message} for sample in filled.failures]
+        self._count(stats.jobs[0], stats.cache)
+        if before != (report.warm, report.failed, report.produced):
+            self.moved_s = report.seconds
+        if not report.ended:
+            self._end_if_late(stats.cache.store_trouble)
+
+    def _count(self, job: pb.JobStats, cache: pb.CacheStats) -> None:
+        """Add what has happened since the last look."""
+        report, before = self.report, self.job_before
+        report.produced += job.samples_produced - before.samples_produced
+        report.usd += job.usd - before.usd
+        report.invocations += job.invocations - before.invocations
+        report.source_requests += job.source_requests - before.source_requests
+        report.dropped += cache.dropped_samples - self.cache_before.dropped_samples
+        report.hits = max(0, report.warm - report.produced)
+        self.job_before, self.cache_before = job, cache
+
+    def _end_if_late(self, store_trouble: str) -> None:
+        report = self.report
+        if report.seconds > self.timeout_s:
+            report.ended, report.why = "timeout", f"{self.timeout_s:g} s are over"
+        elif report.seconds - self.moved_s > self.patience_s:
+            trouble = store_trouble if report.to_store else ""
+            because = trouble or "are the coordinator's functions running (superdl stats, its log)?"
+            left = report.samples - report.warm - report.failed
+            report.ended = "stalled"
+            report.why = f"none of {left:,} samples has come for {self.patience_s:g} s: {because}"
+
+
+class WarmProgress:
+    """A bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, console: Console, samples: int) -> None:
+        """Draw on ``console`` while ``bar`` is entered."""
+        columns = (*Progress.get_default_columns(), TextColumn("{task.fields[phrase]}"))
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self.bar.add_task("warming", total=samples, phrase="")
+        self._next_s = 0.0
+
+    def show(self, report: Report) -> None:
+        """Show how far it is."""
+        done, made = report.warm + report.failed, f"{report.produced:,} made  {report.failed:,} failed"
+        phrase = f"{report.warm / max(report.seconds, 1e-9):,.0f}/s  {made}  {report.usd:.4f} USD"
+        self.bar.update(self._task, completed=done, phrase=phrase)
+        if self.bar.disable and report.seconds >= self._next_s:
+            self._next_s = report.seconds + _LINE_EVERY_S
+            self.bar.console.print(f"{done:,} of {report.samples:,}  {phrase}")
+
+
+def _print_estimate(estimate: dict[str, Any], target: str, cache: pb.CacheStats, console: Console) -> None:
+    free_bytes = _free_bytes(cache, to_store=target == "store")
+    free = "no bound" if free_bytes == math.inf else f"{decimal(int(free_bytes))} free"
+    if estimate["fits"] is None:
+        console.print(f"samples: {estimate['samples']:,}, of a size unknown until the first are there")
+        console.print(f"{target}: {free}")
+    else:
+        console.print(f"samples: {estimate['samples']:,}, of {estimate['record_bytes']:,} bytes each")
+        fitting = f"{estimate['fits']:,} samples fit and take {decimal(estimate['cache_bytes'])}"
+        console.print(f"{target}: {free}; {fitting}")
+    work = f"{estimate['invocations']:,} invocations, {estimate['gets']:,} GETs"
+    console.print(f"work, if none of them is there: {work}")
+    for executor, usd in estimate["usd"].items():
+        console.print(f"cost with {executor}: {usd:.4f} USD, at rates for images of 110 KB (docs/cost.md)")
+
+
+def _print_report(report: Report, target: str, console: Console) -> None:
+    end = _ENDS.get(report.ended, report.ended)
+    console.print(f"{end}: {report.why}" if report.why else end)
+    console.print(
+        f"{report.warm:,} of {report.samples:,} samples are in the {target} and take "
+        f"{decimal(report.record_bytes)}: {report.hits:,} were there, {report.produced:,} were made; "
+        f"{report.failed:,} failed"
+    )
+    console.print(
+        f"{report.usd:.4f} USD, {report.invocations:,} invocations, {report.source_requests:,} GETs in "
+        f"{report.seconds:.1f} s"
+    )
+    if report.dropped:
+        console.print(
+            f"{report.dropped:,} samples were dropped meanwhile: others use this cache beyond its budget"
+        )
+    for failure in report.failures:
+        console.print(f"  {failure['key']}: {failure['reason']}")
+    if report.failed > len(report.failures):
+        console.print(f"  and {report.failed - len(report.failures):,} more")
