@@ -326,7 +326,7 @@ def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:
     digest.update((8 * len(strings)).to_bytes(8, "little"))
     for start in range(0, len(strings), _AT_A_TIME):
         lengths = (strings.lengths(start, start + _AT_A_TIME) - np.uint64(skipped)).astype("<u8", copy=False)
-        digest.update(lengths)
+        digest.update(lengths.tobytes())
         total += int(lengths.sum())
     digest.update(total.to_bytes(8, "little"))
     if isinstance(strings, PackedStrings) and not skipped:
