@@ -1,13 +1,13 @@
-"""What an epoch and a month of training cost, by way of loading: pure functions over the price table.
+"""What an epoch and a month of training cost, by way of loading, and what a run has cost.
 
-``scenario`` has the inputs and where each is from, ``model`` SUPER's arithmetic, ``choices`` that of others,
-and all side by side; ``tables`` shows them. What running jobs have cost is
-:mod:`superdl.coordinator.core.ledger`'s.
+:mod:`~superdl.cost.scenario` has the inputs and where each is from, :mod:`~superdl.cost.model` the
+arithmetic, both for ``superdl cost``; :mod:`~superdl.cost.bill` bills runs. All prices come from the price
+table.
 """
 
 from __future__ import annotations
 
-from superdl.cost.choices import bills
+from superdl.cost.model import bills, left_out
 from superdl.cost.scenario import load_scenario
 
-__all__ = ["bills", "load_scenario"]
+__all__ = ["bills", "left_out", "load_scenario"]

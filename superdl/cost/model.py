@@ -1,4 +1,4 @@
-"""What each way of loading costs: for a first epoch, a later one, and a month. Pure functions.
+"""Bills of five ways of loading: for a first epoch, a later one, and a month. Pure functions.
 
 Jobs are alike: each has a machine, trains the same number of epochs, and all begin together. How fast each
 goes is the least of what its GPU takes, its CPUs load and the cache's network brings. What a cache holds is
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,29 +18,15 @@ from superdl.coordinator.core import footprint
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from superdl.coordinator.executors.price_table import Machine, PriceTable
     from superdl.cost.scenario import Scenario
 
-__all__ = [
-    "MONTH_HOURS",
-    "PARTS",
-    "STORE_SHARE",
-    "Bill",
-    "Period",
-    "cache_samples",
-    "embedded",
-    "embedded_reuse",
-    "pace",
-    "produced",
-    "reuse",
-    "shared",
-    "stored_on_nvme",
-    "vcpus_rate",
-]
+__all__ = ["MONTH_HOURS", "PARTS", "Bill", "Period", "bills", "cache_samples", "left_out", "produced"]
 
 MONTH_HOURS = 730.0
+
+_STORED = "SUPER embedded, store on NVMe"
+_CONVERTED = "LitData raw"
 
 _GB = 1e9
 _GIB = 2**30
@@ -49,7 +35,7 @@ _MS = 1e-3
 _VCPU_MB = 1769  # of a function's memory, for one vCPU
 _TASK_VCPUS, _TASK_GB = 1, 2  # the stack's smallest coordinator
 _EMBEDDED_SHARE = 0.25  # of a machine's memory: what the embedded default takes for its cache
-STORE_SHARE = 0.9  # of a disk: what a store may take of it at most
+_STORE_SHARE = 0.9  # of a disk: what a store may take of it at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +44,27 @@ class Period:
 
     hours: float = 0.0
     produced: float = 0.0
-    trainer: float = 0.0
-    functions: float = 0.0
-    gets: float = 0.0
-    cache: float = 0.0
-    coordinator: float = 0.0
-    transfer: float = 0.0
-    disk: float = 0.0
-    store: float = 0.0
-    conversion: float = 0.0
+    trainer_usd: float = 0.0
+    functions_usd: float = 0.0
+    gets_usd: float = 0.0
+    cache_usd: float = 0.0
+    coordinator_usd: float = 0.0
+    transfer_usd: float = 0.0
+    store_usd: float = 0.0
+    conversion_usd: float = 0.0
 
     @property
     def usd(self) -> float:
         """All of it."""
         return math.fsum(getattr(self, name) for name in PARTS)
 
-    def times(self, count: float) -> Period:
-        """So many of it."""
-        return Period(*(getattr(self, entry.name) * count for entry in fields(self)))
-
-    def plus(self, other: Period) -> Period:
-        """Both."""
-        return Period(*(getattr(self, entry.name) + getattr(other, entry.name) for entry in fields(self)))
+    def plus(self, other: Period, times: float = 1.0) -> Period:
+        """Add another, or several like it."""
+        names = [entry.name for entry in fields(self)]
+        return Period(*(getattr(self, name) + times * getattr(other, name) for name in names))
 
 
-PARTS = ("trainer", "functions", "gets", "cache", "coordinator", "transfer", "disk", "store", "conversion")
+PARTS = tuple(entry.name for entry in fields(Period) if entry.name.endswith("_usd"))
 """The costs of a period, by what is paid for."""
 
 
@@ -90,9 +72,9 @@ PARTS = ("trainer", "functions", "gets", "cache", "coordinator", "transfer", "di
 class Bill:
     """A way of loading, and what it costs.
 
-    ``tag`` names the way on any machine, ``kind`` what becomes of the images (:mod:`superdl.cost.choices`).
+    ``tag`` names the way on any machine, ``kind`` what becomes of the images (SUPER, as they lie, converted).
     ``images_per_s`` of each job in an epoch after the first; ``bound`` says what keeps it from more;
-    ``functions_at_once`` as many as Lambda runs, or hosts of Ray, in the first epoch.
+    ``functions_at_once`` as many as Lambda runs in the first epoch.
     """
 
     tag: str
@@ -100,11 +82,11 @@ class Bill:
     machine: str
     images_per_s: float
     bound: str
-    reuse: float
-    functions_at_once: float
     first: Period
     later: Period
     month: Period
+    reuse: float = 0.0
+    functions_at_once: float = 0.0
 
     @property
     def loader(self) -> str:
@@ -112,38 +94,54 @@ class Bill:
         return f"{self.machine}, {self.tag}"
 
 
+class _Epoch(NamedTuple):
+    """An epoch of all jobs; what holds each job back in it, and its images/s."""
+
+    period: Period
+    bound: str
+    images_per_s: float
+
+
+def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
+    """The bill of every way of loading that is possible here, SUPER's first.
+
+    Raises:
+        ConfigError: the price table has no machine or node of a name, or the training loop leaves its
+            machine no vCPU.
+    """
+    absent = left_out(scenario, prices)
+    rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
+    if _STORED not in absent:
+        rows.append(_embedded(scenario, prices, store_share=_store_share(scenario, prices)))
+    rows.append(_decoding(scenario, prices))
+    if _CONVERTED not in absent:
+        rows.append(_converted(scenario, prices))
+    return rows
+
+
+def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
+    """The ways without a bill by their tags, and why."""
+    if scenario.random:
+        return {
+            _STORED: "a random recipe makes other samples in each epoch",
+            _CONVERTED: "a random recipe needs whole images, not pixels that were cropped before",
+        }
+    if not prices.machine(scenario.machine).nvme_gb:
+        return {_STORED: f"{scenario.machine} has no such disk"}
+    if _store_share(scenario, prices) <= _embedded_reuse(scenario, prices):
+        return {_STORED: "the machine's memory holds as many samples"}
+    return {}
+
+
 def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
     """Samples that the cache's nodes hold, after what is reserved and the room for clients' buffers."""
-    node = prices.cache_node(scenario.cache_node)
-    maxmemory = int(node.memory_gib * _GIB * (1 - scenario.reserved_share))
-    infos = [_node(str(number), maxmemory) for number in range(scenario.cache_nodes)]
-    info = infos[0] if len(infos) == 1 else combined(infos, [1] * len(infos), len(infos))
-    return _fitting(info.budget(0), scenario)
-
-
-def reuse(scenario: Scenario, prices: PriceTable) -> float:
-    """The share of a sample's later uses that find it in the shared cache."""
-    return min(1.0, cache_samples(scenario, prices) / scenario.samples)
-
-
-def embedded_reuse(scenario: Scenario, machine: Machine) -> float:
-    """The same for the cache that the embedded default starts on a training machine."""
-    if scenario.random:
-        return 0.0
-    info = _node("embedded", int(machine.memory_gib * _GIB * _EMBEDDED_SHARE))
-    return min(1.0, _fitting(info.budget(0), scenario) / scenario.samples)
-
-
-def _node(name: str, maxmemory: int) -> CacheInfo:
-    return CacheInfo(frozenset({name}), 0, maxmemory, "noeviction", maxmemory, 0)
-
-
-def _fitting(budget_bytes: int, scenario: Scenario) -> int:
-    return budget_bytes // int(footprint(np.array([scenario.record_bytes]))[0])
+    node_gib = prices.cache_node(scenario.cache_node).memory_gib * (1 - scenario.reserved_share)
+    return _fitting(scenario, node_gib, scenario.cache_nodes)
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
-    """Samples that functions make for all jobs, in a first epoch and in a later one.
+    """Samples that functions make for all jobs, in a first epoch and in a later one, with a ``share`` of the
+    dataset in the cache.
 
     The first use of a sample makes it; of all others a part, as much as the cache does not hold. Jobs in step
     use a sample once together.
@@ -154,159 +152,154 @@ def produced(scenario: Scenario, share: float) -> tuple[float, float]:
     return (first, first) if scenario.random else (first, uses * (1 - share))
 
 
-def vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
+def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
+    """Samples that a cache of so many nodes with such a maxmemory holds."""
+    maxmemory = int(node_gib * _GIB)
+    infos = [
+        CacheInfo(frozenset({str(number)}), 0, maxmemory, "noeviction", maxmemory, 0)
+        for number in range(nodes)
+    ]
+    info = infos[0] if nodes == 1 else combined(infos, [1] * nodes, nodes)
+    return info.budget(0) // int(footprint(np.array([scenario.record_bytes]))[0])
+
+
+def _embedded_reuse(scenario: Scenario, prices: PriceTable) -> float:
+    """The share of samples that the embedded default's cache holds from epoch to epoch."""
+    fits = _fitting(scenario, prices.machine(scenario.machine).memory_gib * _EMBEDDED_SHARE, 1)
+    return 0.0 if scenario.random else min(1.0, fits / scenario.samples)
+
+
+def _store_share(scenario: Scenario, prices: PriceTable) -> float:
+    """The share of samples that the training machine's NVMe holds."""
+    room_bytes = prices.machine(scenario.machine).nvme_gb * _GB * _STORE_SHARE
+    return min(1.0, room_bytes / (scenario.samples * scenario.record_bytes))
+
+
+def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
     """Images/s that a machine's vCPUs handle at ``cpu_ms`` each on the core measured, some ``kept`` apart."""
     worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
     return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
 
 
-def pace(
-    scenario: Scenario,
-    prices: PriceTable,
-    name: str,
-    cpu_ms: float,
-    others: Mapping[str, float] | None = None,
-) -> tuple[str, float, float]:
-    """What holds a training machine back, its images/s, and the hours that an epoch takes it."""
-    machine = prices.machine(name)
+def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
+    """An epoch of so many GETs, at the pace that GPU and CPU allow at ``cpu_ms`` a sample.
+
+    ``others`` are more bounds, in images/s.
+    """
+    machine = prices.machine(scenario.machine)
     bounds = {
         "GPU": scenario.images_per_s * max(machine.gpus, 1),
-        "trainer's CPU": vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
-        **(others or {}),
+        "trainer's CPU": _vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
+        **others,
     }
-    bound, rate = min(bounds.items(), key=lambda one: one[1])
+    bound, rate = min(bounds.items(), key=lambda entry: entry[1])
     if not rate > 0:
-        kept = f"trainer_vcpus is {scenario.trainer_vcpus:g}"
-        raise ConfigError(f"{name} has no vCPU left to load with: {kept}; take fewer, or another machine")
-    return bound, rate, scenario.samples / rate / 3600
+        raise ConfigError(
+            f"{scenario.machine} has no vCPU left to load with: trainer_vcpus is "
+            f"{scenario.trainer_vcpus:g}; take fewer, or another machine"
+        )
+    hours = scenario.samples / rate / 3600
+    trainer = scenario.jobs * machine.hour * hours
+    period = Period(hours=hours, trainer_usd=trainer, gets_usd=gets * prices.of("local").source_request)
+    return _Epoch(period, bound, rate)
 
 
-def shared(scenario: Scenario, prices: PriceTable, executor: str, *, stored: bool = False) -> Bill:
-    """SUPER, functions and cache apart from the trainers and shared by them; what is ``stored`` in S3 is
-    decoded once, and restored from there.
-    """
-    share, hosts = reuse(scenario, prices), executor == "ray"
-    kind = f"{'Ray' if hosts else 'Lambda'}{', store in S3' if stored else ''}"
-    needs = zip(produced(scenario, share), (scenario.samples, 0), strict=True)
-    epochs = [
-        _shared_epoch(scenario, prices, executor, least if stored else made, made - least if stored else 0.0)
-        for made, least in needs
-    ]
-    (first, _, _), (later, bound, rate) = epochs
-    at_once = first.produced / (first.hours * 3600) * _function_s(scenario, prices, executor)
-    stay = scenario.samples * scenario.record_bytes / _GB * prices.storage.s3_gb_month / MONTH_HOURS * stored
-    puts = scenario.samples / scenario.request_samples * prices.of(executor).store_put * stored
-    first = first.plus(Period(store=stay * first.hours + puts))
-    later = later.plus(Period(store=stay * later.hours))
-    month = first.plus(later.times(scenario.epochs - 1))
-    month = month.plus(Period(store=stay * max(MONTH_HOURS - month.hours, 0.0)))  # the jobs have ended then
-    if scenario.always_up:
-        month = _with_standing(scenario, prices, executor, month, max(MONTH_HOURS, month.hours))
+def _bill(scenario: Scenario, tag: str, kind: str, first: _Epoch, later: _Epoch, **facts: float) -> Bill:
     return Bill(
-        tag=f"SUPER with {kind}",
-        kind="SUPER",
+        tag=tag,
+        kind=kind,
         machine=scenario.machine,
-        images_per_s=rate,
-        bound=bound,
-        reuse=0.0 if scenario.random else share,
-        functions_at_once=math.ceil(at_once / prices.machine(scenario.cpu_host).vcpus) if hosts else at_once,
-        first=first,
-        later=later,
-        month=month,
+        images_per_s=later.images_per_s,
+        bound=later.bound,
+        first=first.period,
+        later=later.period,
+        month=first.period.plus(later.period, times=scenario.epochs - 1),
+        **facts,
     )
 
 
-def _function_s(scenario: Scenario, prices: PriceTable, executor: str, cpu_ms: float | None = None) -> float:
-    """Seconds of a vCPU that one sample takes there, what is done in vain included; to be decoded, unless
-    ``cpu_ms`` says otherwise.
-    """
-    cpu_ms = scenario.function_cpu_ms if cpu_ms is None else cpu_ms
-    if executor == "lambda":
-        # Lambda gives CPU in proportion to memory; more than one vCPU is not counted on.
-        vcpus = scenario.function_mb / _VCPU_MB
-        work_s = cpu_ms * _MS / (scenario.lambda_vcpu * min(vcpus, 1.0))
-        return scenario.spare * (work_s + scenario.request_s / scenario.request_samples)
-    host = prices.machine(scenario.cpu_host)
-    return scenario.spare * host.vcpus / vcpus_rate(scenario, host, cpu_ms)
+def _with_lambda(scenario: Scenario, prices: PriceTable) -> Bill:
+    """SUPER with functions and cache apart from the trainers, and shared by them."""
+    share = min(1.0, cache_samples(scenario, prices) / scenario.samples)
+    first, later = (_lambda_epoch(scenario, prices, count) for count in produced(scenario, share))
+    at_once = first.period.produced / (first.period.hours * 3600) * _function_s(scenario)
+    reuse = 0.0 if scenario.random else share
+    bill = _bill(scenario, "SUPER with Lambda", "SUPER", first, later, reuse=reuse, functions_at_once=at_once)
+    idle_hours = max(MONTH_HOURS - bill.month.hours, 0.0) if scenario.always_up else 0.0
+    return replace(bill, month=bill.month.plus(_standing(scenario, prices, idle_hours)))
 
 
-def _shared_epoch(
-    scenario: Scenario, prices: PriceTable, executor: str, made: float, restored: float = 0.0
-) -> tuple[Period, str, float]:
-    """One epoch of all jobs in which so many samples are produced and restored; what bounds each job, and its
-    pace. A restored sample takes a GET of its own: neighbours in a pack are seldom wanted together.
-    """
-    node, of = prices.cache_node(scenario.cache_node), prices.of(executor)
-    read, done = float(scenario.samples * scenario.jobs), made * scenario.spare
-    come, fetched = made + restored, restored * scenario.spare
-    network = scenario.cache_nodes * node.network_gbps * _GB / 8 / scenario.record_bytes
-    bound, rate, hours = pace(
-        scenario,
-        prices,
-        scenario.machine,
-        scenario.read_cpu_ms,
-        {"cache's network": network * scenario.samples / (read + come)},
+def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoch:
+    """An epoch in which functions produce ``count`` samples."""
+    units, read, done = prices.of("lambda"), float(scenario.samples * scenario.jobs), count * scenario.spare
+    bandwidth = scenario.cache_nodes * prices.cache_node(scenario.cache_node).network_gbps * _GB / 8
+    network = bandwidth / scenario.record_bytes * scenario.samples / (read + count)
+    epoch = _epoch(scenario, prices, scenario.read_cpu_ms, 0.0, **{"cache's network": network})
+    gb_s = count * _function_s(scenario) * scenario.function_mb / _MIB_PER_GIB
+    crossing = 0.0 if scenario.one_zone else (read + count) * scenario.record_bytes
+    moved = done * scenario.source_bytes * units.source_gb
+    moved += (done + read) * scenario.record_bytes * units.record_gb
+    paid = Period(
+        produced=count,
+        functions_usd=gb_s * units.gb_s + done / scenario.request_samples * units.invocation,
+        gets_usd=done * units.source_request,
+        transfer_usd=(crossing * prices.transfer.between_zones_gb + moved) / _GB,
     )
-    if executor == "lambda":
-        memory_gb = scenario.function_mb / _MIB_PER_GIB
-        restoring_s = restored * _function_s(scenario, prices, executor, scenario.restore_cpu_ms)
-        functions = (made * _function_s(scenario, prices, executor) + restoring_s) * memory_gb * of.gb_s
-        functions += (done + fetched) / scenario.request_samples * of.invocation
-    else:
-        host = prices.machine(scenario.cpu_host)
-        vcpus = made / (hours * 3600) * _function_s(scenario, prices, executor)
-        functions = math.ceil(vcpus / host.vcpus) * host.hour * hours
-    crossing = 0.0 if scenario.one_zone else (read + come) * scenario.record_bytes / _GB
-    moved = done * scenario.source_bytes * of.source_gb
-    moved += (done + fetched + read) * scenario.record_bytes * of.record_gb
-    period = Period(
-        hours=hours,
-        produced=made,
-        trainer=scenario.jobs * prices.machine(scenario.machine).hour * hours,
-        functions=functions,
-        gets=done * of.source_request,
-        transfer=crossing * prices.transfer.between_zones_gb + moved / _GB,
-        store=fetched * of.source_request,
-    )
-    return _with_standing(scenario, prices, executor, period, hours), bound, rate
+    standing = _standing(scenario, prices, epoch.period.hours)
+    return epoch._replace(period=epoch.period.plus(paid).plus(standing))
 
 
-def _with_standing(
-    scenario: Scenario, prices: PriceTable, executor: str, period: Period, hours: float
-) -> Period:
-    """The same with what is paid by the hour whether it is used or not, for so many hours."""
+def _function_s(scenario: Scenario) -> float:
+    """Seconds of a function for a sample, hedges and retries included."""
+    # Lambda gives CPU in proportion to memory; more than one vCPU is not counted on.
+    vcpus = min(scenario.function_mb / _VCPU_MB, 1.0)
+    work_s = scenario.function_cpu_ms * _MS / (scenario.lambda_vcpu * vcpus)
+    return scenario.spare * (work_s + scenario.request_s / scenario.request_samples)
+
+
+def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
+    """The cost of cache and coordinator for so many hours, used or not."""
     task = _TASK_VCPUS * prices.fargate.vcpu_hour + _TASK_GB * prices.fargate.gb_hour
-    endpoints = scenario.endpoints * prices.endpoint.hour if executor == "lambda" else 0.0
-    cache = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour * hours
-    return replace(period, cache=cache, coordinator=(task + endpoints) * hours)
+    task += scenario.endpoints * prices.endpoint.hour
+    cache = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour
+    return Period(cache_usd=cache * hours, coordinator_usd=task * hours)
 
 
-def embedded(scenario: Scenario, prices: PriceTable, *, stored: float = 0.0) -> Bill:
+def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.0) -> Bill:
     """SUPER without a deployment: functions and cache in the training machine, each job for itself. A share
-    that is ``stored`` on its NVMe is decoded once and read from there.
+    that is stored on its NVMe is decoded once and read from there.
     """
-    machine = prices.machine(scenario.machine)
-    share = max(embedded_reuse(scenario, machine), stored)
-    disk = scenario.nvme_mb_per_s * 1e6 / scenario.record_bytes
+    share = max(_embedded_reuse(scenario, prices), store_share)
 
-    def epoch(made: float) -> tuple[Period, str, float]:
-        cpu_ms = made * scenario.function_cpu_ms + scenario.read_cpu_ms
-        others = {"NVMe": disk / (1.0 - made)} if stored and made < 1 else {}
-        bound, rate, hours = pace(scenario, prices, scenario.machine, cpu_ms, others)
-        count = made * scenario.samples * scenario.jobs
-        trainer, gets = scenario.jobs * machine.hour * hours, count * prices.of("local").source_request
-        return Period(hours=hours, produced=count, trainer=trainer, gets=gets), bound, rate
+    def epoch(decoded: float) -> _Epoch:
+        cpu_ms = decoded * scenario.function_cpu_ms + scenario.read_cpu_ms
+        disk = scenario.nvme_mb_per_s * 1e6 / scenario.record_bytes
+        others = {"NVMe": disk / (1.0 - decoded)} if store_share and decoded < 1 else {}
+        count = decoded * scenario.samples * scenario.jobs
+        plain = _epoch(scenario, prices, cpu_ms, count, **others)
+        return plain._replace(period=replace(plain.period, produced=count))
 
-    (first, _, _), (later, bound, rate) = epoch(1.0), epoch(1.0 - share)
-    month = first.plus(later.times(scenario.epochs - 1))
-    tag = f"SUPER embedded{', store on NVMe' if stored else ''}"
-    return Bill(tag, "SUPER", scenario.machine, rate, bound, share, 0.0, first, later, month)
+    tag = _STORED if store_share else "SUPER embedded"
+    return _bill(scenario, tag, "SUPER", epoch(1.0), epoch(1.0 - share), reuse=share)
 
 
-def stored_on_nvme(scenario: Scenario, prices: PriceTable) -> Bill | None:
-    """The same with a store on the machine's own disk; ``None`` where that holds no more than memory does."""
-    machine = prices.machine(scenario.machine)
-    room_bytes = 0.0 if scenario.random else machine.nvme_gb * _GB * STORE_SHARE
-    share = min(1.0, room_bytes / (scenario.samples * scenario.record_bytes))
-    more = share > embedded_reuse(scenario, machine)
-    return embedded(scenario, prices, stored=share) if more else None
+def _decoding(scenario: Scenario, prices: PriceTable) -> Bill:
+    """DataLoader and Pillow, which fetch and decode in every epoch."""
+    epoch = _epoch(scenario, prices, scenario.s3_cpu_ms, scenario.jobs * scenario.samples)
+    return _bill(scenario, "decoding from S3", "as they lie", epoch, epoch)
+
+
+def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
+    """The pixels that SUPER's records hold, in LitData's files in S3. A CPU host converts the images once;
+    storage is paid for a month, or for as long as the jobs take.
+    """
+    host, units = prices.machine(scenario.cpu_host), prices.of("local")
+    set_bytes = scenario.samples * scenario.record_bytes
+    requests = set_bytes / (scenario.chunk_mb * 1e6)
+    usd = scenario.samples / _vcpus_rate(scenario, host, scenario.s3_cpu_ms) / 3600 * host.hour
+    usd += scenario.samples * units.source_request + requests * units.store_put
+    later = _epoch(scenario, prices, scenario.litdata_cpu_ms, scenario.jobs * requests)
+    first = later._replace(period=replace(later.period, conversion_usd=usd))
+    bill = _bill(scenario, _CONVERTED, "converted", first, later)
+    stored = set_bytes / _GB * prices.storage.s3_gb_month * max(1.0, bill.month.hours / MONTH_HOURS)
+    return replace(bill, month=replace(bill.month, store_usd=stored))

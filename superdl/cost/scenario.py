@@ -53,14 +53,11 @@ class Scenario:
     cache_nodes: int = _given("nodes of the cache", default=1)
     always_up: bool = _given("cache and coordinator stay all month, else while jobs train", default=False)
     one_zone: bool = _given("trainers, functions and cache are in one availability zone", default=True)
-    disk_mb_per_s: float = _given(
-        "what a gp3 volume reads at most; above 125 it is paid for", unit="MB/s", default=1000.0
-    )
     nvme_mb_per_s: float = _assumed(
         "what a training machine's own NVMe reads", "MB/s", 500.0, "not measured; set your own"
     )
     endpoints: int = _given("interface endpoints of the stack on Lambda", default=5)
-    cpu_host: str = _given("CPU host of Ray", default="c6i.2xlarge")
+    cpu_host: str = _given("CPU host that converts the set", default="c6i.2xlarge")
 
     images_per_s: float = _assumed(
         "what one GPU of the training machine takes",
@@ -86,17 +83,8 @@ class Scenario:
     function_cpu_ms: float = _measured(
         "CPU of a function for a sample: fetch, decode, push", "ms", 1.91, "superdl bench function"
     )
-    restore_cpu_ms: float = _assumed(
-        "CPU of a function to restore a sample from a store in S3", "ms", 0.3, "not measured; set your own"
-    )
-    disk_cpu_ms: float = _measured(
-        "CPU of DataLoader and Pillow for a sample on a disk", "ms", 1.91, "superdl bench read"
-    )
     s3_cpu_ms: float = _measured(
         "CPU of DataLoader, boto3 and Pillow for a sample in S3", "ms", 2.75, "superdl bench read"
-    )
-    shard_cpu_ms: float = _measured(
-        "CPU of WebDataset for a sample of a shard in S3", "ms", 2.4, "superdl bench members, busy machine"
     )
     litdata_cpu_ms: float = _assumed(
         "CPU of LitData for a raw sample in S3",
@@ -104,11 +92,7 @@ class Scenario:
         0.2,
         "0.081 from a disk by superdl bench read, the rest for fetching; set your own",
     )
-    ffcv_cpu_ms: float = _measured(
-        "CPU of FFCV for a raw sample on a disk", "ms", 0.038, "superdl bench read"
-    )
-    shard_samples: int = _given("samples of a WebDataset shard", default=100)
-    chunk_mb: float = _given("what a request for LitData's or FFCV's file brings", "MB", 64.0)
+    chunk_mb: float = _given("what a request for LitData's file brings", "MB", 64.0)
     read_cpu_ms: float = _measured(
         "CPU of the trainer for a ready sample by TLS, 2 workers", "ms", 0.065, "superdl bench read --tls"
     )
@@ -163,12 +147,8 @@ PRESETS = {
         record_bytes=12_352,
         images_per_s=4000.0,
         function_cpu_ms=0.096,
-        restore_cpu_ms=0.05,
-        disk_cpu_ms=0.090,
         s3_cpu_ms=0.835,
-        shard_cpu_ms=0.187,
         litdata_cpu_ms=0.05,
-        ffcv_cpu_ms=0.0016,
         read_cpu_ms=0.0129,
     ),
 }
@@ -178,7 +158,6 @@ _BASES = {
     "tiny-imagenet-64": {
         "source_bytes": "assumed: about what its files have",
         "images_per_s": "assumed: a small network at 64x64 on a T4; set your own",
-        "shard_cpu_ms": "measured: superdl bench read, from a disk",
     }
 }
 """Where a preset's own figures are from."""

@@ -68,7 +68,7 @@ COMMANDS = {
     "evaluate": [["evaluate", FILE]],
     "report": [["report", FILE], ["report", "--book", FILE]],
     "data": [["data", "import", FILE], ["data", "make", HOSTILE]],
-    "cost": [["cost", "--prices", FILE], ["cost", HOSTILE], ["cost", "--set", f"{HOSTILE}=1"]],
+    "cost": [["cost", HOSTILE], ["cost", "--set", f"{HOSTILE}=1"]],
     "index": [["index", FILE, "-o", "/nowhere/x.jsonl"]],
     "warm": [["warm", FILE, "--recipe", FILE], ["warm", FILE, "--coordinator", HOSTILE]],
     "doctor": [["doctor", FILE, "--stack", FILE]],
@@ -84,6 +84,14 @@ def test_hostile_arguments_and_files(capsys, tmp_path, words):
     file = tmp_path / f"{HOSTILE}.tar"
     file.write_text(f"name: '{HOSTILE}'\n{HOSTILE}: {HOSTILE}\n")
     said(capsys, [str(file) if word == FILE else word for word in words])
+
+
+def test_a_price_table_with_hostile_names(capsys, monkeypatch, tmp_path):
+    name = json.dumps(HOSTILE)
+    machine = f"[machine.{name}]\nhour = 1\nvcpus = 4\nmemory_gib = 8\ngpus = 1\ngpu = {name}\n"
+    (tmp_path / "prices.toml").write_text(f"[about]\nregion = {name}\n{machine}")
+    monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "prices.toml"))
+    assert "[red]" in said(capsys, ["cost", "--set", f"machine={HOSTILE}"])
 
 
 def test_the_table_has_every_command(capsys):

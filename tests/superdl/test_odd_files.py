@@ -61,10 +61,11 @@ def test_odd_json_is_refused(capsys, tmp_path, words, kind):
 
 
 @pytest.mark.parametrize("kind", TOML)
-def test_an_odd_price_table_is_refused(capsys, tmp_path, kind):
+def test_an_odd_price_table_is_refused(capsys, monkeypatch, tmp_path, kind):
     file = tmp_path / "prices.toml"
     file.write_text(TOML[kind])
-    assert str(file) in refused(capsys, ["cost", "--prices", str(file)])
+    monkeypatch.setenv("SUPER_PRICES", str(file))
+    assert str(file) in refused(capsys, ["cost"])
 
 
 def test_what_is_good_is_read_as_before():
