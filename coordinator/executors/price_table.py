@@ -21,7 +21,7 @@ from superdl.super_wire.user_text import load_toml
 __all__ = ["Machine", "PriceTable", "load_prices"]
 
 _DEFAULT = Path(__file__).with_name("prices.toml")
-_PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage", "express")
+_PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
 """Sections of sections, by the name of the thing."""
 
@@ -89,30 +89,16 @@ class Address:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Transfer:
-    """A GB between availability zones, both sides together, and a GB out to the internet."""
+    """A GB between availability zones, both sides together."""
 
     between_zones_gb: _Usd
-    internet_gb: _Usd
 
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Storage:
-    """A GB for a month, in the object store and on a disk; there also a MB/s above what comes with it."""
+    """A GB for a month in the object store."""
 
     s3_gb_month: _Usd
-    disk_gb_month: _Usd
-    disk_mb_per_s_month: _Usd
-
-
-@dataclass(frozen=True, slots=True, config=_CONFIG)
-class Express:
-    """An object store in one zone: a GB for a month, a request, and a GB that is read or written."""
-
-    gb_month: _Usd
-    get: _Usd
-    put: _Usd
-    read_gb: _Usd
-    write_gb: _Usd
 
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
@@ -135,7 +121,6 @@ class PriceTable:
     address: Address
     transfer: Transfer
     storage: Storage
-    express: Express
 
     def of(self, executor: str) -> Prices:
         """The prices of an executor; nothing is billed for one that the table does not name."""
@@ -187,7 +172,7 @@ def _named(kind: str, things: dict[str, _Thing], name: str) -> _Thing:
     if name not in things:
         raise ConfigError(
             f"the price table has no {kind} {name!r}; there are {', '.join(sorted(things))}. A file of yours "
-            f'(SUPER_PRICES, --prices) may add it: [{kind}."{name}"]'
+            f'(SUPER_PRICES) may add it: [{kind}."{name}"]'
         )
     return things[name]
 

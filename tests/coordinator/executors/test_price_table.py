@@ -66,7 +66,7 @@ def test_a_file_replaces_what_it_names(tmp_path):
         ("gb_s = 1\n", "outside of a section"),
         ("[lambda\n", "cannot be read"),
         ("[about]\ndate = 2026\n", "date"),
-        ("[transfer]\ninternet_gb = inf\n", "transfer internet_gb"),
+        ("[transfer]\nbetween_zones_gb = inf\n", "transfer between_zones_gb"),
         ("[machine]\nhour = 1\n", "machines hour"),
         ('[machine."m9.huge"]\nhour = 1\nvcpus = 0\nmemory_gib = 4\n', "m9.huge vcpus"),
         ('[machine."m9.huge"]\nhour = 1\nvcpus = 2\nmemory_gib = 4\ngpus = 1\n', "go together"),

@@ -41,6 +41,7 @@ def test_the_text_says_what_it_assumes_and_leaves_out(capsys):
         "(assumed: its Python thread)",
         "(measured: superdl bench function)",
         "us-east-1, 2026-11",
+        "looked up: endpoint.gb, others",
     ):
         assert words in text
 
