@@ -8,13 +8,14 @@ versions of a list that has none is :mod:`superdl.coordinator.catalog.lister`'s.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.key_list_rows import FORMATS, BadRowError
 from superdl.coordinator.catalog.listing import Noted
 from superdl.coordinator.catalog.listing_bucket import download
-from superdl.coordinator.catalog.members import MemberColumns, distinct
+from superdl.coordinator.catalog.members import MemberColumns, MemberRow, distinct
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.redaction import without_credentials
@@ -31,9 +32,11 @@ from superdl.super_wire.source_url import split_url
 from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from superdl.coordinator.catalog.key_list_rows import Row
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.catalog.key_list_rows import Rows
     from superdl.coordinator.catalog.listing import Tally
     from superdl.coordinator.catalog.members import Members
     from superdl.super_wire.labels import Labels
@@ -48,8 +51,9 @@ KEY_LIST_HELP = (
 
 MAX_KEY_LIST_BYTES = 4 * 2**30
 _MAX_KEY_BYTES = 4096  # Linux's longest path; S3 keys have at most 1024
-_MAX_VERSION_BYTES = 256
-_ROWS_AT_A_TIME = 1000
+_MAX_VERSION = 256  # characters
+_OUTSIDE = r"(\A|/)\.{0,2}(/|\z)"  # a part of a path that is empty, . or ..
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Part(NamedTuple):
@@ -108,34 +112,43 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
             f"key_list {shown!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
         )
     labels = LabelColumn(classes)
-    columns = _Columns(labels, of_files=of_files)
     with _open(url, tally) as stream:
         try:
-            for row in read_rows(stream):
-                if columns.rows % _ROWS_AT_A_TIME == 0:
-                    tally.reach(columns.rows)
-                try:
-                    columns.append(row)
-                except ValueError as error:
-                    raise BadRowError(row.number, str(error)) from error
+            columns, count = _columns_of(read_rows(stream), labels, tally, of_files=of_files)
         except BadRowError as error:
             where = f", line {error.number}" if error.number else ""
             raise SourceError(f"key_list {url}{where}: {error.reason}") from error
-    if not columns.rows:
+    if not count:
         raise SourceEmptyError(
             f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
         )
-    if len(columns.versions):
-        tally.add(columns.rows)
-    fields = {
-        name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.fields.items()
-    }
-    own, packed = columns.part(url), _finished(labels, url, tally)
+    own, packed = columns.pop("").part(url), _finished(labels, url, tally)
+    if own.versions is not None:
+        tally.add(count)
+    fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
     if own.members is not None:
         return KeyList(url, own.keys, own.versions, *packed, own.members, own.lines, fields)
     if own.versions is None:  # which are looked up by keys; else the catalog finds what comes twice
         check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
     return KeyList(url, own.keys, own.versions, *packed, fields=fields)
+
+
+def _columns_of(
+    batches: Iterable[Rows], labels: LabelColumn, tally: Tally, *, of_files: bool
+) -> tuple[dict[str, _Columns], int]:
+    """Pack all rows: each part of the samples, by name, and how many rows there are."""
+    columns, count = dict[str, _Columns](), 0
+    for rows in batches:
+        tally.reach(count)
+        for part in rows.parts:
+            columns.setdefault(part, _Columns(part, of_files=of_files)).extend(rows)
+        for number, label in zip(rows.numbers, rows.labels, strict=True):
+            try:
+                labels.append(label)
+            except ValueError as error:
+                raise BadRowError(number, str(error)) from error
+        count += len(rows.numbers)
+    return columns, count
 
 
 def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tuple[str, ...]]:
@@ -153,40 +166,53 @@ def _finished(labels: LabelColumn, url: str, tally: Tally) -> tuple[Labels, tupl
 
 
 class _Columns:
-    """What the rows of a key list say, packed."""
+    """What the rows of a key list say of one part of the samples, packed."""
 
-    def __init__(self, labels: LabelColumn | None, *, of_files: bool) -> None:
-        self._of_files, self._labels = of_files, labels
-        self._before = (b"", b"")
+    def __init__(self, name: str, *, of_files: bool) -> None:
+        self._name, self._of_files = name, of_files
         self.keys, self.versions = PackedStringsBuilder(), PackedStringsBuilder()
         self.members = MemberColumns()
-        self.rows = 0
-        self.fields: dict[str, _Columns] = {}
 
-    def append(self, row: Row) -> None:
-        """Add a row; ``ValueError`` says what is wrong with it."""
-        self.rows += 1
-        key = _key(row.key, of_files=self._of_files)
-        version = b"" if row.version is None else _version(row.version)
-        # Members of one object mostly stand together: their rows add its key once.
-        if row.member is None or (key, version) != self._before:
-            self.keys.append(key)
-            if row.version is not None:
-                self.versions.append(version)
-            self._before = key, version
-        if row.member is not None:
-            self.members.append(row.member, key, place=len(self.keys) - 1, line=row.number)
-        if row.fields or self.fields:
-            self._append_fields(row.fields)
-        if self._labels is not None:
-            self._labels.append(row.label)
+    def extend(self, rows: Rows) -> None:
+        """Add what some rows say; :class:`BadRowError` names one that is wrong."""
+        try:
+            self._extend(rows, rows.parts[self._name], f"{self._name}." * bool(self._name))
+        except BadRowError as error:
+            if not self._name:
+                raise
+            raise BadRowError(error.number, f"the field {self._name}: {error.reason}") from error
 
-    def _append_fields(self, fields: Mapping[str, Row]) -> None:
-        for name, part in fields.items():
+    def _extend(self, rows: Rows, names: Collection[str], prefix: str) -> None:
+        # A field that has no key of its own lies in the sample's object.
+        keyed = prefix if "key" in names else ""
+        keys = _keys(rows, f"{keyed}key", of_files=self._of_files)
+        versions = None
+        if "version" in names:
+            versions = _versions(rows, f"{prefix}version")
+        elif not keyed and "version" in rows.parts[""]:
+            versions = _versions(rows, "version")
+        if "member" in names:
+            # Members of one object mostly stand together: their rows add its key once.
+            is_new = np.ones(len(keys), dtype=np.bool_)
+            is_new[1:] = ~keys.equals_next()
+            if versions is not None:
+                is_new[1:] |= ~versions.equals_next()
+            self._add_members(rows, prefix, keys, len(self.keys) - 1 + np.cumsum(is_new))
+            keys = keys.reorder(np.flatnonzero(is_new))
+            versions = None if versions is None else versions.reorder(np.flatnonzero(is_new))
+        self.keys.extend(keys)
+        if versions is not None:
+            self.versions.extend(versions)
+
+    def _add_members(self, rows: Rows, prefix: str, keys: PackedStrings, places: NDArray[np.int64]) -> None:
+        columns = [_values(rows, f"{prefix}{name}") for name in ("member", "offset", "length", "encoding")]
+        for at, number in enumerate(rows.numbers):
+            name, offset, length, encoding = (column[at] for column in columns)
+            member = MemberRow(name, offset, length, "" if encoding is None else encoding)
             try:
-                self.fields.setdefault(name, _Columns(None, of_files=self._of_files)).append(part)
+                self.members.append(member, keys[at], place=int(places[at]), line=number)
             except ValueError as error:
-                raise ValueError(f"the field {name}: {error}") from error
+                raise BadRowError(number, str(error)) from error
 
     def part(self, url: str, *, shared: bool = False) -> Part:
         """The objects or members of all rows, which may be ``shared`` by several."""
@@ -212,28 +238,79 @@ class _Columns:
         return Part(objects, versions, members, self.members.lines)
 
 
-def _key(key: object, *, of_files: bool) -> bytes:
-    if not isinstance(key, str) or not key or "\0" in key:
-        raise ValueError(f"a key is a text of one character or more, without NUL; not {str(key)[:60]!r}")
-    if of_files and not {"", ".", ".."}.isdisjoint(key.split("/")):
-        raise ValueError(
-            f"the key {key[:200]!r} is not a path below the source: write it without leading /, // , . and .."
-        )
-    encoded = key.encode()
-    if len(encoded) > _MAX_KEY_BYTES:
-        raise ValueError(
-            f"the key {key[:60]!r}... has {len(encoded)} bytes; at most {_MAX_KEY_BYTES} are possible"
-        )
-    return encoded
+def _values(rows: Rows, name: str) -> list[Any]:
+    """Return a column as Python's values; nothing but ``None`` where there is no such column."""
+    column = rows.columns.get(name)
+    if column is None:
+        return [None] * len(rows.numbers)
+    return column if isinstance(column, list) else list(column.to_pylist())
 
 
-def _version(version: object) -> bytes:
-    if not isinstance(version, str) or not version.strip('"') or len(version) > _MAX_VERSION_BYTES:
-        raise ValueError(
-            f"a version is the object's ETag, or size-mtime_ns of a file; not {str(version)[:60]!r}: "
-            "leave the column out to have the versions looked up"
-        )
-    return version.strip('"').encode()
+def _texts(rows: Rows, name: str, reason: Callable[[object], str]) -> Any:
+    """Return a column as Arrow's texts, of which null is the empty one; ``reason`` says why one is none."""
+    import pyarrow as pa
+
+    column = rows.columns[name]
+    if not isinstance(column, list):
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise BadRowError(rows.numbers[0], reason(column[0].as_py()))
+        return column.cast(pa.large_utf8()).fill_null("")
+    for number, value in zip(rows.numbers, column, strict=True):
+        if value is not None and (not isinstance(value, str) or _HALF.search(value)):
+            raise BadRowError(number, reason(value))
+    return pa.array(column, pa.large_utf8()).fill_null("")
+
+
+def _refuse(rows: Rows, texts: Any, bad: Any, reason: Callable[[object], str]) -> None:
+    """Raise for the first of the texts that is bad, if there is one."""
+    import pyarrow.compute as pc
+
+    if (at := pc.index(bad, value=True).as_py()) >= 0:
+        raise BadRowError(rows.numbers[at], reason(texts[at].as_py()))
+
+
+def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
+    import pyarrow.compute as pc
+
+    keys = _texts(rows, name, _no_key)
+    sizes = pc.binary_length(keys)
+    _refuse(rows, keys, pc.or_(pc.equal(sizes, 0), pc.match_substring(keys, "\0")), _no_key)
+    if of_files:
+        _refuse(rows, keys, pc.match_substring_regex(keys, _OUTSIDE), _leads_out)
+    _refuse(rows, keys, pc.greater(sizes, _MAX_KEY_BYTES), _is_long)
+    return PackedStrings.of(keys)
+
+
+def _no_key(key: object) -> str:
+    rule = "a key is a text of one character or more, without NUL and surrogates"
+    return f"{rule}; not {str(key)[:60]!r}"
+
+
+def _leads_out(key: object) -> str:
+    rule = "is not a path below the source: write it without leading /, // , . and .."
+    return f"the key {str(key)[:200]!r} {rule}"
+
+
+def _is_long(key: object) -> str:
+    size_bytes = len(str(key).encode())
+    return f"the key {str(key)[:60]!r}... has {size_bytes} bytes; at most {_MAX_KEY_BYTES} are possible"
+
+
+def _versions(rows: Rows, name: str) -> PackedStrings:
+    import pyarrow.compute as pc
+
+    versions = _texts(rows, name, _no_version)
+    bare = pc.utf8_trim(versions, '"')
+    long = pc.greater(pc.utf8_length(versions), _MAX_VERSION)
+    _refuse(rows, versions, pc.or_(long, pc.equal(pc.binary_length(bare), 0)), _no_version)
+    return PackedStrings.of(bare)
+
+
+def _no_version(version: object) -> str:
+    return (
+        f"a version is the object's ETag, or size-mtime_ns of a file; not {str(version)[:60]!r}: "
+        "leave the column out to have the versions looked up"
+    )
 
 
 @contextmanager

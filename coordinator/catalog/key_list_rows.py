@@ -1,6 +1,6 @@
-"""Reads the rows of a key list from CSV, JSONL or Parquet, each with the number by which an error names it.
+"""Reads the rows of a key list from CSV, JSONL or Parquet, some at a time, with the numbers that errors name.
 
-Rows come as they are written; what a key or a label may be is :mod:`superdl.coordinator.catalog.key_list`'s
+Values come as they are written; what a key or a label may be is :mod:`superdl.coordinator.catalog.key_list`'s
 and :mod:`superdl.coordinator.catalog.key_list_labels`'s.
 """
 
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from superdl.coordinator.catalog.key_list_labels import VARIES, number_or_text
-from superdl.coordinator.catalog.members import MemberRow
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
 from superdl.super_wire.parquet_pages import check_pages
@@ -21,9 +20,12 @@ from superdl.super_wire.user_text import once_each
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-__all__ = ["FORMATS", "BadRowError", "Row"]
+    Parts = dict[str, frozenset[str]]
+
+__all__ = ["FORMATS", "BadRowError", "Rows"]
 
 _MAX_LINE_BYTES = 2**18  # the longest label that may be has 8192 numbers
+_LINES_AT_A_TIME = 256
 _ROWS_AT_A_TIME = 8192
 # In a Parquet file a few bytes can stand for gigabytes:
 _MAX_BATCH_BYTES = 2**28  # of so many rows
@@ -33,28 +35,21 @@ _PIECE_BYTES = 2**14  # holds the header of a page
 _FIELD = "label."
 _LABELS = ("label", f"label{VARIES}")
 _MEMBER = ("member", "offset", "length")
-_OF_FIELDS = frozenset({"key", "version", *_MEMBER, "encoding"})
+_OF_PARTS = frozenset({"key", "version", *_MEMBER, "encoding"})
 _SHOWN = 80
 
 
-class Row(NamedTuple):
-    """One row; ``number`` is the line in the file (Parquet: the row, from 1).
+class Rows(NamedTuple):
+    """Some rows. ``numbers`` are their lines in the file (Parquet: rows, from 1).
 
-    ``version`` is ``None`` if there is no such column, and empty where the column has no value; ``member`` is
-    ``None`` where samples are objects. ``fields`` are rows of their own, for the parts that the sample has
-    in these.
+    ``columns`` hold a value for each row, as lists or as Arrow's arrays. ``parts`` says which there are of
+    the samples' own objects, by an empty name, and of each field, where they are called as ``mask.key`` is.
     """
 
-    number: int
-    key: object
-    label: object
-    version: object
-    member: MemberRow | None = None
-    fields: Mapping[str, Row] = MappingProxyType({})
-
-
-# Of all rows: whether there are versions, whether they are of members, and the columns of each field.
-_Columns: TypeAlias = "tuple[bool, bool, dict[str, frozenset[str]]]"
+    numbers: Sequence[int]
+    labels: Sequence[object]
+    columns: Mapping[str, Any]
+    parts: Parts
 
 
 class BadRowError(ValueError):
@@ -65,11 +60,33 @@ class BadRowError(ValueError):
         self.number, self.reason = number, reason
 
 
-def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
-    rows = csv.reader((line for _, line in _lines(stream)), strict=True)
-    header: list[str] = []
-    label_of: Callable[[dict[str, str]], object] | None = None
-    of_members, fields = False, {}
+def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
+    records = _csv_records(stream)
+    line, first = next(records, (0, []))
+    if not first:
+        return
+    header = [name.strip() for name in first]
+    # Columns label.NAME are its fields: CSV has no other way to write them.
+    fields = {name.removeprefix(_FIELD): name for name in header if name.startswith(_FIELD)}
+    if "label" in header or len(fields) < sum(name.startswith(_FIELD) for name in header):
+        fields = {}
+    _check_columns(header, line, needed=("key",) if fields else ("key", "label"))
+    parts = _parts(header, line)
+    labels = list((fields or {"label": "label"}).values())
+    numeric = {*labels, *(name for name in _names_of(parts) if name.endswith(("offset", "length")))}
+    while some := list(islice(records, _LINES_AT_A_TIME)):
+        numbers, rows = zip(*some, strict=True)
+        columns: dict[str, list[Any]] = {}
+        for name, values in zip(header, zip(*rows, strict=True), strict=True):
+            columns[name] = list(map(number_or_text, values) if name in numeric else values)
+        of_fields = zip(*(columns[name] for name in labels), strict=True)
+        named = [dict(zip(fields, row, strict=True)) for row in of_fields] if fields else columns["label"]
+        yield Rows(numbers, named, columns, parts)
+
+
+def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+    """Yield all rows but blank ones, with their lines; each has as many fields as the first."""
+    rows, width = csv.reader((line for _, line in _lines(stream)), strict=True), 0
     while True:
         try:
             row = next(rows, None)
@@ -77,38 +94,28 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Row]:
             raise BadRowError(rows.line_num, f"no CSV: {error}") from error
         if row is None:
             return
-        if not row:
-            continue
-        if label_of is None:
-            header = [name.strip() for name in row]
-            label_of = _csv_labels(header, rows.line_num)
-            of_members, fields = _names_members(header, rows.line_num), _fields(header, rows.line_num)
-        elif len(row) != len(header):
-            raise BadRowError(rows.line_num, f"{len(row)} fields; the header names {len(header)}")
-        else:
-            values = dict(zip(header, row, strict=True))
-            member = _member(values, number_or_text) if of_members else None
-            row_of = Row(rows.line_num, values["key"], label_of(values), values.get("version"), member)
-            yield _with_fields(row_of, values, fields, number_or_text) if fields else row_of
+        if row and len(row) != (width := width or len(row)):
+            raise BadRowError(rows.line_num, f"{len(row)} fields; the header names {width}")
+        if row:
+            yield rows.line_num, row
 
 
-def _csv_labels(header: list[str], number: int) -> Callable[[dict[str, str]], object]:
-    """What gives a row's label. Columns ``label.NAME`` are its fields: CSV has no other way to write them."""
-    fields = {name.removeprefix(_FIELD): name for name in header if name.startswith(_FIELD)}
-    if "label" in header or len(fields) < sum(name.startswith(_FIELD) for name in header):
-        fields = {}
-    _check_columns(header, number, needed=("key",) if fields else ("key", "label"))
-    if not fields:
-        return lambda values: number_or_text(values["label"])
-    return lambda values: {field: number_or_text(values[name]) for field, name in fields.items()}
+def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
+    records = _json_records(stream)
+    while some := list(islice(records, _LINES_AT_A_TIME)):
+        numbers, rows, labels = zip(*some, strict=True)
+        parts = _parts(rows[0], numbers[0])
+        names = {*_names_of(parts), "encoding"}  # which rows may lack
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        yield Rows(numbers, labels, columns, parts)
 
 
-def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
-    columns: _Columns | None = None
-    before: tuple[str, ...] | None = None
-    versioned, of_members, fields = False, False, dict[str, frozenset[str]]()
-    labelled = ""
+def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any], object]]:
+    """Yield all rows with their lines and labels; all have the columns of the first."""
     decoder = json.JSONDecoder(object_pairs_hook=once_each)
+    names: tuple[str, ...] = ()
+    first: Parts = {}
+    labelled = ""
     for number, line in _lines(stream):
         if not line.strip():
             continue
@@ -120,22 +127,18 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Row]:
         if not isinstance(row, dict) or "key" not in row or labelled not in row:
             reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
             raise BadRowError(number, reason)
-        if (names := tuple(row)) != before:
-            before, now = names, ("version" in row, _names_members(row, number), _fields(row, number))
-            columns = now if columns is None else columns
-            _check_same(columns, now, number)
-            versioned, of_members, fields = columns
-        version = _or_empty(row["version"]) if versioned else None
-        label = _label(row[labelled], labelled)
-        row_of = Row(number, row["key"], label, version, _member(row) if of_members else None)
-        yield _with_fields(row_of, row, fields) if fields else row_of
+        if tuple(row) != names:
+            names, parts = tuple(row), _parts(row, number)
+            first = first or parts
+            _check_same(first, parts, number)
+        yield number, row, _label(row[labelled], labelled)
 
 
-def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
+def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    number = 0
+    done = 0
     try:
         footer = parquet.read_metadata(stream)
         # As dictionaries: a text that many rows share would fill the memory row by row.
@@ -144,32 +147,24 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Row]:
         names = list(table.schema_arrow.names)
         labelled = _labelled(names, 0)
         _check_columns(names, 0, needed=("key", labelled))
-        wanted = [name for name in ("key", labelled, "version") if name in names]
-        if of_members := _names_members(names, 0):
-            wanted += [name for name in (*_MEMBER, "encoding") if name in names]
-        fields = _fields(names, 0)
-        wanted += [f"{field}.{column}" for field, columns in fields.items() for column in sorted(columns)]
+        parts = _parts(names, 0)
+        wanted = [labelled, *_names_of(parts)]
         _check_chunks(stream, footer, wanted)
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
-            _check_size(batch, number + 1)
-            dense = {name: _decoded(batch.column(name)) for name in wanted}
-            columns = {name: column.to_pylist() for name, column in dense.items()}
-            versions = map(_or_empty, columns["version"]) if "version" in columns else [None] * batch.num_rows
-            for at, (key, label, version) in enumerate(
-                zip(columns["key"], columns[labelled], versions, strict=True)
-            ):
-                number += 1
-                row = {name: column[at] for name, column in columns.items()} if of_members or fields else {}
-                of_row = _member(row) if of_members else None
-                row_of = Row(number, key, _label(label, labelled), version, of_row)
-                yield _with_fields(row_of, row, fields) if fields else row_of
+            _check_size(batch, done + 1)
+            columns = {name: _decoded(batch.column(name)) for name in wanted}
+            for column in columns.values():
+                column.validate(full=True)
+            labels = [_label(label, labelled) for label in columns[labelled].to_pylist()]
+            yield Rows(range(done + 1, done + 1 + batch.num_rows), labels, columns, parts)
+            done += batch.num_rows
     except BadRowError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # also of values Python lacks
-        raise BadRowError(number, f"no Parquet that can be read: {error}") from error
+        raise BadRowError(done, f"no Parquet that can be read: {error}") from error
 
 
-FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Row]]] = {
+FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Rows]]] = {
     ".csv": _csv_rows,
     ".jsonl": _jsonl_rows,
     ".parquet": _parquet_rows,
@@ -201,6 +196,8 @@ def _label(value: object, name: str) -> object:
 
 def _names_members(names: Collection[Any], number: int) -> bool:
     """Whether the columns name members of objects. A lone ``offset`` or ``length`` is somebody else's."""
+    if len(set(names)) < len(names):
+        raise BadRowError(number, f"a column comes twice: {', '.join(names)}")
     found = [name for name in _MEMBER if name in names]
     if len(found) == len(_MEMBER) - 1 or found == ["member"]:
         missing = ", ".join(name for name in _MEMBER if name not in found)
@@ -211,67 +208,47 @@ def _names_members(names: Collection[Any], number: int) -> bool:
     return len(found) == len(_MEMBER)
 
 
-def _member(
-    row: Mapping[str, Any], read: Callable[[Any], object] = lambda value: value, prefix: str = ""
-) -> MemberRow:
-    numbers = read(row[f"{prefix}offset"]), read(row[f"{prefix}length"])
-    return MemberRow(row[f"{prefix}member"], *numbers, _or_empty(row.get(f"{prefix}encoding")))
-
-
-def _fields(names: Collection[str], number: int) -> dict[str, frozenset[str]]:
-    """The fields that columns such as ``mask.key`` are of, and which columns each has."""
-    found: dict[str, list[str]] = {}
+def _parts(names: Collection[str], number: int) -> Parts:
+    """Return the columns of the samples' own objects, and of each field, as of ``mask`` in ``mask.key``."""
+    found: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
-        if column in _OF_FIELDS and field not in {"", "label"}:
+        if column in _OF_PARTS and field not in {"", "label"}:
             found.setdefault(field, []).append(column)
-    fields = {}
+    parts = {}
     for field, columns in found.items():
-        if len(set(columns)) < len(columns):
-            raise BadRowError(number, f"the field {field} has a column twice: {columns}")
         try:
-            if _names_members(columns, number) or "key" in columns:
-                fields[checked_field(field)] = frozenset(columns)
+            of_members = _names_members(columns, number)
+            if of_members or "key" in columns:
+                others = () if of_members else (*_MEMBER, "encoding")
+                parts[field and checked_field(field)] = frozenset(columns).difference(others)
         except (BadRowError, ConfigError) as error:
             reason = error.reason if isinstance(error, BadRowError) else str(error)
-            raise BadRowError(number, f"the field {field[:_SHOWN]}: {reason}") from error
-    if MAIN_FIELD in fields or len(fields) >= MAX_FIELDS:
+            raise BadRowError(number, f"the field {field[:_SHOWN]}: " * bool(field) + reason) from error
+    if MAIN_FIELD in parts or len(parts) > MAX_FIELDS:
         raise BadRowError(
             number,
             f"the columns key, member and so on are those of {MAIN_FIELD}, and up to {MAX_FIELDS - 1} fields "
-            f"are beside it; not {', '.join(fields)}",
+            f"are beside it; not {', '.join(filter(None, parts))}",
         )
-    return fields
+    return parts
 
 
-def _check_same(columns: _Columns, now: _Columns, number: int) -> None:
-    """See that a row has the columns of those before it."""
-    if columns[0] is not now[0]:
+def _names_of(parts: Parts) -> list[str]:
+    """Return the whole names of the columns of all parts."""
+    return [f"{part}." * bool(part) + name for part, names in parts.items() for name in sorted(names)]
+
+
+def _check_same(first: Parts, now: Parts, number: int) -> None:
+    """See that a row has the columns of the first, but for encodings."""
+    other = first[""] ^ now[""]
+    if "version" in other:
         raise BadRowError(number, "either all rows have a version or none")
-    if columns[1] is not now[1]:
+    if "member" in other:
         raise BadRowError(number, "either all rows have member, offset and length or none")
-    if columns[2] != now[2]:
-        named = ", ".join(sorted({*columns[2], *now[2]}))
+    if first | {"": now[""]} != now:
+        named = ", ".join(sorted(filter(None, {*first, *now})))
         raise BadRowError(number, f"either all rows have the same columns of the fields {named} or none")
-
-
-def _with_fields(
-    row: Row,
-    values: Mapping[str, Any],
-    fields: Mapping[str, frozenset[str]],
-    read: Callable[[Any], object] = lambda value: value,
-) -> Row:
-    """A row with its fields; one without a key of its own lies in the object of the row."""
-    parts = {}
-    for field, columns in fields.items():
-        key, version = row.key, row.version
-        if "key" in columns:
-            key, version = values[f"{field}.key"], None
-        if "version" in columns:
-            version = _or_empty(values[f"{field}.version"])
-        member = _member(values, read, f"{field}.") if "member" in columns else None
-        parts[field] = Row(row.number, key, None, version, member)
-    return row._replace(fields=parts)
 
 
 class _Chunk:
@@ -333,10 +310,6 @@ def _dense_bytes(column: Any) -> int:
         return int(column.nbytes)
     lengths = pc.binary_length(column.dictionary).cast(pa.int64())
     return (pc.sum(pc.take(lengths, column.indices)).as_py() or 0) + int(column.indices.nbytes)
-
-
-def _or_empty(version: Any) -> Any:
-    return "" if version is None else version
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:

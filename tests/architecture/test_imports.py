@@ -104,6 +104,7 @@ OPTIONAL = frozenset(
 # (file, package): the reason
 OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/catalog_file.py", "pyarrow"): "writes and maps catalogs",
+    ("coordinator/catalog/key_list.py", "pyarrow"): "checks the columns of key lists",
     ("coordinator/catalog/key_list_rows.py", "pyarrow"): "reads key lists in Parquet",
     ("coordinator/catalog/strings.py", "pyarrow"): "sorts strings",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",

@@ -168,8 +168,8 @@ def _text(parse: Callable[[str], Any]) -> Callable[[bytes], Any]:
 def _rows(suffix: str) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         labels, rows = LabelColumn(), list(FORMATS[suffix](io.BytesIO(data)))
-        for row in rows:
-            labels.append(row.label)
+        for label in (label for some in rows for label in some.labels):
+            labels.append(label)
         return labels.finish() if rows else rows
 
     return read
