@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import loading as loaders
-from benchmarks import raw_formats, services, socket_loop
+from benchmarks import raw_formats, services, shards, socket_loop
 from benchmarks.image_sets import Loading  # noqa: TC001  # read where a conversion is made from JSON
 from benchmarks.processes import BenchmarkError, run_child
 from superdl.experiments.data.whole_directory import written_once
@@ -32,6 +32,7 @@ __all__ = [
     "SOCKET",
     "SUPER",
     "SUPER_LOADER",
+    "WEBDATASET",
     "ContenderSpec",
     "Package",
     "convert",
@@ -43,6 +44,7 @@ SUPER = "super"
 SUPER_LOADER = "super-loader"
 PILLOW = "pillow"
 BOTO3 = "boto3"
+WEBDATASET = "webdataset"
 RAM = "ram"
 SOCKET = "socket"
 
@@ -72,6 +74,7 @@ class ContenderSpec:
         convert: writes that format into an empty directory.
         package: what it needs.
         needs_store: whether it reads from the S3 server.
+        open_shards: opens it over tar shards in the S3 server; None: it reads none.
 
     """
 
@@ -83,10 +86,17 @@ class ContenderSpec:
     convert: Callable[[Loading, Path], None] | None = None
     package: Package | None = None
     needs_store: bool = False
+    open_shards: Callable[[Loading], Contender] | None = None
 
     def workers_of(self, number: int) -> int:
         """With how many workers it runs where this number is asked for."""
         return 0 if self.without_workers else number
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """What opening it over shards would import."""
+        own = ("superdl.sampler", "superdl.super_dataset")
+        return own if self.package is None else (self.package.module, "boto3")
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -104,7 +114,7 @@ class ContenderSpec:
         return ""
 
 
-def _spec_loader(title: str, kind: str, module: str, distribution: str) -> ContenderSpec:
+def _spec_loader(title: str, kind: str, module: str, distribution: str, **options: Any) -> ContenderSpec:
     """A loader that specs name, too, which packs the files as they are."""
     return ContenderSpec(
         title,
@@ -113,13 +123,16 @@ def _spec_loader(title: str, kind: str, module: str, distribution: str) -> Conte
         format=kind,
         convert=loaders.convert_for(kind),
         package=Package(module, distribution),
+        **options,
     )
 
 
 CONTENDERS: Mapping[str, ContenderSpec] = {
     PILLOW: ContenderSpec("DataLoader + Pillow", loaders.opener("torch"), decodes=True),
     BOTO3: ContenderSpec("DataLoader + boto3", loaders.open_boto3, decodes=True, needs_store=True),
-    "webdataset": _spec_loader("WebDataset", "webdataset", "webdataset", "webdataset"),
+    WEBDATASET: _spec_loader(
+        "WebDataset", "webdataset", "webdataset", "webdataset", open_shards=shards.open_webdataset
+    ),
     "mds-jpeg": _spec_loader("MDS jpeg", "mds", "streaming", "mosaicml-streaming"),
     "mds-raw": ContenderSpec(
         "MDS raw",
@@ -154,7 +167,12 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
     ),
     SOCKET: ContenderSpec("bare socket loop", socket_loop.open_loop, without_workers=True),
     SUPER: ContenderSpec("SUPER", loaders.open_super),
-    SUPER_LOADER: ContenderSpec("SuperLoader", loaders.open_super_loader, without_workers=True),
+    SUPER_LOADER: ContenderSpec(
+        "SuperLoader",
+        loaders.open_super_loader,
+        without_workers=True,
+        open_shards=loaders.open_super_loader,
+    ),
 }
 """By the name that ``--contenders`` takes, in the order of the table."""
 

@@ -52,6 +52,8 @@ class Loading:
         batch_size: images of a batch; the last of an epoch may be shorter.
         num_workers: processes that load beside the main one.
         coordinator: SUPER's address; other loaders leave it alone.
+        shards: where the images lie in tar shards in S3, if these are to be read.
+        key_list: of the samples in the shards, for SUPER.
         seed: of the shuffle.
         device: where the trainer computes. SuperLoader brings batches there; for a GPU the others give them
             in page-locked memory.
@@ -66,6 +68,8 @@ class Loading:
     batch_size: int = 1
     num_workers: int = 0
     coordinator: str = ""
+    shards: str = ""
+    key_list: str = ""
     seed: int = 0
     device: str = "cpu"
 

@@ -6,11 +6,13 @@ loaders that a spec may name are opened as for training, with their figures left
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from benchmarks.processes import BenchmarkError
 from superdl.coordinator.core import Plan
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
@@ -36,6 +38,7 @@ __all__ = [
     "PlannedOrder",
     "collate",
     "convert_for",
+    "data_loader",
     "open_boto3",
     "open_in_planned_order",
     "open_planned",
@@ -43,6 +46,8 @@ __all__ = [
     "open_super_loader",
     "opener",
 ]
+
+_SETTLED_S, _POLL_S = 30.0, 0.05
 
 Pair = tuple["npt.NDArray[np.uint8]", int]
 """Pixels of shape (height, width, 3), and the label."""
@@ -58,6 +63,7 @@ class Contender:
         batches: what iterates, and is closed or else ends with its last reference.
         pair: turns what it yields into images and labels, where it does not yield just these.
         sampler: SUPER's, which is closed too.
+        gets: how many GETs a loader without a sampler has sent until now, where it counts them.
 
     """
 
@@ -66,23 +72,43 @@ class Contender:
         batches: Iterable[Any],
         pair: Callable[[Any], tuple[Tensor, Tensor]] | None = None,
         sampler: SuperSampler | None = None,
+        gets: Callable[[], int] = int,
     ) -> None:
         self._batches: Iterable[Any] | None = batches
         self._pair = pair
         self._sampler = sampler
+        self._gets = gets
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Begin the next epoch."""
         batches = () if self._batches is None else self._batches
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
-    def produced(self) -> int:
-        """How many samples functions have decoded until now; 0 for a loader that decodes by itself."""
-        return 0 if self._sampler is None else int(self._sampler.job_stats().samples_produced)
+    def counts(self) -> dict[str, int]:
+        """What functions have done until now: samples decoded, requests to a store in a bucket and to the
+        source. Of a loader that decodes by itself only the last is not 0, if it counts its GETs.
+        """
+        if self._sampler is None:
+            return {"produced": 0, "store_requests": 0, "source_requests": self._gets()}
+        stats = self._sampler.job_stats()
+        return {
+            "produced": int(stats.samples_produced),
+            "store_requests": int(stats.store_requests),
+            "source_requests": int(stats.source_requests),
+        }
 
-    def store_requests(self) -> int:
-        """How many requests functions have sent until now to a store in a bucket."""
-        return 0 if self._sampler is None else int(self._sampler.job_stats().store_requests)
+    def settle(self) -> None:
+        """Wait until functions have no request under way: the last answers come later than the last batch.
+
+        Raises:
+            BenchmarkError: that takes too long.
+
+        """
+        until_s = time.monotonic() + _SETTLED_S
+        while self._sampler is not None and self._sampler.job_stats().total_requests_in_flight:
+            if time.monotonic() > until_s:
+                raise BenchmarkError(f"functions still run {_SETTLED_S:g} s after the last batch")
+            time.sleep(_POLL_S)
 
     def close(self) -> None:
         """End the workers and whatever else was opened."""
@@ -95,21 +121,23 @@ class Contender:
             self._sampler.close()
 
 
+def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **options: Any) -> Any:
+    """A DataLoader, or one of another ``kind``, whose workers stay from epoch to epoch."""
+    workers = {"num_workers": loading.num_workers, "persistent_workers": loading.num_workers > 0}
+    return kind(dataset, pin_memory=loading.pin_memory, **workers, **options)
+
+
 # --------------------------------------------------------------------------------------------- SUPER
 
 
-def open_planned(
-    loading: Loading, source: str = "", key_list: str | None = None
-) -> tuple[SuperDataset, SuperSampler]:
-    """The dataset and its sampler, on the coordinator that ``loading`` names or, without one, embedded.
-
-    ``source`` is read in place of the directory, by its key list where it has one.
-    """
+def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
+    """The dataset and its sampler, on the coordinator that ``loading`` names or, without one, embedded."""
     from superdl.sampler import SuperSampler  # the other contenders' processes need neither
     from superdl.super_dataset import Recipe, SuperDataset
 
     recipe = Recipe.image(resize=loading.resize, crop=loading.crop)
-    dataset = SuperDataset(source or f"file://{loading.directory}", recipe=recipe, key_list=key_list)
+    source = loading.shards or f"file://{loading.directory}"
+    dataset = SuperDataset(source, recipe=recipe, key_list=loading.key_list or None)
     sampler = SuperSampler(
         dataset,
         batch_size=loading.batch_size,
@@ -122,15 +150,7 @@ def open_planned(
 def open_super(loading: Loading) -> Contender:
     """SUPER in a DataLoader."""
     dataset, sampler = open_planned(loading)
-    batches: DataLoader[Any] = DataLoader(
-        dataset,
-        sampler=sampler,
-        batch_size=None,
-        num_workers=loading.num_workers,
-        persistent_workers=loading.num_workers > 0,
-        pin_memory=loading.pin_memory,
-    )
-    return Contender(batches, sampler=sampler)
+    return Contender(data_loader(dataset, loading, sampler=sampler, batch_size=None), sampler=sampler)
 
 
 def open_super_loader(loading: Loading) -> Contender:
@@ -223,15 +243,8 @@ class PlannedOrder(Sampler[list[int]]):
 def open_in_planned_order(loading: Loading) -> Contender:
     """Pillow in a DataLoader, in the order of SUPER's plan."""
     pairs = Pairs(loading)
-    batches: DataLoader[Any] = DataLoader(
-        pairs,
-        batch_sampler=PlannedOrder(len(pairs), loading.batch_size, loading.seed),
-        num_workers=loading.num_workers,
-        persistent_workers=loading.num_workers > 0,
-        pin_memory=loading.pin_memory,
-        collate_fn=collate,
-    )
-    return Contender(batches)
+    order = PlannedOrder(len(pairs), loading.batch_size, loading.seed)
+    return Contender(data_loader(pairs, loading, batch_sampler=order, collate_fn=collate))
 
 
 def collate(pairs: list[Pair]) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from torch.utils.data import BatchSampler, Dataset, RandomSampler
 
-from benchmarks.loading import Contender, Pairs
+from benchmarks.loading import Contender, Pairs, data_loader
 from superdl.experiments.loaders.streaming_loaders import write_chunks, write_shards
 from superdl.experiments.models import declare_operators
 
@@ -87,12 +87,7 @@ def open_mds(loading: Loading) -> Contender:
         shuffle=True,
         shuffle_seed=loading.seed,
     )
-    batches: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_size=loading.batch_size,
-        num_workers=loading.num_workers,
-        persistent_workers=loading.num_workers > 0,
-    )
+    batches = data_loader(dataset, loading, batch_size=loading.batch_size)
     return Contender(batches, pair=_image_and_label)
 
 
@@ -113,12 +108,7 @@ def open_litdata(loading: Loading) -> Contender:
         seed=loading.seed,
         batch_decode=False,
     )
-    batches = StreamingDataLoader(
-        dataset,
-        batch_size=loading.batch_size,
-        num_workers=loading.num_workers,
-        persistent_workers=loading.num_workers > 0,
-    )
+    batches = data_loader(dataset, loading, StreamingDataLoader, batch_size=loading.batch_size)
     return Contender(batches, pair=_image_and_label)
 
 
@@ -175,15 +165,8 @@ def open_array(loading: Loading, *, by_numpy: bool = False) -> Contender:
     """The array, of which torch, or numpy, gathers a batch by its indices."""
     batches = _ArrayBatches(loading, by_numpy=by_numpy)
     order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
-    return Contender(
-        DataLoader(
-            batches,
-            sampler=BatchSampler(order, loading.batch_size, drop_last=False),
-            batch_size=None,
-            num_workers=loading.num_workers,
-            persistent_workers=loading.num_workers > 0,
-        )
-    )
+    indices = BatchSampler(order, loading.batch_size, drop_last=False)
+    return Contender(data_loader(batches, loading, sampler=indices, batch_size=None))
 
 
 def open_array_by_numpy(loading: Loading) -> Contender:

@@ -19,16 +19,25 @@ from benchmarks.contenders import (
     BOTO3,
     CONTENDERS,
     PILLOW,
-    RAM,
     SOCKET,
+    SUPER_LOADER,
+    WEBDATASET,
     ContenderSpec,
     convert_once,
     with_versions,
 )
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
-from benchmarks.processes import BenchmarkError, run_child
+from benchmarks.processes import BenchmarkError, Pids, run_child
 from benchmarks.results import BenchmarkReport, Column, Run, Started, describe_machine
-from benchmarks.services import cache_server, coordinator_services, s3_server, tls_cache
+from benchmarks.services import (
+    LoaderServices,
+    Server,
+    cache_server,
+    coordinator_services,
+    s3_server,
+    tls_cache,
+)
+from benchmarks.shards import PER_SHARD, in_shards
 
 if TYPE_CHECKING:
     import argparse
@@ -36,54 +45,79 @@ if TYPE_CHECKING:
 
     from benchmarks.image_sets import Loading
 
-__all__ = ["COLUMNS", "Cell", "add_arguments", "measure", "rows_of"]
+__all__ = ["COLUMNS", "EPOCHS", "FILES", "SHARDS", "Cell", "add_arguments", "measure", "rows_of"]
+
+FILES, SHARDS = "files", "shards"
+EPOCHS = {FILES: ("later",), SHARDS: ("first", "second")}
+"""Which epochs have a row."""
 
 COLUMNS = (
     Column("num_workers", "work-\ners", "d"),
     Column("loader", "loader"),
+    Column("epoch", "epoch"),
     Column("cpu_ms_per_image", "CPU ms\n/image", ".4f"),
     Column("main_cpu_ms_per_image", "of it\nmain", ".4f"),
     Column("workers_cpu_ms_per_image", "of it\nworkers", ".4f"),
     Column("images_per_s", "images\n/s", ",.0f"),
+    Column("share_of_webdataset", "of Web-\nDataset", ".2f"),
     Column("times_less_than_pillow", "less than\nPillow", ".1f"),
-    Column("times_less_than_boto3", "\nboto3", ".1f"),
-    Column("times_ram_array", "times\nRAM", ".2f"),
     Column("times_socket_loop", "times\nsocket", ".2f"),
+    Column("first_batch_ms", "first\nbatch ms", ",.0f"),
     Column("cache_cpu_ms_per_image", "beside:\ncache", ".4f"),
     Column("coordinator_cpu_ms_per_image", "coordi-\nnator", ".4f"),
     Column("functions_cpu_ms_per_image", "func-\ntions", ".4f"),
+    Column("cpu_of_all_ms_per_image", "CPU\nof all", ".4f"),
     Column("store_cpu_ms_per_image", "\nS3", ".3f"),
+    Column("gets_per_image", "GETs\n/image", ".4f"),
 )
+_NOT_SHOWN = {
+    FILES: {"epoch", "share_of_webdataset", "first_batch_ms", "cpu_of_all_ms_per_image", "gets_per_image"},
+    SHARDS: {"times_less_than_pillow", "times_socket_loop"},
+}
 
 _PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
 
-
 _METHOD = (
-    (
-        "CPU is user and system time of the trainer's main process, all threads, and of its worker "
-        "processes, over whole epochs (--epochs; one epoch of loaders that decode) from the second one on, "
-        "when everything is cached. The first epoch, and with it start-up and imports, is left out for every "
-        "loader alike. Batches are taken and dropped: nothing is computed, and the trainer touches no pixel."
-    ),
-    (
-        "Each arm runs in a process of its own, the arms of a round one after another, with one set of "
-        "services for all. Figures are medians over the rounds (--rounds)."
-    ),
-    (
-        "'less than' is the CPU of that DataLoader, with the same images, workers and batch size, over this "
-        "row's; 'times' is this row's over that of the RAM array with the same workers, and over that of the "
-        "bare socket loop in the main process. Cache, coordinator, functions and S3 server are processes of "
-        "their own, on other machines where there are any: their CPU is not in the trainer's."
-    ),
-    (
-        "'raw' loaders read decoded pixels that were converted before; conversion is not measured. All "
-        "loaders deliver the same pixels with the same labels: a checksum of the first epoch is compared. "
-        "'RAM array' indexes a tensor of decoded images, batch by batch; with workers, torch copies each "
-        "batch into shared memory. 'numpy' indexes an array: numpy asks for huge pages, whose page faults "
-        "cost a tenth. The 'bare socket loop' gathers the same values from the same cache into one buffer "
-        "and checks nothing. SuperLoader, FFCV and the socket loop have no worker processes."
-    ),
+    "CPU is user and system time of the trainer's main process, all threads, and of its worker processes. "
+    "Batches are taken and dropped: nothing is computed, and the trainer touches no pixel. All loaders "
+    "deliver the same pixels with the same labels: a checksum of one epoch is compared. Each arm runs in a "
+    "process of its own, the arms of a round one after another. Figures are medians over the rounds "
+    "(--rounds). Cache, coordinator, functions and S3 server are processes of their own, on other machines "
+    "where there are any: their CPU is not in the trainer's."
 )
+
+_METHOD_OF = {
+    FILES: (
+        (
+            "Whole epochs are measured (--epochs; one epoch of loaders that decode) from the second one on, "
+            "when everything is cached. The first epoch, and with it start-up and imports, is left out for "
+            "every loader alike. One set of services serves all. 'less than' is the CPU of that DataLoader, "
+            "with the same images, workers and batch size, over this row's; 'times' is this row's over that "
+            "of the bare socket loop in the main process."
+        ),
+        (
+            "'raw' loaders read decoded pixels that were converted before; conversion is not measured. 'RAM "
+            "array' indexes a tensor of decoded images, batch by batch; with workers, torch copies each "
+            "batch into shared memory. 'numpy' indexes an array: numpy asks for huge pages, whose page "
+            "faults cost a tenth. The 'bare socket loop' gathers the same values from the same cache into "
+            "one buffer and checks nothing. SuperLoader, FFCV and the socket loop have no worker processes."
+        ),
+    ),
+    SHARDS: (
+        (
+            f"The images lie in tars of {PER_SHARD} in an S3 server of this machine (rclone). The first "
+            "epoch begins where the loader is opened, imports left out: WebDataset's workers start in it, "
+            "SUPER's functions before. SUPER has fresh services each time, and a cache that holds all. "
+            "'CPU of all' leaves out the S3 server alone. The share is of the images/s of the fastest "
+            "WebDataset in the same epoch."
+        ),
+        (
+            "WebDataset opens a shard by one GET of boto3, shuffles shards and a buffer of 1,000 samples, "
+            "and decodes in its workers. SUPER reads by a key list of `superdl index`, and decodes in "
+            "functions, at low priority."
+        ),
+    ),
+}
 
 _TLS = (
     "The cache is reached by TLS over loopback, its certificate verified; the process that speaks TLS for "
@@ -95,6 +129,13 @@ _UNIX_SOCKET = "The cache is reached by a unix socket."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     parser.add_argument(
+        "--from",
+        dest="source",
+        choices=EPOCHS,
+        default=FILES,
+        help="files, once everything is cached (default), or tar shards in S3, from the first epoch on",
+    )
+    parser.add_argument(
         "--images", nargs="+", choices=IMAGE_SETS, default=list(IMAGE_SETS), help="image sets (all)"
     )
     parser.add_argument(
@@ -103,7 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", nargs="+", type=positive, default=[256], metavar="N", help="(256)")
     parser.add_argument("--workers", nargs="+", type=not_negative, default=[0, 2], metavar="N", help="(0 2)")
     parser.add_argument("--rounds", type=positive, default=3, help="how often each arm runs (3)")
-    parser.add_argument("--epochs", type=positive, default=5, help="epochs measured in each arm (5)")
+    parser.add_argument("--epochs", type=positive, default=5, help="of files measured in each arm (5)")
     parser.add_argument("--tls", action="store_true", help="reach the cache by TLS, not by a unix socket")
     add_data_option(parser, photos=1024)
 
@@ -115,59 +156,92 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or services cannot be had, or an arm failed.
 
     """
-    started = Started(arguments, with_versions(describe_machine(), arguments.contenders))
+    source, from_shards = arguments.source, arguments.source == SHARDS
+    names = [name for name in arguments.contenders if CONTENDERS[name].open_shards or not from_shards]
+    started = Started(arguments, with_versions(describe_machine(), [*names, BOTO3] if from_shards else names))
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
-    cells = list(_cells(sets, arguments))
-    present = [cell for cell in cells if not cell.missing]
-    for cell in present:
-        convert_once(cell.contender, cell.loading, say)
     runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
-        cache = stack.enter_context(tls_cache() if arguments.tls else cache_server())
-        services = stack.enter_context(coordinator_services(cache))
-        environment, pids = dict(services.environment), services.pids
-        if any(cell.form.needs_store for cell in present):
+        store = Server("", 0)
+        if from_shards or any(
+            CONTENDERS[name].needs_store and not CONTENDERS[name].missing() for name in names
+        ):
             store = stack.enter_context(s3_server(data_directory(arguments.data)))
-            environment, pids = {**environment, **store.environment}, replace(pids, store=store.pid)
+        if from_shards:
+            sets = [in_shards(images, store.environment, say) for images in sets]
+        cells = list(_cells(sets, names, arguments))
+        present = [cell for cell in cells if not cell.missing]
+        shared = None
+        if not from_shards:
+            for cell in present:
+                convert_once(cell.contender, cell.loading, say)
+            shared = stack.enter_context(_services(store, tls=arguments.tls))
         for number, cell in itertools.product(range(1, arguments.rounds + 1), present):
             say(f"round {number} of {arguments.rounds}: {cell}")
-            epochs = 1 if cell.form.decodes else arguments.epochs
-            loading = replace(cell.loading, coordinator=services.coordinator)
-            spec = ArmSpec(cell.contender, loading, epochs, pids)
-            result = run_child(measure_arm, spec, name=cell.contender, environment=environment)
-            _check(cell, result, epochs)
-            runs.append(Run(cell.conditions(), number, result))
+            with contextlib.ExitStack() as own:
+                services = shared or LoaderServices("", Pids(store=store.pid), store.environment)
+                if from_shards and cell.contender == SUPER_LOADER:
+                    services = own.enter_context(_services(store, tls=arguments.tls))
+                laps = _laps(cell, services, arguments.epochs)
+            for name, lap in zip(EPOCHS[source], laps, strict=True):
+                runs.append(Run(replace(cell, epoch=name).conditions(), number, lap))
             _check_same_images(runs)
     missing = {cell.form.title: cell.missing for cell in cells if cell.missing}
     absences = [f"{title}: {reason}." for title, reason in missing.items()]
     return started.report(
         image_sets=described(sets),
-        method=(*_METHOD, _TLS if arguments.tls else _UNIX_SOCKET, *absences),
+        method=(_METHOD, *_METHOD_OF[source], _TLS if arguments.tls else _UNIX_SOCKET, *absences),
         group_by=("images", "batch_size"),
-        columns=COLUMNS,
-        rows=rows_of(cells, runs),
+        columns=[column for column in COLUMNS if column.name not in _NOT_SHOWN[source]],
+        rows=rows_of([replace(cell, epoch=name) for cell in cells for name in EPOCHS[source]], runs),
         rounds=(run.to_mapping() for run in runs),
     )
 
 
-def _cells(sets: Sequence[Loading], arguments: argparse.Namespace) -> Iterator[Cell]:
+@contextlib.contextmanager
+def _services(store: Server, *, tls: bool) -> Iterator[LoaderServices]:
+    """Run a cache, a coordinator and functions, which reach the S3 server as well."""
+    with (
+        tls_cache() if tls else cache_server() as cache,
+        coordinator_services(cache, environment=store.environment) as services,
+    ):
+        pids = replace(services.pids, store=store.pid)
+        yield LoaderServices(services.coordinator, pids, {**services.environment, **store.environment})
+
+
+def _cells(sets: Sequence[Loading], names: Sequence[str], arguments: argparse.Namespace) -> Iterator[Cell]:
     """The contenders last, so that those that are compared run side by side in time."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
-        if contender in arguments.contenders and CONTENDERS[contender].workers_of(workers) == workers:
+        if contender in names and CONTENDERS[contender].workers_of(workers) == workers:
             yield Cell(replace(images, batch_size=batch_size, num_workers=workers), contender)
 
 
-def _check(cell: Cell, result: Lap, epochs: int) -> None:
-    """A figure that is not of what it says is worse than none."""
-    if result.images != epochs * cell.loading.images:
-        raise BenchmarkError(
-            f"{cell}: {result.images} images came instead of {epochs} times {cell.loading.images}"
-        )
-    if result.produced:
-        raise BenchmarkError(
-            f"{cell}: functions decoded {result.produced} samples in the measured epochs: not all was cached"
-        )
+def _laps(cell: Cell, services: LoaderServices, epochs: int) -> Sequence[Lap]:
+    """Measure an arm: so many epochs of files in one lap, or the first ones of shards in a lap each.
+
+    Raises:
+        BenchmarkError: they are not what the table says of them.
+
+    """
+    cold = bool(cell.loading.shards)
+    if cold:
+        epochs = len(EPOCHS[SHARDS])
+    elif cell.form.decodes:
+        epochs = 1
+    loading = replace(cell.loading, coordinator=services.coordinator)
+    spec = ArmSpec(cell.contender, loading, epochs, services.pids)
+    laps = run_child(measure_arm, spec, name=cell.contender, environment=services.environment).laps
+    expected = epochs // len(laps) * loading.images
+    for lap in laps:
+        if lap.images != expected:
+            raise BenchmarkError(f"{cell}: {lap.images} images came instead of {expected}")
+    for lap in laps[cold:]:
+        if lap.produced:
+            raise BenchmarkError(
+                f"{cell}: functions decoded {lap.produced} samples once all was read: not all was cached"
+            )
+    return laps
 
 
 def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
@@ -192,6 +266,7 @@ class Cell:
 
     loading: Loading
     contender: str
+    epoch: str = EPOCHS[FILES][0]
 
     def __str__(self) -> str:
         loading = self.loading
@@ -215,50 +290,57 @@ class Cell:
             "num_workers": self.loading.num_workers,
             "contender": self.contender,
             "loader": self.form.title,
+            "epoch": self.epoch,
         }
 
 
 def rows_of(cells: Sequence[Cell], runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
     """A row for each cell: medians over its runs, and ratios to other rows; ``None`` where there is none."""
     medians = {
-        cell: _figures([run.result for run in runs if run.conditions == cell.conditions()]) for cell in cells
+        cell: _medians([run.result for run in runs if run.conditions == cell.conditions()]) for cell in cells
     }
     for cell, figures in medians.items():
-        row = {**cell.conditions(), "note": cell.missing, **figures, **_ratios(cell, medians)}
+        row = {**figures, **cell.conditions(), "note": cell.missing, **_ratios(cell, medians)}
         if row["note"]:
             row["loader"] += ": " + row["note"].partition(":")[0]
         yield row
 
 
-def _figures(results: Sequence[Lap]) -> dict[str, float | None]:
-    if not results:
-        names = ["cpu_ms_per_image", "cpu_ms_per_image_min", "cpu_ms_per_image_max", "images_per_s"]
-        return dict.fromkeys([*names, *(f"{part}_cpu_ms_per_image" for part in _PARTS)])
-    trainer = [1e3 * (one.main_cpu_s + one.workers_cpu_s) / one.images for one in results]
+def _medians(laps: Sequence[Lap]) -> dict[str, float | None]:
+    if not laps:
+        return dict.fromkeys(column.name for column in COLUMNS)
+    figures = [_figures(lap) for lap in laps]
+    return {name: median(some[name] for some in figures) for name in figures[0]}
+
+
+def _figures(lap: Lap) -> dict[str, float]:
+    ms = 1e3 / lap.images
     return {
-        "cpu_ms_per_image": median(trainer),
-        "cpu_ms_per_image_min": min(trainer),
-        "cpu_ms_per_image_max": max(trainer),
-        "images_per_s": median(one.images / one.wall_s for one in results),
-        **{
-            f"{part}_cpu_ms_per_image": median(
-                1e3 * getattr(one, f"{part}_cpu_s") / one.images for one in results
-            )
-            for part in _PARTS
-        },
+        "cpu_ms_per_image": ms * lap.trainer_cpu_s,
+        **{f"{part}_cpu_ms_per_image": ms * getattr(lap, f"{part}_cpu_s") for part in _PARTS},
+        "cpu_of_all_ms_per_image": ms * lap.cpu_of_all_s,
+        "images_per_s": lap.images / lap.wall_s,
+        "first_batch_ms": 1e3 * lap.first_s,
+        "gets_per_image": lap.source_requests / lap.images,
     }
 
 
 def _ratios(cell: Cell, medians: dict[Cell, dict[str, float | None]]) -> dict[str, float | None]:
     def cpu_of(contender: str, num_workers: int) -> float | None:
-        other = Cell(replace(cell.loading, num_workers=num_workers), contender)
-        return medians.get(other, {}).get("cpu_ms_per_image")
+        loading = replace(cell.loading, num_workers=num_workers)
+        return medians.get(replace(cell, loading=loading, contender=contender), {}).get("cpu_ms_per_image")
 
-    own, workers = medians[cell]["cpu_ms_per_image"], cell.loading.num_workers
+    figures = medians[cell]
+    own = figures["cpu_ms_per_image"]
+    beside = [
+        its["images_per_s"]
+        for other, its in medians.items()
+        if replace(other, loading=replace(other.loading, num_workers=cell.loading.num_workers))
+        == replace(cell, contender=WEBDATASET)
+    ]
     return {
-        "times_less_than_pillow": _over(cpu_of(PILLOW, workers), own),
-        "times_less_than_boto3": _over(cpu_of(BOTO3, workers), own),
-        "times_ram_array": _over(own, cpu_of(RAM, workers)),
+        "share_of_webdataset": _over(figures["images_per_s"], max(filter(None, beside), default=None)),
+        "times_less_than_pillow": _over(cpu_of(PILLOW, cell.loading.num_workers), own),
         "times_socket_loop": _over(own, cpu_of(SOCKET, 0)),
     }
 

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import xxhash
 
-from benchmarks.arm import take_lap
+from benchmarks.arm import Spent, take_lap
 from benchmarks.contenders import CONTENDERS
 from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
 from benchmarks.loading import Contender
@@ -90,29 +90,27 @@ class ReadSpec:
 def read(spec: ReadSpec) -> ReadResult:
     """Read epochs in this process."""
     name = spec.contender
-    others_s = sum(spec.pids.cpu_s().values())  # functions begin while a loader is opened
+    spent = Spent(spec.pids)
     contender = CONTENDERS[name].open(spec.loading) if name else Contender(BareLoop(spec))
-    figures, decodes, gets = [], 0, 0
+    figures, gets = [], 0
     try:
         for _ in range(spec.epochs):
             if spec.cold:
                 drop_pages(spec.store)
             disk_bytes = _disk_bytes() if spec.cold else 0
-            lap = take_lap(contender, spec.pids)
-            images, mine_s = lap.images, lap.main_cpu_s + lap.workers_cpu_s
-            before_s, others_s = others_s, sum(spec.pids.cpu_s().values())
+            lap = take_lap(contender, spent)
+            images, gets = lap.images, gets + lap.store_requests
             figures.append(
                 EpochFigures(
                     images_per_s=images / lap.wall_s,
-                    decodes=(lap.produced - decodes) / images if spec.pids.coordinator else None,
-                    gets=(lap.store_requests - gets) / images if lap.store_requests else None,
+                    decodes=lap.produced / images if spec.pids.coordinator else None,
+                    gets=lap.store_requests / images if gets else None,
                     disk_kb=(_disk_bytes() - disk_bytes) / 1e3 / images if spec.cold else None,
                     first_batch_ms=1e3 * lap.first_s if spec.contender else None,
-                    cpu_ms=1e3 * mine_s / images,
-                    cpu_of_all_ms=1e3 * (mine_s + others_s - before_s) / images,
+                    cpu_ms=1e3 * lap.trainer_cpu_s / images,
+                    cpu_of_all_ms=1e3 * lap.cpu_of_all_s / images,
                 )
             )
-            decodes, gets = lap.produced, lap.store_requests
     finally:
         contender.close()
     return ReadResult(figures)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.arm import checksum
+from benchmarks.arm import Spent, checksum
 from benchmarks.contenders import CONTENDERS, PILLOW
 from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
 from benchmarks.loading import Pairs, open_in_planned_order
@@ -26,7 +26,7 @@ from superdl.experiments.models import build_model
 from superdl.experiments.training.device import ComputeSpan, synchronise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from benchmarks.loading import Contender
 
@@ -218,17 +218,14 @@ def train_on_cores(spec: TrainSpec) -> TrainResult:
     blank = warming.blank(spec.loading)
     for _ in range(_GPU_WARMING_STEPS if on_gpu else _WARMING_STEPS):
         warming.step(blank)
-    began = 0, spec.pids.cpu_s()  # functions begin while a loader is opened
+    spent = Spent(spec.pids)
     contender = (
         open_in_planned_order(spec.loading)
         if spec.contender == PILLOW
         else CONTENDERS[spec.contender].open(spec.loading)
     )
     try:
-        epochs = []
-        for _ in range(spec.epochs):
-            epochs.append(_epoch(contender, trainer, spec.pids, *began))
-            began = contender.produced(), spec.pids.cpu_s()
+        epochs = [_epoch(contender, trainer, spent) for _ in range(spec.epochs)]
         seen = sum(checksum(*trainer.moved(batch)) for batch in contender)
     finally:
         contender.close()
@@ -237,20 +234,18 @@ def train_on_cores(spec: TrainSpec) -> TrainResult:
     return TrainResult(epochs, seen, _decode_ms(spec.loading), warming.compute_ms(spec.loading))
 
 
-def _epoch(
-    contender: Contender, trainer: Trainer, pids: Pids, produced: int, before: Mapping[str, float]
-) -> EpochResult:
+def _epoch(contender: Contender, trainer: Trainer, spent: Spent) -> EpochResult:
     trainer.start_counting()
     wall_s = trainer.epoch(contender)
-    used_s = {name: after_s - before[name] for name, after_s in pids.cpu_s().items()}
+    used = spent.read(contender)
     return EpochResult(
         steps=len(trainer.steps),
         images=trainer.images,
         wall_s=wall_s,
         wait_s=wall_s - trainer.busy_s(),
-        functions_cpu_s=used_s["functions_cpu_s"],
-        services_cpu_s=used_s["coordinator_cpu_s"] + used_s["cache_cpu_s"],
-        produced=contender.produced() - produced,
+        functions_cpu_s=used["functions_cpu_s"],
+        services_cpu_s=used["coordinator_cpu_s"] + used["cache_cpu_s"],
+        produced=used["produced"],
         losses=trainer.losses,
     )
 

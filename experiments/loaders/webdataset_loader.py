@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from superdl.experiments.loaders.samples import Samples
     from superdl.experiments.loaders.workers import DecodedSample
 
-__all__ = ["open_webdataset"]
+__all__ = ["open_webdataset", "shuffled"]
 
 _KIND = "webdataset"
 _SHARDS = 48  # workers share them out: a number that many numbers divide
@@ -89,10 +89,7 @@ def open_webdataset(request: LoaderRequest) -> Loader:
         workers = max(request.loader.num_workers, 1)
         sizes = [end - start for start, end in _bounds(len(samples), len(shards))]
         length = sum(ceil(sum(sizes[worker::workers]) / batch) for worker in range(workers))
-        read = webdataset.WebDataset(
-            shards, shardshuffle=_SHARD_SHUFFLE, detshuffle=True, seed=request.seed, empty_check=False
-        )
-        stages = [read.compose(webdataset.detshuffle(_SAMPLE_SHUFFLE, seed=request.seed))]
+        stages = [shuffled(shards, request.seed)]
     else:  # each worker reads all and decodes its own batches, so that order is kept
         length = ceil(len(samples) / batch)
         read = webdataset.WebDataset(shards, shardshuffle=False, workersplitter=None, empty_check=False)
@@ -110,6 +107,16 @@ def open_webdataset(request: LoaderRequest) -> Loader:
             "conversion_s": round(converted.seconds, 3),
         },
     )
+
+
+def shuffled(shards: Sequence[str], seed: int) -> Any:
+    """The samples of shards for training: shards in random order, split over workers, then a buffer."""
+    import webdataset
+
+    read = webdataset.WebDataset(
+        shards, shardshuffle=_SHARD_SHUFFLE, detshuffle=True, seed=seed, empty_check=False
+    )
+    return read.compose(webdataset.detshuffle(_SAMPLE_SHUFFLE, seed=seed))
 
 
 def _batches_of_worker(batch_size: int, source: Iterator[_Raw]) -> Iterator[_Raw]:

@@ -60,8 +60,8 @@ def test_read_compares_all_loaders_on_the_same_images(capsys, tmp_path):
             assert parts["main"] > parts["workers"]
         assert row["times_less_than_pillow"] > 0
     assert rows["boto3", 0]["store_cpu_ms_per_image"] > 0
+    assert {row["epoch"] for row in report["rows"]} == {"later"}
     assert rows["super", 0]["times_socket_loop"] > 0
-    assert rows["super", 1]["times_ram_array"] > 0
     assert rows["super-loader", 0]["times_socket_loop"] > 0
     for run in report["rounds"]:
         assert run["images"] == photos
@@ -83,6 +83,34 @@ def test_read_reaches_the_cache_by_tls_with_chosen_loaders_only(capsys, tmp_path
     assert rows.keys() == {("super", 0), ("super", 1), ("socket", 0), ("super-loader", 0)}
     assert rows["super", 0]["times_less_than_pillow"] is None
     assert [run["round"] for run in report["rounds"]] == [1] * 4 + [2] * 4
+    assert len({run["checksum"] for run in report["rounds"]}) == 1
+
+
+@pytest.mark.slow
+def test_read_counts_the_gets_of_both_readers_of_the_same_shards(capsys, tmp_path):
+    words = ["--from", "shards", "--images", "photos", "--photos", "200", "--batch-size", "64"]
+
+    report = run_json(capsys, "read", *words, "--workers", "0", "1", "--rounds", "1", "--data", str(tmp_path))
+
+    check_envelope(report, "read")
+    assert report["settings"]["source"] == "shards"
+    assert report["environment"]["packages"]["webdataset"]
+    rows = {(row["contender"], row["num_workers"], row["epoch"]): row for row in report["rows"]}
+    arms = [("webdataset", 0), ("webdataset", 1), ("super-loader", 0)]
+    assert rows.keys() == {(*arm, epoch) for arm in arms for epoch in ("first", "second")}
+    gets = {key: 200 * row["gets_per_image"] for key, row in rows.items()}
+    assert gets["webdataset", 1, "first"] == gets["webdataset", 1, "second"] == pytest.approx(2)
+    assert 2 <= gets["super-loader", 0, "first"] < 200, "neighbours come with a member"
+    assert gets["super-loader", 0, "second"] == 0
+    for (name, _, epoch), row in rows.items():
+        assert 0 < row["first_batch_ms"] < 1e3 * 200 / row["images_per_s"]
+        parts = {part: row[f"{part}_cpu_ms_per_image"] for part in PARTS}
+        assert row["cpu_of_all_ms_per_image"] == pytest.approx(sum(parts.values()) - parts["store"])
+        assert (parts["coordinator"] > 0) == (name == "super-loader")
+        assert (parts["store"] > 0) or (name, epoch) == ("super-loader", "second")
+    assert rows["super-loader", 0, "first"]["functions_cpu_ms_per_image"] > 0
+    assert max(rows["webdataset", workers, "second"]["share_of_webdataset"] for workers in (0, 1)) == 1
+    assert [run["images"] for run in report["rounds"]] == [200] * 6
     assert len({run["checksum"] for run in report["rounds"]}) == 1
 
 
@@ -162,28 +190,6 @@ def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_pat
     assert 0 < figures["s3"]["a later job"]["gets"][0] < 0.5
     assert figures["start"]["a script"]["decodes"] == [pytest.approx(1, abs=0.25), 0]
     assert min(figures["start"]["a script"]["beyond_torch_ms"]) > 0
-
-
-@pytest.mark.slow
-def test_members_counts_the_gets_of_both_readers_of_the_same_shards(capsys, tmp_path):
-    words = ["--photos", "200", "--per-shard", "50", "--workers", "1", "--data", str(tmp_path)]
-
-    report = run_json(capsys, "members", *words)
-
-    check_envelope(report, "members")
-    assert report["settings"]["shards"] == 4
-    rows = {(row["arm"], row["epoch"]): row for row in report["rows"]}
-    assert rows.keys() == {(arm, epoch) for arm in ("WebDataset", "SUPER") for epoch in ("first", "second")}
-    gets = {key: row["gets"] for key, row in rows.items()}
-    assert gets["WebDataset", "first"] == gets["WebDataset", "second"] == 4
-    assert 4 <= gets["SUPER", "first"] < 200, "neighbours come with a member"
-    assert gets["SUPER", "second"] == 0
-    for row in rows.values():
-        assert 0 < row["first_batch_ms"] < 1e3 * 200 / row["images_per_s"]
-        assert 0 < row["reader_cpu_ms"] <= row["cpu_of_all_ms"]
-    assert rows["WebDataset", "first"]["reader_cpu_ms"] == rows["WebDataset", "first"]["cpu_of_all_ms"]
-    assert rows["SUPER", "first"]["store_cpu_ms"] > 0
-    assert {run["images"] for run in report["rounds"]} == {200}
 
 
 @pytest.mark.parametrize("words", [[], ["read", "--json"]])

@@ -6,21 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import function, members, read, store, train
+from benchmarks import function, read, store, train
 from benchmarks.arm import Lap
-from benchmarks.contenders import BOTO3, PILLOW, RAM, SOCKET, SUPER
+from benchmarks.contenders import PILLOW, SOCKET, SUPER, SUPER_LOADER, WEBDATASET
 from benchmarks.function_arm import BARE, FILES, S3, FunctionArmResult
 from benchmarks.image_sets import Loading
-from benchmarks.members_arm import EPOCHS, WEBDATASET, Epoch
-from benchmarks.members_arm import SUPER as MEMBERS
-from benchmarks.processes import BenchmarkError
 from benchmarks.results import Run
 from benchmarks.store_arms import EpochFigures
 from benchmarks.trainer import EpochResult, TrainResult
 
 ARM = Lap(
     images=1000, batches=4, first_s=0.1, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
-    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, store_requests=0, checksum=1,
+    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, store_requests=0, source_requests=20,
 )  # fmt: skip
 EPOCH = EpochResult(
     steps=10, images=1000, wall_s=4.0, wait_s=1.0, functions_cpu_s=0.0, services_cpu_s=0.0, produced=0,
@@ -45,25 +42,41 @@ def test_read_tells_medians_in_milliseconds_per_image():
     }
     assert figures == pytest.approx(
         {"cpu_ms_per_image": 0.5, "main": 0.1, "workers": 0.4, "cache": 0.02, "coordinator": 0.03}
-        | {"functions": 0.04, "store": 0.05}
+        | {"functions": 0.04, "store": 0.05, "cpu_of_all_ms_per_image": 0.59, "gets_per_image": 0.02}
     )
-    assert (row["cpu_ms_per_image_min"], row["cpu_ms_per_image_max"]) == pytest.approx((0.3, 0.6))
     assert row["images_per_s"] == pytest.approx(500)
 
 
 def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_main_process():
     cpu_s = {
-        (PILLOW, 0): 3.0, (BOTO3, 0): 5.0, (RAM, 0): 0.1, (SOCKET, 0): 0.04, (SUPER, 0): 0.05,
-        (PILLOW, 2): 2.8, (RAM, 2): 0.2, (SUPER, 2): 0.1,
+        (PILLOW, 0): 3.0, (SOCKET, 0): 0.04, (SUPER, 0): 0.05, (PILLOW, 2): 2.8, (SUPER, 2): 0.1,
+        (SUPER, 1): 0.1,
     }  # fmt: skip
     cells = {cell(*key): value for key, value in cpu_s.items()}
     runs = [Run(one.conditions(), 1, replace(ARM, main_cpu_s=value)) for one, value in cells.items()]
     rows = dict(zip(cpu_s, read.rows_of(list(cells), runs), strict=True))
-    ratios = ("times_less_than_pillow", "times_less_than_boto3", "times_ram_array", "times_socket_loop")
-    assert [rows[SUPER, 0][name] for name in ratios] == pytest.approx([60, 100, 0.5, 1.25])
-    assert rows[SUPER, 2]["times_less_than_boto3"] is None  # there is none with two workers
-    assert [rows[SUPER, 2][name] for name in (ratios[0], *ratios[2:])] == pytest.approx([28, 0.5, 2.5])
+    ratios = ("times_less_than_pillow", "times_socket_loop")
+    assert [rows[SUPER, 0][name] for name in ratios] == pytest.approx([60, 1.25])
+    assert rows[SUPER, 1]["times_less_than_pillow"] is None  # there is none with one worker
+    assert [rows[SUPER, 2][name] for name in ratios] == pytest.approx([28, 2.5])
     assert rows[PILLOW, 0]["times_less_than_pillow"] == 1
+
+
+def test_read_tells_the_share_of_the_fastest_webdataset_in_the_same_epoch():
+    cells = [
+        replace(cell(contender, workers), epoch=epoch)
+        for contender, workers in ((WEBDATASET, 0), (WEBDATASET, 2), (SUPER_LOADER, 0))
+        for epoch in read.EPOCHS[read.SHARDS]
+    ]
+    walls_s = (4.0, 4.0, 1.0, 2.0, 2.0, 0.1)
+    runs = [
+        Run(one.conditions(), 1, replace(ARM, wall_s=wall_s))
+        for one, wall_s in zip(cells, walls_s, strict=True)
+    ]
+    shares = [row["share_of_webdataset"] for row in read.rows_of(cells, runs)]
+    assert shares == pytest.approx([0.25, 0.5, 1, 1, 0.5, 20])
+    alone = read.rows_of(cells[4:], runs[4:])
+    assert [row["share_of_webdataset"] for row in alone] == [None, None]
 
 
 def test_a_loader_that_is_not_here_has_a_row_that_says_so(monkeypatch):
@@ -136,31 +149,3 @@ def test_store_tells_first_epochs_and_medians_of_later_ones_over_the_bare_loop()
     assert (rows[1]["speed_of_bare"], rows[1]["cpu_times_bare"]) == (0.5, 2)
     assert (rows[0]["cpu_times_bare"], rows[4]["cpu_times_bare"]) == (9, 1)
     assert rows[2]["images_per_s"] is rows[2]["speed_of_bare"] is rows[1]["decodes"] is None
-
-
-def test_members_tells_the_share_of_webdataset_in_the_same_epoch_and_refuses_what_is_not_whole():
-    tars, ours, cached = (
-        Epoch(100, 0.5, wall_s, 0.1, others_s, 0.05, gets)
-        for wall_s, others_s, gets in ((1.0, 0.0, 20), (2.0, 0.3, 30), (0.1, 0.02, 0))
-    )
-    slow = replace(ours, wall_s=4.0)
-    epochs = {
-        (WEBDATASET, 1): (tars, tars), (MEMBERS, 1): (ours, cached), (MEMBERS, 2): (slow, cached),
-    }  # fmt: skip
-    runs = [
-        Run({"arm": arm, "epoch": name}, number, one)
-        for (arm, number), both in epochs.items()
-        for name, one in zip(EPOCHS, members.checked(arm, both, 100), strict=True)
-    ]
-    theirs, _, first, second = members.rows_of(runs)
-    assert (theirs["images_per_s"], theirs["first_batch_ms"], theirs["gets"]) == (100, 500, 20)
-    assert (theirs["reader_cpu_ms"], theirs["cpu_of_all_ms"], theirs["store_cpu_ms"]) == (1, 1, 0.5)
-    assert (first["images_per_s"], first["cpu_of_all_ms"], first["gets"]) == pytest.approx((37.5, 4, 30))
-    assert (first["share_of_webdataset"], second["share_of_webdataset"]) == pytest.approx((0.375, 10))
-    absent, alone, _ = members.rows_of(runs[2:4], "not installed: why")
-    assert (absent["arm"], absent["gets"]) == ("WebDataset: not installed: why", None)
-    assert alone["share_of_webdataset"] is absent["share_of_webdataset"] is None
-    with pytest.raises(BenchmarkError, match="30 GETs"):
-        members.checked(MEMBERS, (ours, ours), 100)
-    with pytest.raises(BenchmarkError, match="100 of 101 samples in its first epoch"):
-        members.checked(WEBDATASET, (tars, tars), 101)
