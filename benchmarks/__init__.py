@@ -20,7 +20,7 @@ __all__ = ["BENCHMARKS", "add_arguments", "not_negative", "positive", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
-    "function": "the function: images per CPU second, beside a bare decoding loop; dollars, cold start",
+    "function": "the function: images per CPU second, beside a bare decoding loop",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
     "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3, a new start",
     "train": "a trainer on a core or a GPU that decodes for itself, or has it done on other cores",

@@ -1,58 +1,42 @@
 """``superdl bench function``: what the function costs per image, beside a bare loop that decodes the same.
 
-It decides which arms there are, on which cores, and makes figures and dollars of what they measured. Arms and
-cold start are :mod:`benchmarks.function_arm`'s.
+It decides which arms there are, on which cores, and makes figures of what they measured. Arms are
+:mod:`benchmarks.function_arm`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import positive
-from benchmarks.function_arm import (
-    BARE,
-    FILES,
-    S3,
-    FunctionArmResult,
-    FunctionArmSpec,
-    cold_start_s,
-    run_arm,
-    s3_event,
-)
+from benchmarks.function_arm import BARE, FILES, S3, FunctionArmResult, FunctionArmSpec, run_arm
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
 from benchmarks.processes import held_to, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, medians
 from benchmarks.services import cache_server, s3_server
-from superdl.coordinator.executors.price_table import load_prices
-from superdl.lambda_prefetch.settings import LAMBDA_MB_PER_CORE
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.image_sets import Loading
 
-__all__ = ["add_arguments", "measure"]
+__all__ = ["add_arguments", "measure", "rows_of"]
 
 _WAYS = (BARE, FILES, S3)
-_SAMPLES_PER_REQUEST = 64  # of the dollars: few, so that invocations are not undercounted
 
 _COLUMNS = (
     Column("way", "way"),
     Column("images_per_s", "\nimages/s", ",.0f"),
     Column("share_of_bare", "share\nof bare", ".2f"),
     Column("busy", "cores\nbusy", ".2f"),
-    Column("images_per_cpu_s", "images\n/CPU s", ",.0f"),
     Column("cpu_share_of_bare", "share\nof bare", ".2f"),
     Column("cpu_ms_per_image", "CPU ms\n/image", ".3f"),
     Column("fetch_cpu_ms_per_image", "of it\nfetch", ".3f"),
     Column("decode_cpu_ms_per_image", "of it\ndecode", ".3f"),
     Column("push_cpu_ms_per_image", "of it\npush", ".3f"),
-    Column("usd_per_million", "$ per\nmillion", ".3f"),
-    Column("usd_compute_per_million", "of it\ncompute", ".3f"),
 )
 
 _METHOD = (
@@ -97,17 +81,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     for images in sets:
         for count in arguments.cores:
             runs += _measure_cores(images, usable, count, arguments.rounds, arguments.passes, say)
-    say("starting cold")
-    cold = _cold_starts(sets[0])
     return started.report(
         image_sets=described(sets),
-        samples_per_request=_SAMPLES_PER_REQUEST,
-        lambda_mb_per_core=LAMBDA_MB_PER_CORE,
-        cold_start_s=cold,
-        method=(*_METHOD, _dollars_line(), _cold_line(cold)),
+        method=_METHOD,
         group_by=("images", "cores"),
         columns=_COLUMNS,
-        rows=_rows(runs),
+        rows=rows_of(runs),
         rounds=(run.to_mapping() for run in runs),
     )
 
@@ -116,90 +95,43 @@ def _measure_cores(
     images: Loading, usable: Sequence[int], count: int, rounds: int, passes: int, say: Callable[[str], None]
 ) -> Iterator[Run[FunctionArmResult]]:
     mine, others = tuple(usable[:count]), tuple(usable[count:])
-    with _servers(images, others or mine) as (cache, environment):
+    with contextlib.ExitStack() as stack:
+        with held_to(others or mine):  # what is started here stays there
+            cache = stack.enter_context(cache_server())
+            store = stack.enter_context(s3_server(Path(images.directory).parent))
         for number in range(1, rounds + 1):
             for way in _WAYS:
                 say(f"round {number} of {rounds}: {images.name}, {count} cores, {way}")
-                spec = FunctionArmSpec(way, images, cache, mine, passes)
+                spec = FunctionArmSpec(way, images, cache.address, mine, passes)
                 conditions = {"images": images.name, "cores": count, "way": way}
-                yield Run(conditions, number, run_arm(spec, environment))
+                yield Run(conditions, number, run_arm(spec, store.environment))
 
 
-@contextlib.contextmanager
-def _servers(images: Loading, cores: Sequence[int]) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The cache's address, and what a function needs in its environment; servers are held to ``cores``."""
-    with contextlib.ExitStack() as stack:
-        with held_to(cores):  # what is started here stays there
-            cache = stack.enter_context(cache_server())
-            store = stack.enter_context(s3_server(Path(images.directory).parent))
-        yield cache.address, store.environment
-
-
-def _cold_starts(images: Loading) -> dict[str, float]:
-    with _servers(images, usable_cores(1, "this benchmark holds processes to cores")) as (cache, environment):
-        event = s3_event(images, cache, count=1)
-        return {
-            "answer a warm event": cold_start_s(None, environment),
-            "produce one object of S3": cold_start_s(event, environment),
+def rows_of(runs: Sequence[Run[FunctionArmResult]]) -> Iterator[dict[str, Any]]:
+    """Medians over the rounds of each way, with shares of the bare loop on as many cores."""
+    groups = [
+        (conditions, medians([_figures(result) for result in results]))
+        for conditions, results in by_conditions(runs)
+    ]
+    loops = {(some["images"], some["cores"]): figures for some, figures in groups if some["way"] == BARE}
+    for conditions, figures in groups:
+        loop = loops[conditions["images"], conditions["cores"]]
+        shares = {
+            "share_of_bare": figures["images_per_s"] / loop["images_per_s"],
+            "cpu_share_of_bare": loop["cpu_ms_per_image"] / figures["cpu_ms_per_image"],
         }
+        if conditions["way"] == BARE:
+            shares = dict.fromkeys(shares)
+        yield {**conditions, **figures, **shares}
 
 
-def _rows(runs: Sequence[Run[FunctionArmResult]]) -> Iterator[dict[str, Any]]:
-    groups = by_conditions(runs)
-    bare = {(one["images"], one["cores"]): results for one, results in groups if one["way"] == BARE}
-    for one, results in groups:
-        yield {**one, **_figures(results, bare[one["images"], one["cores"]], one["cores"], one["way"])}
-
-
-def _figures(
-    results: Sequence[FunctionArmResult], bare: Sequence[FunctionArmResult], cores: int, way: str
-) -> dict[str, Any]:
-    def per_s(ones: Sequence[FunctionArmResult]) -> float:
-        return median(one.images / one.wall_s for one in ones)
-
-    def per_cpu_s(ones: Sequence[FunctionArmResult]) -> float:
-        return median(one.images / one.cpu_s for one in ones)
-
-    decode = [one.cpu_s - one.fetch_cpu_s - one.push_cpu_s for one in results]
-    function = way != BARE
-    compute_usd = _compute_usd(cores / per_s(results))
+def _figures(result: FunctionArmResult) -> dict[str, float | None]:
+    ms = 1e3 / result.images
     return {
-        "images_per_s": per_s(results),
-        "share_of_bare": per_s(results) / per_s(bare) if function else None,
-        "busy": median(one.cpu_s / one.wall_s for one in results),
-        "images_per_cpu_s": per_cpu_s(results),
-        "cpu_share_of_bare": per_cpu_s(results) / per_cpu_s(bare) if function else None,
-        "cpu_ms_per_image": 1e3 / per_cpu_s(results),
-        "fetch_cpu_ms_per_image": median(1e3 * one.fetch_cpu_s / one.images for one in results),
-        "decode_cpu_ms_per_image": median(
-            1e3 * cpu_s / one.images for cpu_s, one in zip(decode, results, strict=True)
-        ),
-        "push_cpu_ms_per_image": median(1e3 * one.push_cpu_s / one.images for one in results),
-        "usd_per_million": compute_usd + _requests_usd(s3=way == S3) if function else None,
-        "usd_compute_per_million": compute_usd if function else None,
+        "images_per_s": result.images / result.wall_s,
+        "busy": result.cpu_s / result.wall_s,
+        "cpu_ms_per_image": ms * result.cpu_s,
+        "fetch_cpu_ms_per_image": ms * result.fetch_cpu_s,
+        "decode_cpu_ms_per_image": ms * (result.cpu_s - result.fetch_cpu_s - result.push_cpu_s),
+        "push_cpu_ms_per_image": ms * result.push_cpu_s,
     }
-
-
-def _compute_usd(core_s_per_image: float) -> float:
-    """Dollars for a million images at Lambda's price of memory, of which a core comes with 1,769 MB."""
-    return 1e6 * core_s_per_image * LAMBDA_MB_PER_CORE / 1024 * load_prices().of("lambda").gb_s
-
-
-def _requests_usd(*, s3: bool) -> float:
-    """Dollars for a million images: invocations, and a GET for each."""
-    prices = load_prices().of("lambda")
-    return 1e6 * (prices.invocation / _SAMPLES_PER_REQUEST + (prices.source_request if s3 else 0.0))
-
-
-def _dollars_line() -> str:
-    table = load_prices()
-    return (
-        f"Dollars are for a million images on AWS Lambda ({table.region}, {table.date}, arm64), "
-        f"if its cores are as fast as these: {LAMBDA_MB_PER_CORE:,} MB for each core for as long as the "
-        f"function took, an invocation for {_SAMPLES_PER_REQUEST} samples, and a GET for each from S3."
-    )
-
-
-def _cold_line(cold: dict[str, float]) -> str:
-    parts = ", ".join(f"{seconds:.2f} s to {what}" for what, seconds in cold.items())
-    return f"A fresh process takes {parts}, at best, Python's own start and end included."

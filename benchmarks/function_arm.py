@@ -1,8 +1,8 @@
-"""The function, measured: ways of producing samples on some cores, and cold starts.
+"""The function, measured: ways of producing samples on some cores.
 
 An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other ways are the
 function's handler, whole, as an executor calls it. The first pass over the images warms up and is not
-counted. A cold start is a fresh process until it has answered.
+counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
-from benchmarks.processes import BenchmarkError, run_child, said_by
+from benchmarks.processes import BenchmarkError, run_child
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import sample_ids, split_ids
@@ -35,10 +35,8 @@ __all__ = [
     "S3",
     "FunctionArmResult",
     "FunctionArmSpec",
-    "cold_start_s",
     "measure_function",
     "run_arm",
-    "s3_event",
 ]
 
 BARE = "bare loop"
@@ -65,7 +63,6 @@ class FunctionArmResult:
     """What was measured over all passes that count; CPU seconds are of this process."""
 
     images: int
-    invocations: int
     wall_s: float
     cpu_s: float
     fetch_cpu_s: float
@@ -119,14 +116,12 @@ def measure_function(spec: FunctionArmSpec) -> FunctionArmResult:
     one_pass = _bare(spec, files) if spec.way == BARE else _invocations(spec, files)
     one_pass()
     clocks.seconds.clear()
-    invocations = 0
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     for _ in range(spec.passes):
-        invocations += one_pass()
+        one_pass()
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     return FunctionArmResult(
         images=spec.passes * len(files),
-        invocations=invocations,
         wall_s=wall_s,
         cpu_s=cpu_s,
         fetch_cpu_s=clocks.seconds["super-fetch"],
@@ -138,7 +133,7 @@ def _recipe(spec: FunctionArmSpec) -> Recipe:
     return Recipe.image(resize=spec.images.resize, crop=spec.images.crop)
 
 
-def _bare(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
+def _bare(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], None]:
     """Decode and resize, with a thread for each core, and drop what comes of it."""
     contents = [file.read_bytes() for file in files]
     limit_pixels = Limits().image_pixels
@@ -149,35 +144,26 @@ def _bare(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
         for content in contents[number::count]:
             program.make(content, "")
 
-    def one_pass() -> int:
+    def one_pass() -> None:
         if count == 1:
             share(0)
         else:
             with ThreadPoolExecutor(count) as pool:
                 list(pool.map(share, range(count)))
-        return 0
 
     return one_pass
 
 
-def _invocations(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], int]:
+def _invocations(spec: FunctionArmSpec, files: list[Path]) -> Callable[[], None]:
     """One call of the handler for all images."""
     event = _event(spec, files)
 
-    def one_pass() -> int:
+    def one_pass() -> None:
         result = handler({**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}, _Context())
         if set(result["outcomes"]) != {"cached"}:
             raise BenchmarkError(f"not all was cached: {list(result['messages'].values())[:3]}")
-        return 1
 
     return one_pass
-
-
-def s3_event(images: Loading, cache: str, *, count: int) -> dict[str, Any]:
-    """A request for the first images of a set, from S3."""
-    spec = FunctionArmSpec(S3, images, cache, cores=(), passes=0)
-    event = _event(spec, sorted(Path(images.directory).glob("*/*"))[:count])
-    return {**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}
 
 
 def _event(spec: FunctionArmSpec, files: list[Path]) -> dict[str, Any]:
@@ -206,32 +192,3 @@ def _event(spec: FunctionArmSpec, files: list[Path]) -> dict[str, Any]:
     )
     event: dict[str, Any] = json.loads(request.to_json())
     return event
-
-
-# ---------------------------------------------------------------------------------------- cold start
-
-_COLD = """
-import json, sys
-from superdl.lambda_prefetch.handler import handler
-class Context:
-    function_name = aws_request_id = "bench"
-    def get_remaining_time_in_millis(self):
-        return 60000
-handler({"super_warm": 1, "cache": ""}, None)
-event = json.loads(sys.argv[1])
-if event:
-    print(json.dumps(handler(event, Context())["outcomes"]))
-"""
-
-
-def cold_start_s(event: dict[str, object] | None, environment: Mapping[str, str], rounds: int = 5) -> float:
-    """Least seconds of a fresh process that answers a warm event, and then ``event`` if there is one."""
-    times = []
-    for _ in range(rounds):
-        begun_s = time.perf_counter()
-        words = ("-c", _COLD, json.dumps(event))
-        said = said_by(words, {**_QUIET, **environment}, name="the cold function")
-        times.append(time.perf_counter() - begun_s)
-        if event is not None and said.splitlines()[-1] != '["cached"]':
-            raise BenchmarkError(f"the cold function said {said}")
-    return min(times)

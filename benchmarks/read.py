@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import not_negative, positive
@@ -28,7 +27,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
 from benchmarks.processes import BenchmarkError, Pids, run_child
-from benchmarks.results import BenchmarkReport, Column, Run, Started, describe_machine
+from benchmarks.results import BenchmarkReport, Column, Run, Started, describe_machine, medians
 from benchmarks.services import (
     LoaderServices,
     Server,
@@ -296,24 +295,18 @@ class Cell:
 
 def rows_of(cells: Sequence[Cell], runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
     """A row for each cell: medians over its runs, and ratios to other rows; ``None`` where there is none."""
-    medians = {
-        cell: _medians([run.result for run in runs if run.conditions == cell.conditions()]) for cell in cells
-    }
-    for cell, figures in medians.items():
-        row = {**figures, **cell.conditions(), "note": cell.missing, **_ratios(cell, medians)}
+    rows: dict[Cell, dict[str, Any]] = {}
+    for cell in cells:
+        measured = [_figures(run.result) for run in runs if run.conditions == cell.conditions()]
+        rows[cell] = medians(measured or [dict.fromkeys(column.name for column in COLUMNS)])
+    for cell, figures in rows.items():
+        row = {**figures, **cell.conditions(), "note": cell.missing, **_ratios(cell, rows)}
         if row["note"]:
             row["loader"] += ": " + row["note"].partition(":")[0]
         yield row
 
 
-def _medians(laps: Sequence[Lap]) -> dict[str, float | None]:
-    if not laps:
-        return dict.fromkeys(column.name for column in COLUMNS)
-    figures = [_figures(lap) for lap in laps]
-    return {name: median(some[name] for some in figures) for name in figures[0]}
-
-
-def _figures(lap: Lap) -> dict[str, float]:
+def _figures(lap: Lap) -> dict[str, float | None]:
     ms = 1e3 / lap.images
     return {
         "cpu_ms_per_image": ms * lap.trainer_cpu_s,
@@ -325,16 +318,17 @@ def _figures(lap: Lap) -> dict[str, float]:
     }
 
 
-def _ratios(cell: Cell, medians: dict[Cell, dict[str, float | None]]) -> dict[str, float | None]:
+def _ratios(cell: Cell, rows: dict[Cell, dict[str, Any]]) -> dict[str, float | None]:
     def cpu_of(contender: str, num_workers: int) -> float | None:
         loading = replace(cell.loading, num_workers=num_workers)
-        return medians.get(replace(cell, loading=loading, contender=contender), {}).get("cpu_ms_per_image")
+        figures = rows.get(replace(cell, loading=loading, contender=contender), {})
+        return figures.get("cpu_ms_per_image")
 
-    figures = medians[cell]
+    figures = rows[cell]
     own = figures["cpu_ms_per_image"]
     beside = [
         its["images_per_s"]
-        for other, its in medians.items()
+        for other, its in rows.items()
         if replace(other, loading=replace(other.loading, num_workers=cell.loading.num_workers))
         == replace(cell, contender=WEBDATASET)
     ]

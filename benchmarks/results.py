@@ -9,6 +9,7 @@ import itertools
 import os
 import time
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -20,7 +21,7 @@ from superdl.experiments.output import now_text
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -31,6 +32,7 @@ __all__ = [
     "Started",
     "by_conditions",
     "describe_machine",
+    "medians",
     "print_report",
 ]
 
@@ -89,6 +91,12 @@ def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], lis
     for run in runs:
         groups.setdefault(tuple(run.conditions.values()), (run.conditions, []))[1].append(run.result)
     return list(groups.values())
+
+
+def medians(figures: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """The median of each figure over the measurements that have it; ``None`` where none has."""
+    values = {name: [value for some in figures if (value := some[name]) is not None] for name in figures[0]}
+    return {name: median(known) if known else None for name, known in values.items()}
 
 
 class Started:

@@ -7,16 +7,15 @@ Each arm is a process of its own; SUPER's have services of their own. What an ar
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once, with_versions
 from benchmarks.image_sets import Loading, add_image_options, data_directory, described, prepare_images
 from benchmarks.processes import run_child
-from benchmarks.results import BenchmarkReport, Column, Started, describe_machine
+from benchmarks.results import BenchmarkReport, Column, Started, describe_machine, medians
 from benchmarks.services import cache_server, coordinator_services, rclone_binary, s3_server
 from benchmarks.store_arms import EpochFigures, ReadSpec, read, start
 from superdl.super_wire.record import HEADER_BYTES
@@ -126,12 +125,8 @@ def rows_of(arms: Sequence[_Arm]) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _medians(epochs: Sequence[EpochFigures]) -> dict[str, float | None]:
-    found = {
-        field.name: [value for one in epochs if (value := getattr(one, field.name)) is not None]
-        for field in fields(EpochFigures)
-    }
-    return {name: median(values) if values else None for name, values in found.items()}
+def _medians(epochs: Sequence[EpochFigures]) -> dict[str, Any]:
+    return medians([asdict(epoch) for epoch in epochs or [EpochFigures()]])
 
 
 class _Bench:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import function, read, store, train
 from benchmarks.arm import Lap
 from benchmarks.contenders import PILLOW, SOCKET, SUPER, SUPER_LOADER, WEBDATASET
-from benchmarks.function_arm import BARE, FILES, S3, FunctionArmResult
+from benchmarks.function_arm import BARE, S3, FunctionArmResult
 from benchmarks.image_sets import Loading
 from benchmarks.results import Run
 from benchmarks.store_arms import EpochFigures
@@ -17,7 +17,8 @@ from benchmarks.trainer import EpochResult, TrainResult
 
 ARM = Lap(
     images=1000, batches=4, first_s=0.1, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
-    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, store_requests=0, source_requests=20,
+    coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, store_requests=0,
+    source_requests=20,
 )  # fmt: skip
 EPOCH = EpochResult(
     steps=10, images=1000, wall_s=4.0, wait_s=1.0, functions_cpu_s=0.0, services_cpu_s=0.0, produced=0,
@@ -125,16 +126,16 @@ def test_train_compares_losses_step_by_step():
     assert train.loss_difference([unseen, unseen]) == 0, "in bf16 nobody looks"
 
 
-def test_function_counts_memory_for_as_long_as_it_took_an_invocation_and_a_get():
-    bare, measured = (FunctionArmResult(1000, 1, wall_s, 1.0, 0.2, 0.1) for wall_s in (1.0, 2.0))
-    figures = function._figures([measured], [bare], 1, S3)
-    assert (figures["images_per_s"], figures["share_of_bare"]) == (500, 0.5)
-    assert figures["decode_cpu_ms_per_image"] == pytest.approx(0.7)
-    compute = 1e6 * 0.002 * 1769 / 1024 * 1.33334e-5
-    assert figures["usd_compute_per_million"] == pytest.approx(compute)
-    assert figures["usd_per_million"] == pytest.approx(compute + 1e6 * (2e-7 / 64 + 4e-7))
-    assert function._figures([measured], [bare], 1, FILES)["usd_per_million"] < figures["usd_per_million"]
-    assert function._figures([bare], [bare], 1, BARE)["share_of_bare"] is None
+def test_function_tells_its_share_of_the_bare_loop_and_what_fetch_and_push_leave_to_decoding():
+    runs = [
+        Run({"images": "photos", "cores": 1, "way": way}, 1, FunctionArmResult(1000, wall_s, cpu_s, 0.2, 0.1))
+        for way, wall_s, cpu_s in ((BARE, 1.0, 1.0), (S3, 2.0, 1.25))
+    ]
+    bare, measured = function.rows_of(runs)
+    assert (measured["images_per_s"], measured["share_of_bare"]) == (500, 0.5)
+    assert (measured["cpu_ms_per_image"], measured["cpu_share_of_bare"]) == pytest.approx((1.25, 0.8))
+    assert measured["decode_cpu_ms_per_image"] == pytest.approx(0.95)
+    assert bare["share_of_bare"] is bare["cpu_share_of_bare"] is None
 
 
 def test_store_tells_first_epochs_and_medians_of_later_ones_over_the_bare_loop():
