@@ -46,7 +46,6 @@ class Lap:
     """
 
     images: int
-    batches: int
     first_s: float
     wall_s: float
     main_cpu_s: float
@@ -138,20 +137,17 @@ def take_lap(contender: Contender, spent: Spent, epochs: int = 1, *, settle: boo
     # Asking for other processes' clocks costs milliseconds of this one: so its own is read last, and at the
     # end first.
     main_s, began_s = process_cpu_s(os.getpid()), time.perf_counter()
-    images = batches = 0
-    first_s = 0.0
+    images, first_s = 0, 0.0
     for _ in range(epochs):
         for _, labels in contender:
-            if not batches:
+            if not images:
                 first_s = time.perf_counter() - began_s
             images += len(labels)
-            batches += 1
     wall_s, main_s = time.perf_counter() - began_s, process_cpu_s(os.getpid()) - main_s
     if settle:
         contender.settle()
     return Lap(
         images=images,
-        batches=batches,
         first_s=first_s,
         wall_s=wall_s,
         main_cpu_s=main_s,

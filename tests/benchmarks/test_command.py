@@ -116,14 +116,12 @@ def test_read_counts_the_gets_of_both_readers_of_the_same_shards(capsys, tmp_pat
 
 @pytest.mark.slow
 def test_coordinator_tells_what_batches_and_jobs_cost(capsys):
-    report = run_json(capsys, "coordinator", "--quick", "--metrics")
+    report = run_json(capsys, "coordinator", "--quick")
 
     check_envelope(report, "coordinator")
     rows = {(row["way"], row["jobs"]): row for row in report["rows"]}
-    assert {way for way, _ in rows} == {
-        "first epoch", "cached", "cached, flat out", "random recipe", "many catalogs", "cached, scraped",
-        "cached, not scraped",
-    }  # fmt: skip
+    ways = {"first epoch", "cached", "cached, flat out", "random recipe", "many catalogs"}
+    assert {way for way, _ in rows} == ways
     for (way, _), row in rows.items():
         assert row["batches"] > 0
         assert row["cpu_ms_per_batch"] * row["batches_per_cpu_s"] == pytest.approx(1e3)
@@ -132,7 +130,6 @@ def test_coordinator_tells_what_batches_and_jobs_cost(capsys):
         if way == "cached":
             assert row["produced_per_batch"] == 0
     assert rows["first epoch", 1]["produced_per_batch"] > 0
-    assert rows["cached", 10]["times_ten_jobs"] == 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from benchmarks.store_arms import EpochFigures
 from benchmarks.trainer import EpochResult, TrainResult
 
 ARM = Lap(
-    images=1000, batches=4, first_s=0.1, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
+    images=1000, first_s=0.1, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
     coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, store_requests=0,
     source_requests=20,
 )  # fmt: skip
