@@ -33,7 +33,6 @@ __all__ = [
     "ALONE_S",
     "ROOT",
     "BenchmarkError",
-    "Cores",
     "Pids",
     "children_cpu_s",
     "cpu_s_each",
@@ -181,26 +180,6 @@ def usable_cores(least: int, why: str) -> list[int]:
     if len(cores) < least:
         raise BenchmarkError(f"{why}, so it needs {least} at least; {len(cores)} can be had here")
     return cores
-
-
-@dataclass(frozen=True, slots=True)
-class Cores:
-    """The trainer's cores, and the others."""
-
-    trainer: list[int]
-    others: list[int]
-
-    @classmethod
-    def split(cls, for_trainer: int) -> Cores:
-        """This process's cores, so many of them for the trainer.
-
-        Raises:
-            BenchmarkError: none is left for the others.
-
-        """
-        why = f"this benchmark holds the trainer to {for_trainer} of the cores and functions to the others"
-        usable = usable_cores(for_trainer + 1, why)
-        return cls(usable[:for_trainer], usable[for_trainer:])
 
 
 @contextlib.contextmanager

@@ -150,6 +150,9 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """
     source, from_shards = arguments.source, arguments.source == SHARDS
     names = [name for name in arguments.contenders if CONTENDERS[name].open_shards or not from_shards]
+    if not names:
+        able = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
+        raise BenchmarkError(f"none of these contenders reads shards; those that do: {able}")
     started = Started(arguments, with_versions(describe_machine(), [*names, BOTO3] if from_shards else names))
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
     with contextlib.ExitStack() as stack:

@@ -15,7 +15,7 @@ import torch
 from benchmarks import not_negative, positive
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
-from benchmarks.processes import BenchmarkError, Cores, held_to, run_child
+from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, describe_machine
 from benchmarks.services import loader_services
 from benchmarks.trainer import MODELS, SMALL, TrainResult, TrainSpec, train_on_cores
@@ -95,7 +95,10 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """
     device = _device(arguments.device)
     started = Started(arguments, {**describe_machine(), **describe_environment(device)})
-    cores = Cores.split(arguments.trainer_cores)
+    mine = arguments.trainer_cores
+    why = f"this benchmark holds the trainer to {mine} of the cores and functions to the others"
+    cores = usable_cores(mine + 1, why)
+    other_cores = len(cores) - mine
     images = prepare_images(arguments.images, arguments, say)
     runs: list[Run[TrainResult]] = []
     for number in range(1, arguments.rounds + 1):
@@ -106,7 +109,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             runs.append(Run({"contender": contender}, number, result))
             _check_same_training(runs)
     alone = Alone.of(runs)
-    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(cores.others))
+    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=other_cores)
     group = {"images": images.name, "batch_size": arguments.batch_size, "model": arguments.model}
     alone_line = (
         f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
@@ -116,7 +119,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
     return started.report(
         image_sets=described([images]),
-        other_cores=len(cores.others),
+        other_cores=other_cores,
         **asdict(alone),
         decode_to_compute=alone.decode_to_compute,
         loss_difference_max=loss_difference(runs),
@@ -128,22 +131,25 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-def _trained(contender: str, images: Loading, arguments: argparse.Namespace, cores: Cores) -> TrainResult:
-    """Train with a contender, everything else on the other cores; each cold epoch has fresh services."""
+def _trained(
+    contender: str, images: Loading, arguments: argparse.Namespace, cores: Sequence[int]
+) -> TrainResult:
+    """Train with a contender on the first cores; everything else, fresh each time, has the others."""
+    mine, others = list(cores[: arguments.trainer_cores]), cores[arguments.trainer_cores :]
     workers = CONTENDERS[contender].workers_of(arguments.workers)
     spec = TrainSpec(
         contender=contender,
         loading=replace(
             images, batch_size=arguments.batch_size, num_workers=workers, device=arguments.device
         ),
-        cores=cores.trainer,
+        cores=mine,
         model=arguments.model,
         width=arguments.width,
         epochs=arguments.epochs + 1,
         alone=contender == PILLOW,
     )
     name = f"training with {contender}"
-    with held_to(cores.others):
+    with held_to(others):
         if contender == PILLOW:
             return run_child(train_on_cores, spec, name=name)
         with loader_services() as services:

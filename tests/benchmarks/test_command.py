@@ -219,6 +219,13 @@ def test_wrong_use_is_refused(capsys):
     assert "--workers" in capsys.readouterr().err
 
 
+def test_contenders_that_read_no_shards_are_refused(capsys, tmp_path):
+    words = ["--from", "shards", "--contenders", "pillow", "--data", str(tmp_path)]
+    assert main(["bench", "read", *words]) == 1
+    assert "webdataset, super-loader" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_function_compares_its_ways_with_a_bare_loop(capsys):
     report = run_json(
