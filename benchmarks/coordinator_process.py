@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.processes import ROOT
 from benchmarks.services import running
-from superdl.coordinator.catalog import Catalog, PackedStrings
+from superdl.coordinator.catalog import Catalog, PackedStrings, datasets
 from superdl.coordinator.executors import Executor, Scaling
 from superdl.coordinator.server import server
 from superdl.coordinator.server.settings import Settings
@@ -142,7 +142,7 @@ async def _serve(spec: CoordinatorSpec) -> None:
         return synthetic_catalog(number, spec.samples)
 
     # Neither is a setting: nobody else has use for such a coordinator.
-    setattr(server, "list_source", list_source)  # noqa: B010  # mypy allows no assignment to what is imported
+    setattr(datasets, "list_source", list_source)  # noqa: B010  # mypy allows no assignment to what is imported
     alone = f"{AnswersAlone.__module__}:{AnswersAlone.__name__}"
     EXECUTORS["local"] = replace(EXECUTORS["local"], implementation=alone)
     settings = Settings(
