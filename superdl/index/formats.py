@@ -45,6 +45,9 @@ _NUMBERS = {"int8": "<i1", "uint8": "<u1", "int": "<i8", "float": "<f8", "bool":
 _NUMBERS |= {f"{kind}{8 * size}": f"<{kind[0]}{size}" for kind in ("int", "uint", "float") for size in _SIZES}
 _TEXTS = {"str": str, "text": str, "str_int": int, "str_float": float}
 
+_ARROW = b"ARROW1"  # begins the rows of a LitData chunk of plain values
+_ARROW_END = struct.Struct("<I8s")  # their length, and a mark
+
 _FRAME = struct.Struct("<QI")
 _FOOT_BYTES = 4
 _RECORD_BYTES = 2**29
@@ -142,6 +145,9 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
         raise shard.error(f"{has}, {says}: it is cut off, or newer than its index")
     image, label = _chunk_columns(shard, layout.columns, choices)
     before = 2 * _U32 + _U32 * samples
+    if shard.size >= before + len(_ARROW) and shard.read(before, len(_ARROW)) == _ARROW:
+        yield from _arrow_members(shard, before, image, label)
+        return
     table = np.frombuffer(shard.read(_U32, _U32 * (samples + 1)), "<u4").tolist()
     for place, (begin, end) in enumerate(pairwise(table)):
         name = str(place)
@@ -151,6 +157,35 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
         value = _chunk_label(shard, layout.columns[label][0], *spans[label], name) if label else None
         yield Member(name, *spans[image], value)
         before = end
+
+
+def _arrow_members(shard: Shard, begin: int, image: str, label: str | None) -> Iterator[Member]:
+    """Yield the images in a chunk of LitData whose samples are the rows of an Arrow file inside it."""
+    import pyarrow as pa
+
+    chunk = pa.py_buffer(shard.whole(_READ_BYTES))
+    size, _ = _ARROW_END.unpack(shard.read(shard.size - _ARROW_END.size, _ARROW_END.size))
+    try:
+        rows = (
+            pa.ipc.open_file(chunk[begin : begin + size])
+            .read_all()
+            .select(list(filter(None, [image, label])))
+        )
+        rows.validate(full=True)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise shard.error(f"its rows of Arrow are broken: {error}") from error
+    places = iter(map(str, range(len(rows))))
+    for batch in rows.to_batches():
+        column = batch.column(image)
+        if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+            raise shard.error(f"its column {image!r} has {column.type}, not the bytes of a file")
+        images, blob = column.cast(pa.large_binary()), column.buffers()[-1]
+        ends = np.frombuffer(images.buffers()[1], "<i8", len(images) + 1, 8 * images.offset).tolist()
+        labels = batch.column(label).to_pylist() if label else repeat(None, len(images))
+        for (start, end), value in zip(pairwise(ends), labels, strict=True):
+            name = next(places)
+            named = None if label is None else number_or_text(value, partial(shard.error, member=name))
+            yield Member(name, blob.address - chunk.address + start, end - start, named)
 
 
 def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[str, str | None]:
@@ -178,8 +213,9 @@ def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> d
         spans[column] = at, next(own, 0) if fixed is None else fixed
         at += spans[column][1]
     if at != end:
-        why = "the table of offsets is broken, or these are rows of Arrow, as LitData writes plain values"
-        raise shard.error(f"its columns end at {at:,}, it ends at {end:,}: {why}", name)
+        raise shard.error(
+            f"its columns end at {at:,}, it ends at {end:,}: the table of offsets is broken", name
+        )
     shard.check(begin, end - begin, name)
     return spans
 
