@@ -36,7 +36,7 @@ pytest_plugins = [
 ]
 
 # No deadlines: this machine's neighbours decide how long an example takes, not the code.
-settings.register_profile("light", max_examples=50, deadline=None, derandomize=True)
+settings.register_profile("light", max_examples=30, deadline=None, derandomize=True)
 settings.register_profile("heavy", max_examples=200, deadline=None)
 # The default; --hypothesis-profile on the command line is applied later and wins.
 settings.load_profile("light")

@@ -88,7 +88,9 @@ def unpacked(wheel, tmp_path_factory):
 
 
 @pytest.mark.parametrize("installed", [pytest.param("checkout", marks=pytest.mark.slow), "wheel"])
-@pytest.mark.parametrize("kind", ["file", "folder", "package"])
+@pytest.mark.parametrize(
+    "kind", ["folder", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("file", "package"))]
+)
 def test_names_of_the_users_hide_nothing_and_are_not_hidden(kind, installed, tmp_path, request):
     place = request.getfixturevalue("unpacked") if installed == "wheel" else None
     for name in FOLDERS:

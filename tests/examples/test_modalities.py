@@ -20,7 +20,7 @@ EXAMPLES = {
     "text": ("tokenizers",),
     "video": ("av",),
 }
-QUICK = ("masks", "text")
+QUICK = ("masks",)
 # Beside a torch without CUDA, torchvision lacks operators of its own.
 RUN = (
     "import runpy, sys; from superdl.experiments.models import declare_operators; declare_operators(); "

@@ -181,7 +181,10 @@ print(json.dumps([sorted(set(outcomes)), (kib("VmHWM") - before) * 1024]))
 """
 
 
-@pytest.mark.parametrize(("decoders", "restores"), [(1, False), (3, False), (1, True)])
+@pytest.mark.parametrize(
+    ("decoders", "restores"),
+    [(1, True), *(pytest.param(decoders, False, marks=pytest.mark.slow) for decoders in (1, 3))],
+)
 def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, directory_store, decoders, restores):
     """Twenty large images: without a bound on any one term they would take several times as much.
 

@@ -88,6 +88,7 @@ def test_a_run_ends_with_its_code_and_each_host_has_its_cores(hosts):
     assert hosts.left() == []
 
 
+@pytest.mark.slow
 def test_the_code_of_the_host_that_fails_is_the_runs(hosts):
     hosts.start_local("sh", "-c", "[ $NODE_RANK = 1 ] && exit 7; sleep 1000", options=BARE)
     assert hosts.codes() == {LOCAL: 7}, hosts.said(LOCAL)
@@ -95,7 +96,7 @@ def test_the_code_of_the_host_that_fails_is_the_runs(hosts):
     assert hosts.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_signal_lets_training_save_and_a_kill_leaves_nothing(hosts, number):
     hosts.start_local("sh", "-c", FOR_EVER, options=BARE)
     for rank in (0, 1):

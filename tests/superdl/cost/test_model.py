@@ -163,12 +163,13 @@ cache: {budget_gb: 1.64}
 """Half of the dataset fits."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("jobs", "count", "in_step", "share"),
     [
         ("count: 1", 1, True, 1.0),
-        pytest.param("count: 8, same_seed: true", 8, True, 1.0, marks=pytest.mark.slow),
-        pytest.param("count: 8", 8, False, 0.5, marks=pytest.mark.slow),  # how far docs/cost.md says
+        ("count: 8, same_seed: true", 8, True, 1.0),
+        ("count: 8", 8, False, 0.5),  # how far docs/cost.md says
     ],
 )
 def test_the_simulator_produces_as_much(tmp_path, jobs, count, in_step, share):
