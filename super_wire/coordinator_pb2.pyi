@@ -38,7 +38,7 @@ class GetDatasetRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[bytes] = ..., listed: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class Dataset(_message.Message):
-    __slots__ = ("protocol_version", "dataset_id", "ready", "listed", "size", "fingerprint", "classes", "label_dtype", "warnings")
+    __slots__ = ("protocol_version", "dataset_id", "ready", "listed", "size", "fingerprint", "classes", "label_dtype", "warnings", "packing")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class Dataset(_message.Message):
     CLASSES_FIELD_NUMBER: _ClassVar[int]
     LABEL_DTYPE_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    PACKING_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     dataset_id: bytes
     ready: bool
@@ -57,7 +58,8 @@ class Dataset(_message.Message):
     classes: _containers.RepeatedScalarFieldContainer[str]
     label_dtype: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., dataset_id: _Optional[bytes] = ..., ready: bool = ..., listed: _Optional[int] = ..., size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., classes: _Optional[_Iterable[str]] = ..., label_dtype: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    packing: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., dataset_id: _Optional[bytes] = ..., ready: bool = ..., listed: _Optional[int] = ..., size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., classes: _Optional[_Iterable[str]] = ..., label_dtype: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., packing: bool = ...) -> None: ...
 
 class GetSamplesRequest(_message.Message):
     __slots__ = ("dataset_id", "start", "with_keys")

@@ -18,6 +18,7 @@ from superdl.coordinator.catalog.members import Field, narrowed
 from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
 from superdl.super_wire import ids
 from superdl.super_wire.errors import SourceError
+from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.labels import (
     MAX_CLASS_NAMES_BYTES,
     RaggedLabels,
@@ -92,7 +93,7 @@ class Catalog:
             return
         object.__setattr__(self, "label_dtype", labels_text(self.labels))
         object.__setattr__(self, "fingerprint", _fingerprint(self))
-        object.__setattr__(self, "label_bytes", -(-int(self.label_sizes().sum()) // max(1, len(self))))
+        object.__setattr__(self, "label_bytes", self._mean_label_bytes())
         held = self.labels.map(narrowed) if isinstance(self.labels, RaggedLabels) else narrowed(self.labels)
         object.__setattr__(self, "labels", held)
 
@@ -161,6 +162,11 @@ class Catalog:
     def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
         """The bytes of the labels at places of the catalog, as they are given out."""
         return label_sizes(self.labels, self.label_dtype, places)
+
+    def _mean_label_bytes(self) -> int:
+        if not isinstance(self.labels, RaggedLabels):
+            return label_dtype_of(self.label_dtype).itemsize
+        return -(-int(self.label_sizes().sum()) // max(1, len(self)))
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
         """Bytes of the labels of ``count`` samples at most, of which one may come ``again``."""
@@ -307,8 +313,7 @@ def _fingerprint(catalog: Catalog) -> bytes:
     for piece in chain.from_iterable(_places(part.members) for part in parts if part.members is not None):
         add(piece)
     add(catalog.label_dtype.encode())
-    for piece in pack_labels(catalog.labels, catalog.label_dtype):
-        add(piece)
+    _add_labels(digest, catalog.labels, catalog.label_dtype)
     for name in catalog.classes:
         add(name.encode())
     return digest.digest()
@@ -318,6 +323,18 @@ def _places(members: Members) -> Iterator[bytes]:
     for numbers in (members.offsets.astype("<i8"), members.lengths.astype("<i8"), members.encodings):
         yield numbers.tobytes()
     yield from map(str.encode, members.row_encodings)
+
+
+def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
+    """Add labels: as one field, or each list that varies, and what there is beside them, as one."""
+    if isinstance(labels, RaggedLabels):
+        for piece in pack_labels(labels, dtype):
+            digest.update(len(piece).to_bytes(8, "little"))
+            digest.update(piece)
+        return
+    digest.update((len(labels) * label_dtype_of(dtype).itemsize).to_bytes(8, "little"))
+    for start in range(0, len(labels), _AT_A_TIME):
+        digest.update(b"".join(pack_labels(labels[start : start + _AT_A_TIME], dtype)))
 
 
 def _add_texts(digest: hashlib.blake2b, strings: Strings, skipped: int) -> None:

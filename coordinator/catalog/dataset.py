@@ -38,6 +38,8 @@ class Listing:
     classes: tuple[str, ...] = ()
     task: asyncio.Task[None] | None = None
     listed: int = 0
+    packing: bool = False
+    """Whether all samples are found."""
     trouble: str = ""
     kept: Kept | None = None
     """Its file in the state, and when it ended; before that, of the listing whose file is tried."""

@@ -158,17 +158,19 @@ class DatasetRegistry:
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait until the listing has ended or found more than ``listed``, at most ``wait_s``; once it has
-        ended, until the ids are derived as well. What ended the listing is raised as a ``SuperError``.
+        """Wait until the listing has ended or found more than ``listed``, and then until the ids are derived,
+        at most ``wait_s`` in all. What ended the listing is raised as a ``SuperError``.
         """
-        listing = dataset.listing
+        listing, until_s = dataset.listing, asyncio.get_running_loop().time() + wait_s
         async with listing.changed:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout_at(until_s):
                     await listing.changed.wait_for(lambda: listing.ended or listing.listed > listed)
         if listing.ended:
-            await self._derive_ids(dataset)
-            if listing.kept is not None and not dataset.noted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await self._derive_ids(dataset)
+            if dataset.ready and listing.kept is not None and not dataset.noted:
                 dataset.noted = True
                 await asyncio.to_thread(self._state.note, self._key(dataset.dataset_id), listing.kept)
 
@@ -247,8 +249,11 @@ class DatasetRegistry:
 
         told_s = self._clock()
 
-        def progress(listed: int) -> None:  # called in the listing's threads, one at a time
+        def progress(listed: int | None) -> None:  # called in the listing's threads, one at a time
             nonlocal told_s
+            listing.packing = listed is None
+            if listed is None:
+                return
             more = listed - listing.listed  # fewer when listing has begun again
             if more >= _PROGRESS_STEP or (more > 0 and self._clock() - told_s >= _PROGRESS_S):
                 listing.listed, told_s = listed, self._clock()
@@ -281,7 +286,7 @@ class DatasetRegistry:
         else:
             listing.catalog, listing.listed = self._shared(result), len(result)
 
-    async def _listed_anew(self, listing: Listing, progress: Callable[[int], None]) -> Catalog:
+    async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
         """List a source, and keep what was found; in a process of its own where that is much."""
         listing.kept, began_s = None, self._clock()
         try:
@@ -306,7 +311,7 @@ class DatasetRegistry:
         return mapped, file
 
     async def _listed(
-        self, listing: Listing, progress: Callable[[int], None], lister: Callable[..., _Found]
+        self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Found]
     ) -> _Found:
         """List a source; again, after growing pauses, while it is throttled or does not answer."""
         loop, place = asyncio.get_running_loop(), (listing.source, listing.key_list or None)

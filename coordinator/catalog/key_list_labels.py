@@ -187,7 +187,8 @@ class _Numbers(_Column):
         self._numbers.append(label)
 
     def finish(self) -> NDArray[Any]:
-        return np.array(self._numbers)
+        numbers: NDArray[Any] = np.asarray(self._numbers)
+        return numbers
 
 
 class _Texts(_Column):
@@ -209,7 +210,8 @@ class _Texts(_Column):
         self._codes.append(self._names.code(label))
 
     def finish(self) -> NDArray[Any]:
-        return self._names.labels()[np.array(self._codes, dtype=np.int64)]
+        codes: NDArray[np.int64] = np.asarray(self._codes)
+        return self._names.labels()[codes]
 
 
 class _Lists(_Column):

@@ -151,6 +151,8 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
         wanted = [labelled, *_names_of(parts)]
         _check_chunks(stream, footer, wanted)
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=wanted):
+            if not batch.num_rows:
+                continue
             _check_size(batch, done + 1)
             columns = {name: _decoded(batch.column(name)) for name in wanted}
             for column in columns.values():

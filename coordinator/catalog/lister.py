@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 def list_source(
     source: str,
     key_list: str | None = None,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int | None], None] = lambda _: None,
     cancelled: threading.Event | None = None,
     naming: Naming = Naming(),  # noqa: B008  # frozen
     classes: Sequence[str] = (),
@@ -73,7 +73,7 @@ def list_source(
         source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory`` or a plain path.
         key_list: URL of a CSV, JSONL or Parquet file; ``None`` or empty: class folders.
         progress: told how many samples were found so far, never fewer than before, from any thread, one at
-            a time.
+            a time; in the end ``None``, when these are sorted and packed.
         cancelled: set it to end the listing.
         naming: what names the samples; what it leaves open, :data:`NAMING_FILE` in the source may say.
         classes: the names of the classes by their labels; empty: those that there are, sorted.
@@ -94,11 +94,13 @@ def list_source(
     if not key_list:
         naming = _naming_of(place, naming, tally)
         found = _list(place, tally, images_only=True, naming=naming)
+        tally.found_all()
         catalog = _by_folders(place, found, naming, tally, classes)
     else:
         rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web, classes=classes)
         naming = _naming_of(place, naming, tally)
         own, *fields = _fields(place, rows, naming, tally)
+        tally.found_all()
         columns = own.keys, own.versions, rows.labels, rows.classes, tally.report(f"key_list {rows.url}")
         named: Any = {"alias": naming.alias, "prefix": place.prefix}
         catalog = Catalog.build(place.bucket, *columns, **named, members=own.members, fields=fields)

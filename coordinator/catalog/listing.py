@@ -99,13 +99,15 @@ class Folder:
 
 
 class Tally:
-    """Counts what is found, and what people should know of it. Tells ``progress`` in rising order, ends the
-    work when ``cancelled`` is set, or when there is more than is ``allowed``.
+    """Counts what is found, and what people should know of it.
+
+    It tells ``progress`` in rising order, and ``None`` once all is found. It ends the work when ``cancelled``
+    is set, or when there is more than is ``allowed``.
     """
 
     def __init__(
         self,
-        progress: Callable[[int], None],
+        progress: Callable[[int | None], None],
         cancelled: threading.Event,
         allowed: Allowed = Allowed(),  # noqa: B008  # frozen
     ) -> None:
@@ -135,6 +137,11 @@ class Tally:
             if count > self._reached:
                 self._reached = count
                 self._progress(count)
+
+    def found_all(self) -> None:
+        """Report that nothing more will be found; raise as :meth:`check` does."""
+        self.check()
+        self._progress(None)
 
     def note(self, what: Noted, name: str) -> None:
         """Count what people should know of, and keep a few of the names."""
@@ -170,23 +177,24 @@ class FolderBuilder:
         self._every = every
         self._keys = PackedStringsBuilder()
         self._versions = PackedStringsBuilder()
-        self._counted = 0
+        self._latest: list[tuple[bytes, bytes]] = []
 
     def append(self, key: bytes, version: bytes) -> None:
         """Add one sample."""
-        self._keys.append(key)
-        self._versions.append(version)
-        if len(self._keys) - self._counted == self._every:
-            self._count()
+        self._latest.append((key, version))
+        if len(self._latest) == self._every:
+            self._pack()
 
     def build(self) -> Folder:
         """What was added."""
-        self._count()
+        self._pack()
         return Folder(self._name, self._keys.build(), self._versions.build())
 
-    def _count(self) -> None:
-        self._tally.add(len(self._keys) - self._counted)
-        self._counted = len(self._keys)
+    def _pack(self) -> None:
+        self._keys.extend(PackedStrings.pack(key for key, _ in self._latest))
+        self._versions.extend(PackedStrings.pack(version for _, version in self._latest))
+        self._tally.add(len(self._latest))
+        self._latest.clear()
 
 
 def list_folders(

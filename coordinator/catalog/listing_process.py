@@ -1,8 +1,9 @@
 """Long listings, in a process of their own, which leave the coordinator's interpreter and memory alone.
 
 The coordinator runs this module and writes what is to be listed to its standard input, as a line of JSON. The
-process writes how many samples it has found to its standard output, twice a second, and in the end its error,
-if there is one. The catalog lies in the file that it was given. It ends when its standard input does.
+process writes to its standard output, twice a second, how many samples it has found, or that it packs them;
+and in the end its error, or null. The catalog lies in the file that it was given. It ends when its standard
+input does.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["list_apart"]
 
 _TELL_S = 0.5
+_PACKING = "packing"
 
 
 def list_apart(
     out: str,
     source: str,
     key_list: str | None,
-    progress: Callable[[int], None],
+    progress: Callable[[int | None], None],
     cancelled: threading.Event,
     naming: Naming,
     classes: Sequence[str],
@@ -61,7 +63,7 @@ def list_apart(
                     return
                 if isinstance(answer, list):
                     raise error_from_name(*answer)
-                progress(answer)
+                progress(None if answer == _PACKING else answer)
         except BrokenPipeError:  # it has ended, as its exit code says
             pass
         finally:
@@ -79,14 +81,15 @@ def _serve() -> None:
     limits: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in request["allowed"].items()
     }
-    found, done = [0], threading.Event()
+    found: list[int | str] = [0]
+    done = threading.Event()
 
     def tell() -> None:
         while not done.wait(_TELL_S):
             _tell(found[0])
 
-    def progress(count: int) -> None:
-        found[0] = count
+    def progress(count: int | None) -> None:
+        found[0] = _PACKING if count is None else count
 
     telling = threading.Thread(target=tell, daemon=True)
     threading.Thread(target=_end_with_stdin, daemon=True).start()

@@ -79,11 +79,11 @@ class PackedStrings(Strings):
 
     @classmethod
     def pack(cls, strings: Iterable[bytes]) -> PackedStrings:
-        """Pack strings as they come."""
-        builder = PackedStringsBuilder()
-        for string in strings:
-            builder.append(string)
-        return builder.build()
+        """Pack strings that are in memory."""
+        strings = list(strings)
+        offsets = np.zeros(len(strings) + 1, dtype=np.uint64)
+        np.cumsum(list(map(len, strings)), out=offsets[1:])
+        return cls(b"".join(strings), offsets)
 
     @classmethod
     def concatenate(cls, parts: Sequence[PackedStrings]) -> PackedStrings:

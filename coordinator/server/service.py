@@ -307,7 +307,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
         if not self._is_ready(dataset):
             answer.warnings.extend(filter(None, [dataset.listing.trouble]))
-            if not dataset.listing.ended:
+            if not dataset.ready:
+                answer.packing = dataset.listing.packing or dataset.listing.ended
                 self._engine.note(dataset.dataset_id, dataset.listing.note)
         else:
             catalog = dataset.catalog

@@ -296,9 +296,10 @@ class Client:
                 facts = self.call("RegisterDataset", request, still, stopped=stopped)
             for warning in () if facts.ready else facts.warnings:
                 _LOG.warning("%s", shown_lines(warning))
-            if facts.listed > so_far:
+            if facts.listed > so_far or facts.packing:
                 moved_s = time.monotonic()
                 end_s += moved_s - asked_s
+            if facts.listed > so_far:
                 listed(facts.listed)
         if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older one overlooks them
             raise ProtocolMismatchError(

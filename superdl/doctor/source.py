@@ -67,8 +67,8 @@ def check_listing(case: Case) -> Finding:
 
     enough = threading.Event()
 
-    def count(found: int) -> None:
-        if found >= _ENOUGH:
+    def count(found: int | None) -> None:
+        if found is not None and found >= _ENOUGH:
             enough.set()
 
     try:

@@ -29,6 +29,7 @@ class Script:
     page_fingerprints: list[bytes] = field(default_factory=list)  # of the next pages of samples, if others
     protocol_version: int = PROTOCOL_VERSION
     listing: list[int] = field(default_factory=list)  # samples listed at each poll; ready after the last
+    packing: bool = False  # whether it says so until it is ready
     cache: str = "unix:///nowhere/redis.sock"
     store: str = ""  # its directory
     store_id: str = ""
@@ -113,6 +114,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             dataset_id=b"d" * 16,
             ready=ready,
             listed=listing[min(polls, len(listing) - 1)],
+            packing=script.packing and not ready,
             size=script.size if ready else 0,
             fingerprint=script.fingerprint if ready else b"",
             classes=["cat", "dog"] if ready else [],

@@ -86,6 +86,12 @@ def test_a_listing_that_stands_still_is_given_up(coordinator):
     assert coordinator.count("OpenJob") == 0
 
 
+def test_one_that_has_found_all_and_packs_it_is_waited_for(coordinator):
+    coordinator.script.listing, coordinator.script.packing = [17] * 500, True
+    session(coordinator, listing_silence_s=0.05)
+    assert coordinator.count("OpenJob") == 1
+
+
 def test_another_version_in_the_answer(coordinator):
     coordinator.script.protocol_version = PROTOCOL_VERSION + 1
     with pytest.raises(

@@ -12,6 +12,7 @@ import pytest
 
 from superdl.coordinator.catalog import ListingCancelledError, list_source
 from superdl.coordinator.catalog.datasets import DatasetRegistry
+from superdl.coordinator.catalog.state import CatalogState
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
 from superdl.super_wire.ids import Naming, sample_id
 from superdl.super_wire.recipe import Recipe
@@ -247,6 +248,28 @@ def test_progress_answers_a_long_poll(source):
         assert dataset.ready
 
     run(work, lister=lister)
+
+
+def test_who_waits_is_answered_in_time_while_ids_are_derived(source):
+    going = threading.Event()
+
+    class SlowState(CatalogState):
+        def ids(self, *facts):
+            assert going.wait(ENOUGH_S)
+            return super().ids(*facts)
+
+    async def work(datasets):
+        dataset = datasets.register(f"file://{source}", PLAIN, "", "run")
+        while not dataset.listing.ended:
+            await datasets.wait(dataset, listed=0, wait_s=0.01)
+        await datasets.wait(dataset, listed=0, wait_s=0.01)
+        assert dataset.listing.packing
+        assert not dataset.ready
+        going.set()
+        await datasets.wait(dataset, listed=0, wait_s=ENOUGH_S)
+        assert dataset.ready
+
+    run(work, state=SlowState(None))
 
 
 def test_a_failed_listing_is_told_to_everybody_and_tried_anew_by_the_next(tmp_path):

@@ -55,7 +55,7 @@ def test_many_more_strings_than_are_unpacked_at_a_time():
 
 def test_more_than_memory_should_hold_lies_in_a_file():
     strings = [bytes([byte]) * (20 << 20) for byte in (3, 1, 4, 2, 4)]
-    packed = PackedStrings.pack(strings)
+    packed = PackedStrings.concatenate([PackedStrings.pack([string]) for string in strings])
     assert isinstance(packed.blob, memoryview)
     assert packed.take([4, 0]) == [strings[4], strings[0]]
     held = PackedStrings.concatenate([packed, PackedStrings.pack([b"more"])]).reorder(
