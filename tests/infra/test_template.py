@@ -100,8 +100,8 @@ def test_handler_package_probe_user_and_volume_are_there(monkeypatch):
     monkeypatch.setattr(probe, "probe", lambda address: asked.append(address) or "")
     assert (probe.main([]), asked) == (0, ["127.0.0.1:50052"])
     assert f"USER {CONTAINER['User']}" in IMAGE
-    for mount in CONTAINER["MountPoints"]:  # named there, so that Fargate lets the image's user write
-        assert f"VOLUME {mount['ContainerPath']}\n" in IMAGE
+    mount, _ = CONTAINER["MountPoints"]  # the other one's access point says whose it is
+    assert f"VOLUME {mount['ContainerPath']}\n" in IMAGE  # so that Fargate lets the image's user write
 
 
 @pytest.mark.parametrize(
