@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(_mapping(scenario, prices, rows), indent=2) + "\n")
     else:
-        console = Console(highlight=False, markup=False)
+        console = Console(highlight=False, markup=False, soft_wrap=True)
         console.width = max(console.width, _NARROWEST)
         _print(scenario, prices, rows, console)
     return 0

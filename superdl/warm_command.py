@@ -24,6 +24,7 @@ from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client, checked_address
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import CacheError, ConfigError, CoordinatorError, UnknownJobError
 from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.redaction import shown
 from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _BATCH_SHARE = 1 / 4  # of the cache: the coordinator refuses a batch that would
 _POLL_S = 0.05
 _LINE_EVERY_S = 10.0
 _ENDS = {
-    "all": "all samples were gone through",
+    "all": "all samples were processed",
     "full": "the cache is full: more would drop what is in it",
     "max_bytes": "stopped at --max-bytes",
     "max_usd": "stopped at --max-usd",
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Estimate, ask, fill, report."""
-    from superdl.experiments.console import Console  # --help needs none of this
+    from superdl.experiments.console import Console
     from superdl.experiments.output import tell_json
     from superdl.super_dataset import SuperDataset
 
@@ -123,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.estimate:
         tell_json({"estimate": estimate}, shown=arguments.json)
         return 0
-    otherwise = "--yes begins without asking, --estimate only tells"
+    otherwise = "--yes begins without asking, --estimate only prints the estimate"
     if not agreed(f"fill the {target}?", yes=arguments.yes, otherwise=otherwise):
         console.print("nothing was done")
         return 0
@@ -276,7 +277,7 @@ class _Filling:
                     self.client.call("CloseJob", pb.CloseJobRequest(job=self.job.job), FIRST_CONTACT)
 
     def _look(self, begin_s: float) -> None:
-        """Ask the coordinator how far it is, which has it go on."""
+        """Poll how far the coordinator is; it goes on for as long as it is polled."""
         try:
             if not self.is_open:
                 self.client.call("OpenJob", self.job, RUNNING)
@@ -286,7 +287,7 @@ class _Filling:
         except UnknownJobError:  # it was restarted: it may have to list again, and counts from 0
             facts, _ = self.client.register(self.dataset, self.job.job, listed=lambda _: None)
             self.job.dataset_id, self.is_open = facts.dataset_id, False
-            self.job_before, self.cache_before = pb.JobStats(), pb.CacheStats()
+            self.job_before = pb.JobStats()
             return
         report, before = self.report, (self.report.warm, self.report.failed, self.report.produced)
         report.seconds = time.monotonic() - begin_s
@@ -306,7 +307,8 @@ class _Filling:
         report.usd += job.usd - before.usd
         report.invocations += job.invocations - before.invocations
         report.source_requests += job.source_requests - before.source_requests
-        report.dropped += cache.dropped_samples - self.cache_before.dropped_samples
+        dropped = cache.dropped_samples - self.cache_before.dropped_samples
+        report.dropped += dropped if dropped >= 0 else cache.dropped_samples
         report.hits = max(0, report.warm - report.produced)
         self.job_before, self.cache_before = job, cache
 
@@ -346,7 +348,8 @@ def _print_estimate(estimate: dict[str, Any], target: str, cache: pb.CacheStats,
     free_bytes = _free_bytes(cache, to_store=target == "store")
     free = "no bound" if free_bytes == math.inf else f"{decimal(int(free_bytes))} free"
     if estimate["fits"] is None:
-        console.print(f"samples: {estimate['samples']:,}, of a size unknown until the first are there")
+        size = "of a size unknown until the first are there: what follows is for all, without their transfer"
+        console.print(f"samples: {estimate['samples']:,}, {size}")
         console.print(f"{target}: {free}")
     else:
         console.print(f"samples: {estimate['samples']:,}, of {estimate['record_bytes']:,} bytes each")
@@ -375,6 +378,6 @@ def _print_report(report: Report, target: str, console: Console) -> None:
             f"{report.dropped:,} samples were dropped meanwhile: others use this cache beyond its budget"
         )
     for failure in report.failures:
-        console.print(f"  {failure['key']}: {failure['reason']}")
+        console.print(f"  {shown(failure['key'])}: {shown(failure['reason'])}")
     if report.failed > len(report.failures):
         console.print(f"  and {report.failed - len(report.failures):,} more")

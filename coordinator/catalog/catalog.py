@@ -112,11 +112,12 @@ class Catalog:
         members: Members | None = None,
         fields: Sequence[Field[PackedStrings]] = (),
         sorted_like: PackedStrings | None = None,
+        where: str = "",
     ) -> Catalog:
         """Sort samples given in any order, by keys or as ``sorted_like`` is. ``prefix`` begins all keys.
 
         With ``members``, a key and a version for each of their objects, and a label for each of them. Rows of
-        ``fields`` are in the order of labels.
+        ``fields`` are in the order of labels. ``where`` names the samples' list in an error.
 
         Raises:
             SourceError: the class names do not fit into one message, or a key is there twice.
@@ -129,7 +130,7 @@ class Catalog:
             )
         order = (keys if sorted_like is None else sorted_like).sort_order()
         ordered = keys.reorder(order)
-        check_once(ordered, bucket)
+        check_once(ordered, where or bucket)
         named = tuple(classes), tuple(warnings), alias, prefix if alias else ""
         parts = sorted(fields, key=lambda field: field.name)
         if members is None:

@@ -122,9 +122,10 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
         raise SourceEmptyError(
             f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
         )
-    own, packed = columns.pop("").part(url), _finished(labels, url, tally)
-    if own.versions is not None:
+    if len(columns[""].versions):
         tally.add(count)
+    tally.found_all()
+    own, packed = columns.pop("").part(url), _finished(labels, url, tally)
     fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
     if own.members is not None:
         return KeyList(url, own.keys, own.versions, *packed, own.members, own.lines, fields)
@@ -247,18 +248,16 @@ def _values(rows: Rows, name: str) -> list[Any]:
 
 
 def _texts(rows: Rows, name: str, reason: Callable[[object], str]) -> Any:
-    """Return a column as Arrow's texts, of which null is the empty one; ``reason`` says why one is none."""
+    """Return a column as Arrow's texts, of which null is an empty one; ``reason`` refuses a value."""
     import pyarrow as pa
 
     column = rows.columns[name]
     if not isinstance(column, list):
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise BadRowError(rows.numbers[0], reason(column[0].as_py()))
         return column.cast(pa.large_utf8()).fill_null("")
     for number, value in zip(rows.numbers, column, strict=True):
-        if value is not None and (not isinstance(value, str) or _HALF.search(value)):
+        if not isinstance(value, str) or _HALF.search(value):
             raise BadRowError(number, reason(value))
-    return pa.array(column, pa.large_utf8()).fill_null("")
+    return pa.array(column, pa.large_utf8())
 
 
 def _refuse(rows: Rows, texts: Any, bad: Any, reason: Callable[[object], str]) -> None:

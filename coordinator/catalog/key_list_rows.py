@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 from superdl.coordinator.catalog.key_list_labels import VARIES, number_or_text
 from superdl.super_wire.errors import ConfigError
@@ -24,8 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "BadRowError", "Rows"]
 
+_T = TypeVar("_T")
+
 _MAX_LINE_BYTES = 2**18  # the longest label that may be has 8192 numbers
-_LINES_AT_A_TIME = 256
+_LINES_AT_A_TIME, _BATCH_BYTES = 256, 2**20
 _ROWS_AT_A_TIME = 8192
 # In a Parquet file a few bytes can stand for gigabytes:
 _MAX_BATCH_BYTES = 2**28  # of so many rows
@@ -42,8 +43,9 @@ _SHOWN = 80
 class Rows(NamedTuple):
     """Some rows. ``numbers`` are their lines in the file (Parquet: rows, from 1).
 
-    ``columns`` hold a value for each row, as lists or as Arrow's arrays. ``parts`` says which there are of
-    the samples' own objects, by an empty name, and of each field, where they are called as ``mask.key`` is.
+    ``columns`` hold a value for each row, as lists or as Arrow's arrays of texts. ``parts`` says which there
+    are of the samples' own objects, by an empty name, and of each field, in which they have names such as
+    ``mask.key``.
     """
 
     numbers: Sequence[int]
@@ -74,11 +76,13 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
     parts = _parts(header, line)
     labels = list((fields or {"label": "label"}).values())
     numeric = {*labels, *(name for name in _names_of(parts) if name.endswith(("offset", "length")))}
-    while some := list(islice(records, _LINES_AT_A_TIME)):
+    used = numeric.union(_names_of(parts))
+    for some in _some(stream, records):
         numbers, rows = zip(*some, strict=True)
         columns: dict[str, list[Any]] = {}
         for name, values in zip(header, zip(*rows, strict=True), strict=True):
-            columns[name] = list(map(number_or_text, values) if name in numeric else values)
+            if name in used:
+                columns[name] = list(map(number_or_text, values) if name in numeric else values)
         of_fields = zip(*(columns[name] for name in labels), strict=True)
         named = [dict(zip(fields, row, strict=True)) for row in of_fields] if fields else columns["label"]
         yield Rows(numbers, named, columns, parts)
@@ -101,8 +105,7 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
-    records = _json_records(stream)
-    while some := list(islice(records, _LINES_AT_A_TIME)):
+    for some in _some(stream, _json_records(stream)):
         numbers, rows, labels = zip(*some, strict=True)
         parts = _parts(rows[0], numbers[0])
         names = {*_names_of(parts), "encoding"}  # which rows may lack
@@ -154,10 +157,8 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
             if not batch.num_rows:
                 continue
             _check_size(batch, done + 1)
-            columns = {name: _decoded(batch.column(name)) for name in wanted}
-            for column in columns.values():
-                column.validate(full=True)
-            labels = [_label(label, labelled) for label in columns[labelled].to_pylist()]
+            columns = {name: _column(batch.column(name)) for name in wanted}
+            labels = [_label(label, labelled) for label in _values(columns[labelled])]
             yield Rows(range(done + 1, done + 1 + batch.num_rows), labels, columns, parts)
             done += batch.num_rows
     except BadRowError:
@@ -293,9 +294,30 @@ def _check_size(batch: Any, number: int) -> None:
         raise BadRowError(number, reason)
 
 
-def _decoded(column: Any) -> Any:
-    """The same without a dictionary, which is slow to make Python's values of."""
-    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+def _column(column: Any) -> Any:
+    """A column of texts, without a dictionary, as an array that is sound; any other as a list."""
+    import pyarrow as pa
+
+    dense = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+    dense.validate(full=True)
+    is_text = pa.types.is_string(dense.type) or pa.types.is_large_string(dense.type)
+    return dense if is_text else dense.to_pylist()
+
+
+def _values(column: Any) -> list[Any]:
+    return column if isinstance(column, list) else list(column.to_pylist())
+
+
+def _some(stream: BinaryIO, records: Iterator[_T]) -> Iterator[list[_T]]:
+    """Yield records of a stream some at a time: few lines, or fewer that are long."""
+    some, begin = list[_T](), stream.tell()
+    for record in records:
+        some.append(record)
+        if len(some) == _LINES_AT_A_TIME or stream.tell() - begin > _BATCH_BYTES:
+            yield some
+            some, begin = [], stream.tell()
+    if some:
+        yield some
 
 
 def _dense_bytes(column: Any) -> int:

@@ -100,9 +100,8 @@ def list_source(
         rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web, classes=classes)
         naming = _naming_of(place, naming, tally)
         own, *fields = _fields(place, rows, naming, tally)
-        tally.found_all()
         columns = own.keys, own.versions, rows.labels, rows.classes, tally.report(f"key_list {rows.url}")
-        named: Any = {"alias": naming.alias, "prefix": place.prefix}
+        named: Any = {"alias": naming.alias, "prefix": place.prefix, "where": f"key_list {rows.url}"}
         catalog = Catalog.build(place.bucket, *columns, **named, members=own.members, fields=fields)
     for warning in catalog.warnings:
         _log.warning("%s", warning)
@@ -126,6 +125,7 @@ def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[
             first, which = distinct(part.keys) if name else (None, None)  # a field's may come several times
             wanted = part.keys if first is None else part.keys.reorder(first)
             listed = ask_for_versions(place, wanted, tally) if found is None else found
+            tally.found_all()
             versions = _look_up_versions(place, rows.url, wanted, listed)
             versions = versions if which is None else versions.reorder(which)
         if part.members is not None and place.is_file:

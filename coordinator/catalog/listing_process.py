@@ -90,6 +90,8 @@ def _serve() -> None:
 
     def progress(count: int | None) -> None:
         found[0] = _PACKING if count is None else count
+        if count is None:
+            _tell(_PACKING)  # at once: it may be short
 
     telling = threading.Thread(target=tell, daemon=True)
     threading.Thread(target=_end_with_stdin, daemon=True).start()

@@ -183,7 +183,8 @@ class RepeatedStrings(Strings):
 
     def lengths(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
         """Length in bytes of every string from ``start`` to ``stop``: uint64."""
-        lengths: NDArray[np.uint64] = self.strings.lengths()[self.which[start:stop]]
+        which, offsets = self.which[start:stop].astype(np.int64), self.strings.offsets
+        lengths: NDArray[np.uint64] = offsets[which + 1] - offsets[which]
         return lengths
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:

@@ -108,7 +108,16 @@ def _jsonl(chance: random.Random) -> bytes:
 def _parquet(chance: random.Random) -> bytes:
     stream, compression = io.BytesIO(), chance.choice(["none", "snappy", "zstd"])
     try:
-        parquet.write_table(pa.Table.from_pylist(_rows(chance)), stream, compression=compression)
+        table = pa.Table.from_pylist(_rows(chance))
+        if chance.random() < 0.1:  # a column of another type, of which Python may have no such value
+            kind = chance.choice(
+                [pa.timestamp("us"), pa.timestamp("ns", "Mars"), pa.duration("ns"), pa.date32()]
+            )
+            values = pa.array([chance.choice([1, 2**30, 2**31 - 1])] * len(table), pa.int32())
+            odd = values.cast(pa.int64()).cast(kind) if kind.bit_width == 64 else values.cast(kind)
+            place = chance.randrange(table.num_columns)
+            table = table.set_column(place, table.column_names[place], odd)
+        parquet.write_table(table, stream, compression=compression)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):  # no file has such rows
         keys = pa.array(["a", "b"]).dictionary_encode()
         stream = io.BytesIO()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from superdl.main import main
 from superdl.warm_command import WarmProgress
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
@@ -117,6 +118,8 @@ def test_an_interrupt_ends_it_with_a_report(
         assert hook.done
         assert report["ended"] == "interrupted"
         assert 0 < report["warm"] < 800
+        assert main(["stats", "--coordinator", stack.address]) == 0
+        assert "no open jobs" in capsys.readouterr().out
         monkeypatch.undo()
         for process in stack.functions():
             process.resume()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -12,6 +13,7 @@ from pyarrow import parquet
 
 from superdl.coordinator.catalog import key_list_rows as rows_module
 from superdl.coordinator.catalog.key_list import read_key_list
+from superdl.coordinator.catalog.lister import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError, Tally
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError, SuperError
 from tests.coordinator.catalog.key_lists import WRITERS, read, written
@@ -68,7 +70,7 @@ def test_versions_and_keys_of_any_script(tmp_path, extension):
     found = read(written(tmp_path, extension, rows), progress=told.append)
     assert list(found.keys) == [row["key"].encode() for row in rows]
     assert list(found.versions) == [b"etag1", b"etag-2"]
-    assert told == [2]
+    assert told == [2, None]
 
 
 def test_dictionary_columns_and_all_integer_types(tmp_path):
@@ -170,18 +172,42 @@ def test_bytes_that_are_not_utf8(tmp_path, extension):
         ({"name": ["a"], "label": [1]}, "the columns are key, label"),
         ({"key": ["a", None], "label": [1, 2]}, "line 2: a key is a text"),
         ({"key": [b"a"], "label": [1]}, "line 1: a key is a text"),
+        ({"key": pa.array([1, 2], pa.duration("us")), "label": [1, 2]}, "line 1: a key is a text"),
+        ({"key": pa.array([2**62], pa.timestamp("us")), "label": [1]}, "no Parquet that can be read"),
+        (
+            {"key": ["a"], "label": [1], "member": ["m"], "length": [1]}
+            | {"offset": pa.array([1], pa.timestamp("ns"))},
+            "no Parquet that can be read",
+        ),
         ({"key": ["a", "b"], "label": [1, None]}, "line 2: a label is a number"),
         ({"key": ["a"], "label": [True]}, "line 1: a label is a number"),
         ({"key": ["a"], "label": [float("nan")]}, "line 1: the label nan is not finite"),
         ({"key": ["a", "b"], "label": [1, 2], "version": ["v", None]}, "line 2: a version is"),
     ],
-    ids=repr,
 )
 def test_bad_parquet(tmp_path, columns, reason):
     path = tmp_path / "x.parquet"
     parquet.write_table(pa.table(columns), path)
     with pytest.raises(SourceError, match=f"^key_list {path}(, |: ){reason}"):
         read(path)
+
+
+@pytest.mark.parametrize("extension", WRITERS)
+def test_a_key_of_a_list_with_versions_comes_once_too(tmp_path, extension):
+    rows = [{"key": key, "label": 1, "version": "v"} for key in ("b", "a", "b")]
+    path = written(tmp_path, extension, rows)
+    with pytest.raises(SourceError, match=f"^key_list {path}: a key is listed once.*'b'$"):
+        list_source(str(tmp_path), str(path))
+
+
+def test_long_lines_are_read_few_at_a_time(tmp_path):
+    path = tmp_path / "x.jsonl"
+    rows = [{"key": f"{n}", "label": [n] * 8000} for n in range(300)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with path.open("rb") as stream:
+        sizes = [len(some.numbers) for some in rows_module.FORMATS[".jsonl"](stream)]
+    assert sum(sizes) == 300
+    assert 1 < max(sizes) < 60
 
 
 def test_keys_of_object_stores_may_hold_anything(tmp_path):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog.strings import PackedStrings
+from superdl.coordinator.catalog.strings import PackedStrings, RepeatedStrings
 
 # Few different bytes, zero among them, so that strings share beginnings and differ by trailing zeros only.
 ALIKE = st.lists(st.sampled_from([0, 1, 97, 255]), max_size=20).map(bytes)
@@ -38,6 +39,25 @@ def test_sorts_by_bytes_and_keeps_equals_in_order(strings):
     assert order.tolist() == sorted(range(len(strings)), key=strings.__getitem__)
     equal = [first == second for first, second in pairwise(sorted(strings))]
     assert packed.reorder(order).equals_next().tolist() == equal
+
+
+@given(st.lists(st.none() | st.binary(max_size=9), max_size=50), st.data(), st.booleans())
+def test_takes_any_part_of_an_arrow_array(strings, data, large):
+    kind = pa.large_binary() if large else pa.binary()
+    start, stop = sorted(data.draw(st.integers(0, 60)) for _ in range(2))
+    packed = PackedStrings.of(pa.array(strings, kind)[start:stop])
+    assert list(packed) == [string or b"" for string in strings[start:stop]]
+    assert list(packed.behind(b"p/")) == [b"p/" + string for string in packed]
+    assert bytes(packed.blob) == b"".join(packed)
+
+
+@given(LISTS.filter(bool), st.data())
+def test_repeated_strings_have_the_lengths_of_those_they_repeat(strings, data):
+    which = data.draw(st.lists(st.integers(0, min(len(strings), 200) - 1), max_size=300))
+    repeated = RepeatedStrings(PackedStrings.pack(strings), np.array(which, dtype=np.uint8))
+    expected = [len(strings[place]) for place in which]
+    assert repeated.lengths().tolist() == expected
+    assert repeated.lengths(3, 9).tolist() == expected[3:9]
 
 
 @given(st.lists(LISTS, max_size=5))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
+from superdl.coordinator.catalog.state import CatalogState
 from superdl.coordinator.core import SampleState
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError, UnknownJobError
@@ -13,7 +16,7 @@ from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
-from tests.coordinator.running import RECORD_BYTES, report
+from tests.coordinator.running import ENOUGH_S, RECORD_BYTES, registration, report
 
 RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
 
@@ -30,6 +33,21 @@ def test_a_registered_dataset_is_described_once_listed(run, source):
         other = await coordinator.register(source, "another run")
         assert other.dataset_id != dataset.dataset_id
         assert other.fingerprint == dataset.fingerprint
+
+    run(work)
+
+
+def test_a_dataset_whose_ids_are_derived_is_said_to_be_packed(run, source, monkeypatch):
+    going, ids = threading.Event(), CatalogState.ids
+    monkeypatch.setattr(CatalogState, "ids", lambda *facts: going.wait(ENOUGH_S) and ids(*facts))
+
+    async def work(coordinator):
+        answer = await coordinator.call("RegisterDataset", registration(source=f"file://{source}"))
+        assert (answer.ready, answer.packing, answer.listed) == (False, True, 10)
+        going.set()
+        poll = pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
+        answer = await coordinator.call("GetDataset", poll)
+        assert (answer.ready, answer.packing) == (True, False)
 
     run(work)
 

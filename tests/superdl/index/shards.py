@@ -129,12 +129,28 @@ def mds_of(directory: Path, samples: Sequence[tuple[bytes, int]]) -> Path:
 def litdata_of(directory: Path, samples: Sequence[tuple[bytes, int]]) -> Path:
     """A chunk of images and int64 labels with its index, byte for byte as LitData lays them out."""
     rows = [struct.pack("<2I", len(image), 8) + image + struct.pack("<q", label) for image, label in samples]
-    content = _chunk(rows)
+    return _litdata_chunk(directory, _chunk(rows), len(rows), ["jpeg", "int"])
+
+
+def litdata_arrow_of(directory: Path, table: Any, samples: int | None = None, **options: Any) -> Path:
+    """The same of samples that are rows of a table, as LitData lays out plain values."""
+    import pyarrow as pa
+
+    stream, count = io.BytesIO(), len(table) if samples is None else samples
+    with pa.ipc.new_file(stream, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    begin, rows = 4 * (count + 2), stream.getvalue()
+    content = struct.pack(f"<{count + 2}I", count, *[begin] * (count + 1)) + rows
+    content += struct.pack("<I8s", len(rows), b"LDARW01")
+    return _litdata_chunk(directory, content, count, ["bytes", "int"])
+
+
+def _litdata_chunk(directory: Path, content: bytes, samples: int, kinds: list[str]) -> Path:
     (directory / "chunk-0-0.bin").write_bytes(content)
     leaf = {"type": None, "context": None, "children_spec": []}
     spec = [1, {"type": "builtins.dict", "context": '["image", "label"]', "children_spec": [leaf, leaf]}]
     config = {"compression": None, "encryption": None, "item_loader": "PyTreeLoader"}
-    config |= {"data_format": ["jpeg", "int"], "data_spec": json.dumps(spec)}
-    chunk = {"filename": "chunk-0-0.bin", "chunk_size": len(rows), "chunk_bytes": len(content), "dim": None}
+    config |= {"data_format": kinds, "data_spec": json.dumps(spec)}
+    chunk = {"filename": "chunk-0-0.bin", "chunk_size": samples, "chunk_bytes": len(content), "dim": None}
     (directory / "index.json").write_text(json.dumps({"chunks": [chunk], "config": config}))
     return directory / "chunk-0-0.bin"

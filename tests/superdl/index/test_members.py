@@ -25,7 +25,15 @@ from superdl.index.choices import Choices
 from superdl.index.formats import parquet_members, tfrecord_members
 from superdl.index.key_list import rows_of
 from superdl.index.shard import ShardError, Shards
-from tests.superdl.index.shards import content_of, index, litdata_of, mds_of, tar_of, tfrecord_of
+from tests.superdl.index.shards import (
+    content_of,
+    index,
+    litdata_arrow_of,
+    litdata_of,
+    mds_of,
+    tar_of,
+    tfrecord_of,
+)
 
 # Some are as large as what is fetched at a time, so that headers lie near and far.
 SIZES = st.lists(
@@ -68,9 +76,6 @@ def write_tfrecord(directory, contents):
 
 
 def write_parquet(directory, contents):
-    import pyarrow as pa
-    from pyarrow import parquet
-
     rows = [{"bytes": content, "path": f"{place}.jpg"} for place, content in enumerate(contents)]
     feature = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["dog", "cat"]}}
     table = pa.table({"label": [place % 2 for place in range(len(rows))], "image": rows})
@@ -89,7 +94,12 @@ def write_litdata(directory, contents):
     return list(range(len(contents)))
 
 
-WRITERS = [write_tar, write_zip, write_tfrecord, write_parquet, write_mds, write_litdata]
+def write_litdata_arrow(directory, contents):
+    litdata_arrow_of(directory, pa.table({"image": contents, "label": range(len(contents))}))
+    return list(range(len(contents)))
+
+
+WRITERS = [write_tar, write_zip, write_tfrecord, write_parquet, write_mds, write_litdata, write_litdata_arrow]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -133,6 +143,7 @@ def members_or_error(reader, directory, key):
         (write_parquet, parquet_members, 0),
         (write_mds, None, 0),
         (write_litdata, None, 0),
+        (write_litdata_arrow, None, 0),
     ],
 )
 def test_a_shard_that_was_cut_off_is_told_at_every_byte(write, reader, prefixes, tmp_path):
@@ -307,6 +318,12 @@ def _compressed_mds(directory):
     (directory / "index.json").write_text(text.replace('"compression": null', '"compression": "zstd"'))
 
 
+def _arrow(labels, images=(b"1", b"22"), **options):
+    return lambda directory: litdata_arrow_of(
+        directory, pa.table({"image": images, "label": labels}), **options
+    )
+
+
 def _written(name, content):
     return lambda directory: (directory / name).write_bytes(content)
 
@@ -324,6 +341,12 @@ def _written(name, content):
         (_stale, "it is cut off, or newer than its index"),
         (_gone, "index.json names 1 shards that are not there, such as shard.00000.mds"),
         (_compressed_mds, "its shards are compressed"),
+        (_arrow([1, 2], compression="zstd"), "they are compressed"),
+        (_arrow([1, 2], pa.array([b"1", b"1"]).dictionary_encode()), "or refer to each other"),
+        (_arrow([1, 2], samples=5), "it has 2 rows of Arrow, and 5 samples"),
+        (_arrow([1, 2], ["a", "b"]), "the image is string"),
+        (_arrow(pa.array([2**62, 1], pa.timestamp("us"))), "its rows of Arrow cannot be read"),
+        (_arrow([1, None]), "member '1': the label is a number or a text"),
         (_written("a.tar.gz", b""), "unpack it first"),
         (_written("a.tgz", b""), "unpack it first"),
         (_written("a.tar", b"\x1f\x8b" + bytes(600)), "it is compressed with gzip"),
