@@ -312,8 +312,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 self._engine.note(dataset.dataset_id, dataset.listing.note)
         else:
             catalog = dataset.catalog
-            answer.ready = True
-            answer.size = len(catalog)
+            answer.ready, answer.size = True, len(catalog)
             answer.fingerprint = catalog.fingerprint
             answer.classes.extend(catalog.classes)
             answer.label_dtype = catalog.label_dtype
