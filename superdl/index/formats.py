@@ -11,7 +11,7 @@ import json
 import posixpath
 import struct
 from functools import cache, partial
-from itertools import chain, pairwise, repeat
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -45,10 +45,7 @@ _NUMBERS = {"int8": "<i1", "uint8": "<u1", "int": "<i8", "float": "<f8", "bool":
 _NUMBERS |= {f"{kind}{8 * size}": f"<{kind[0]}{size}" for kind in ("int", "uint", "float") for size in _SIZES}
 _TEXTS = {"str": str, "text": str, "str_int": int, "str_float": float}
 
-_ARROW = b"ARROW1"  # begins the rows of a LitData chunk of plain values
-_ARROW_BEGIN = 8  # bytes before its messages
-_HEADER, _COMPRESSION = 2, 3  # fields of a message, and of its header
-_ARROW_END = struct.Struct("<I8s")  # their length, and a mark
+_ARROW = b"ARROW1"
 
 _FRAME = struct.Struct("<QI")
 _FOOT_BYTES = 4
@@ -147,9 +144,9 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
         raise shard.error(f"{has}, {says}: it is cut off, or newer than its index")
     image, label = _chunk_columns(shard, layout.columns, choices)
     before = 2 * _U32 + _U32 * samples
-    if shard.size >= before + len(_ARROW) and shard.read(before, len(_ARROW)) == _ARROW:
-        yield from _arrow_members(shard, before, samples, image, label)
-        return
+    if shard.read(before, min(len(_ARROW), shard.size - before)) == _ARROW:
+        why = "its samples are rows of Arrow, as LitData writes bytes and numbers"
+        raise shard.error(f"{why}: give it images (PIL) to write, which it keeps as JPEG or PNG")
     table = np.frombuffer(shard.read(_U32, _U32 * (samples + 1)), "<u4").tolist()
     for place, (begin, end) in enumerate(pairwise(table)):
         name = str(place)
@@ -159,73 +156,6 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
         value = _chunk_label(shard, layout.columns[label][0], *spans[label], name) if label else None
         yield Member(name, *spans[image], value)
         before = end
-
-
-def _arrow_members(shard: Shard, begin: int, samples: int, image: str, label: str | None) -> Iterator[Member]:
-    """Yield the images in a chunk of LitData whose samples are the rows of an Arrow file inside it."""
-    import pyarrow as pa
-
-    chunk = pa.py_buffer(shard.whole(_READ_BYTES))
-    size, _ = _ARROW_END.unpack(shard.read(shard.size - _ARROW_END.size, _ARROW_END.size))
-    try:
-        rows = _plain_rows(chunk[begin : begin + size]).select([image, *filter(None, [label])])
-        rows.validate(full=True)
-        labels = rows.column(label).to_pylist() if label else [None] * len(rows)
-        images = [_spans_of(batch.column(0), chunk) for batch in rows.to_batches()]
-    except (
-        pa.ArrowException,
-        OSError,
-        KeyError,
-        ValueError,
-        OverflowError,
-        TypeError,
-        struct.error,
-    ) as error:
-        raise shard.error(f"its rows of Arrow cannot be read: {error}") from error
-    if len(rows) != samples:
-        raise shard.error(f"it has {len(rows):,} rows of Arrow, and {samples:,} samples by its index")
-    for place, ((offset, length), value) in enumerate(zip(chain(*images), labels, strict=True)):
-        fail = partial(shard.error, member=str(place))
-        yield Member(str(place), offset, length, None if label is None else number_or_text(value, fail))
-
-
-def _plain_rows(file: Any) -> Any:
-    """Return the rows of an Arrow file, which lie in its bytes; compressed ones could take any memory."""
-    import pyarrow as pa
-
-    for message in pa.ipc.MessageReader.open_stream(file[_ARROW_BEGIN:]):
-        if message.type != "schema" and (message.type != "record batch" or _is_compressed(message)):
-            raise ValueError("they are compressed, or refer to each other, so that none can be read alone")
-    return pa.ipc.open_stream(file[_ARROW_BEGIN:]).read_all()
-
-
-def _is_compressed(message: Any) -> bool:
-    """Return whether a record batch says so, by a field of its flatbuffer that pyarrow does not show."""
-    metadata = message.metadata.to_pybytes()
-
-    def field(table: int, number: int) -> int:
-        begin = table - struct.unpack_from("<i", metadata, table)[0]
-        place, size = 4 + 2 * number, struct.unpack_from("<H", metadata, begin)[0]
-        return struct.unpack_from("<H", metadata, begin + place)[0] if place < size else 0
-
-    (root,) = struct.unpack_from("<I", metadata)
-    header = root + field(root, _HEADER)
-    batch = header + struct.unpack_from("<I", metadata, header)[0]
-    return field(batch, _COMPRESSION) > 0
-
-
-def _spans_of(column: Any, chunk: Any) -> list[tuple[int, int]]:
-    """Return offset and length in a chunk of each value of a column whose bytes lie there."""
-    import pyarrow as pa
-
-    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-        raise TypeError(f"the image is {column.type}, not the bytes of a file")
-    values, blob = column.cast(pa.large_binary()), column.buffers()[-1]
-    ends = np.frombuffer(values.buffers()[1], "<i8", len(values) + 1, 8 * values.offset).tolist()
-    first = blob.address - chunk.address if blob is not None and ends[-1] > ends[0] else 0
-    if not 0 <= first <= chunk.size - ends[-1]:
-        raise ValueError("its images lie outside of the chunk")
-    return [(first + start, end - start) for start, end in pairwise(ends)]
 
 
 def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[str, str | None]:
@@ -253,9 +183,8 @@ def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> d
         spans[column] = at, next(own, 0) if fixed is None else fixed
         at += spans[column][1]
     if at != end:
-        raise shard.error(
-            f"its columns end at {at:,}, it ends at {end:,}: the table of offsets is broken", name
-        )
+        why = f"its columns end at {at:,}, it ends at {end:,}: the table of offsets is broken"
+        raise shard.error(why, name)
     shard.check(begin, end - begin, name)
     return spans
 

@@ -205,27 +205,6 @@ def test_a_collector_is_reached_in_both_ranges():
         assert [rule["CidrIp"] for rule in out if rule["FromPort"] == 4318] == ranges
 
 
-def test_a_file_system_for_catalogs_is_mounted_and_reached_by_the_coordinator_alone():
-    out = WorkedOut(StateFileSystemId="fs-0123456789abcdef0")
-    (point,) = out.of_type("AWS::EFS::AccessPoint").values()
-    (task,) = out.of_type("AWS::ECS::TaskDefinition").values()
-    (container,) = task["ContainerDefinitions"]
-    variables = {one["Name"]: one["Value"] for one in container["Environment"]}
-    (mount,) = (one for one in container["MountPoints"] if one["ContainerPath"] == variables["SUPER_STATE"])
-    (volume,) = (one for one in task["Volumes"] if one["Name"] == mount["SourceVolume"])
-    assert volume["EFSVolumeConfiguration"]["FilesystemId"] == point["FileSystemId"] == "fs-0123456789abcdef0"
-    assert f"{point['PosixUser']['Uid']}:{point['PosixUser']['Gid']}" == container["User"]
-    assert statements_of(out, "CoordinatorRole")["KeepState"]["Resource"].endswith("/fs-0123456789abcdef0")
-    ports = {
-        name: [rule.get("FromPort") for rule in group["SecurityGroupEgress"]]
-        for name, group in out.of_type("AWS::EC2::SecurityGroup").items()
-    }
-    assert [name for name, out_of in ports.items() if 2049 in out_of] == ["CoordinatorSecurityGroup"]
-    without = WorkedOut()
-    assert without.of_type("AWS::EFS::AccessPoint") == {}
-    assert "KeepState" not in statements_of(without, "CoordinatorRole")
-
-
 def test_an_own_key_guards_what_the_stack_keeps_and_opens_by_secrets_manager_alone(stack):
     kinds = ("AWS::SecretsManager::Secret", "AWS::Logs::LogGroup", "AWS::ElastiCache::ReplicationGroup")
     own = WorkedOut(KmsKeyArn=KEY)

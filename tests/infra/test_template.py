@@ -22,7 +22,8 @@ from superdl.coordinator.server.repeated_lines import LINE_FORMATS
 from superdl.coordinator.server.settings import Settings
 from superdl.lambda_prefetch.telemetry import Telemetry
 from superdl.super_wire.request import PrefetchResult
-from tests.infra.stack_template import ROOT, written
+from tests.infra.stack_template import ROOT, WorkedOut, written
+from tests.infra.test_deploying import statements_of
 from tests.lambda_prefetch.prefetching import Context
 
 TEMPLATE = written()
@@ -190,3 +191,24 @@ def test_everything_that_can_be_is_tagged():
         if field and "super:stack" not in json.dumps(resource["Properties"].get(field, [])):
             untagged.append(name)
     assert not untagged
+
+
+def test_a_file_system_for_catalogs_is_mounted_and_reached_by_the_coordinator_alone():
+    out = WorkedOut(StateFileSystemId="fs-0123456789abcdef0")
+    (point,) = out.of_type("AWS::EFS::AccessPoint").values()
+    (task,) = out.of_type("AWS::ECS::TaskDefinition").values()
+    (container,) = task["ContainerDefinitions"]
+    variables = {one["Name"]: one["Value"] for one in container["Environment"]}
+    (mount,) = (one for one in container["MountPoints"] if one["ContainerPath"] == variables["SUPER_STATE"])
+    (volume,) = (one for one in task["Volumes"] if one["Name"] == mount["SourceVolume"])
+    assert volume["EFSVolumeConfiguration"]["FilesystemId"] == point["FileSystemId"] == "fs-0123456789abcdef0"
+    assert f"{point['PosixUser']['Uid']}:{point['PosixUser']['Gid']}" == container["User"]
+    assert statements_of(out, "CoordinatorRole")["KeepState"]["Resource"].endswith("/fs-0123456789abcdef0")
+    ports = {
+        name: [rule.get("FromPort") for rule in group["SecurityGroupEgress"]]
+        for name, group in out.of_type("AWS::EC2::SecurityGroup").items()
+    }
+    assert [name for name, out_of in ports.items() if 2049 in out_of] == ["CoordinatorSecurityGroup"]
+    without = WorkedOut()
+    assert without.of_type("AWS::EFS::AccessPoint") == {}
+    assert "KeepState" not in statements_of(without, "CoordinatorRole")

@@ -94,12 +94,7 @@ def write_litdata(directory, contents):
     return list(range(len(contents)))
 
 
-def write_litdata_arrow(directory, contents):
-    litdata_arrow_of(directory, pa.table({"image": contents, "label": range(len(contents))}))
-    return list(range(len(contents)))
-
-
-WRITERS = [write_tar, write_zip, write_tfrecord, write_parquet, write_mds, write_litdata, write_litdata_arrow]
+WRITERS = [write_tar, write_zip, write_tfrecord, write_parquet, write_mds, write_litdata]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -143,7 +138,6 @@ def members_or_error(reader, directory, key):
         (write_parquet, parquet_members, 0),
         (write_mds, None, 0),
         (write_litdata, None, 0),
-        (write_litdata_arrow, None, 0),
     ],
 )
 def test_a_shard_that_was_cut_off_is_told_at_every_byte(write, reader, prefixes, tmp_path):
@@ -318,12 +312,6 @@ def _compressed_mds(directory):
     (directory / "index.json").write_text(text.replace('"compression": null', '"compression": "zstd"'))
 
 
-def _arrow(labels, images=(b"1", b"22"), **options):
-    return lambda directory: litdata_arrow_of(
-        directory, pa.table({"image": images, "label": labels}), **options
-    )
-
-
 def _written(name, content):
     return lambda directory: (directory / name).write_bytes(content)
 
@@ -341,12 +329,10 @@ def _written(name, content):
         (_stale, "it is cut off, or newer than its index"),
         (_gone, "index.json names 1 shards that are not there, such as shard.00000.mds"),
         (_compressed_mds, "its shards are compressed"),
-        (_arrow([1, 2], compression="zstd"), "they are compressed"),
-        (_arrow([1, 2], pa.array([b"1", b"1"]).dictionary_encode()), "or refer to each other"),
-        (_arrow([1, 2], samples=5), "it has 2 rows of Arrow, and 5 samples"),
-        (_arrow([1, 2], ["a", "b"]), "the image is string"),
-        (_arrow(pa.array([2**62, 1], pa.timestamp("us"))), "its rows of Arrow cannot be read"),
-        (_arrow([1, None]), "member '1': the label is a number or a text"),
+        (
+            litdata_arrow_of,
+            "its samples are rows of Arrow, as LitData writes bytes and numbers: give it images",
+        ),
         (_written("a.tar.gz", b""), "unpack it first"),
         (_written("a.tgz", b""), "unpack it first"),
         (_written("a.tar", b"\x1f\x8b" + bytes(600)), "it is compressed with gzip"),

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from superdl.experiments.models import declare_operators
+from superdl.main import main
 from tests.superdl.index.shards import content_of, index
 
 COUNT = 23
@@ -74,7 +75,7 @@ def test_mds(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
-def test_litdata(kind, tmp_path):
+def test_litdata(kind, tmp_path, capsys):
     pytest.importorskip("litdata")
     from superdl.experiments.loaders.streaming_loaders import write_chunks
 
@@ -88,6 +89,10 @@ def test_litdata(kind, tmp_path):
     write_chunks(samples, 6000, directory)
     config = json.loads((directory / "index.json").read_text())["config"]
     assert config["data_format"] == [kind, "int"]
+    if b"ARROW1" in (directory / "chunk-0-0.bin").read_bytes():  # since 0.2.76
+        assert main(["index", str(directory), "-o", str(tmp_path / "list.jsonl")]) == 1
+        assert "its samples are rows of Arrow" in capsys.readouterr().err
+        return
     rows = index(directory, tmp_path / "list.jsonl")
     assert [row["label"] for row in rows] == list(range(COUNT))
     for place, row in enumerate(rows):
