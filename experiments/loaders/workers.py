@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import signal
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from superdl.experiments.loaders.interface import WorkerFigures
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -34,9 +35,9 @@ __all__ = [
     "data_loader",
     "decoded",
     "end_workers",
-    "leave_sigterm_to_the_run",
     "shared_bytes",
     "stack",
+    "starting_workers",
 ]
 
 
@@ -105,13 +106,22 @@ def shared_bytes(size: int) -> Tensor:
 
 
 def data_loader(dataset: Any, request: LoaderRequest, kind: Any = DataLoader, **options: Any) -> Any:
-    """A DataLoader with the workers that a spec asks for, which leave SIGTERM to the run."""
-    return kind(dataset, worker_init_fn=leave_sigterm_to_the_run, **request.worker_options(), **options)
+    """A DataLoader with the workers that a spec asks for."""
+    return kind(dataset, **request.worker_options(), **options)
 
 
-def leave_sigterm_to_the_run(worker: int) -> None:  # noqa: ARG001  # as torch calls it
-    """Ignore SIGTERM in a worker, as its ``worker_init_fn``; it ends when its loader is closed or gone."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Block SIGTERM in this thread, which the workers that it starts inherit.
+
+    They leave the signal to the run, and end when their loader is closed or gone. Other threads of this
+    process receive it meanwhile.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_workers(batches: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from superdl.experiments.loaders.workers import starting_workers
 from superdl.experiments.records import StepRecord
 from superdl.experiments.training.device import ComputeSpan
 from superdl.super_wire.errors import ConfigError
@@ -222,6 +223,6 @@ class Batches:
         self._loader.set_epoch(self._passes)
         self._passes += 1
         self._given = 0
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), starting_workers():
             self._iterator = iter(self._loader)
             return next(self._iterator, None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from superdl.experiments.loaders.workers import end_workers, leave_sigterm_to_the_run
+from superdl.experiments.loaders.workers import end_workers, starting_workers
 from superdl.experiments.training.ranks import StopRequest
 
 BATCHES = 40
@@ -25,13 +25,7 @@ class _Numbers(Dataset[int]):
 
 
 def opened() -> DataLoader[int]:
-    return DataLoader(
-        _Numbers(),
-        batch_size=None,
-        num_workers=2,
-        persistent_workers=True,
-        worker_init_fn=leave_sigterm_to_the_run,
-    )
+    return DataLoader(_Numbers(), batch_size=None, num_workers=2, persistent_workers=True)
 
 
 def workers_of(batches: DataLoader[int]) -> list[psutil.Process]:
@@ -42,9 +36,12 @@ def test_a_signal_to_the_whole_group_lets_the_workers_work_on():
     batches = opened()
     with StopRequest() as stop:
         stop.begin()
-        iterator = iter(batches)
+        with starting_workers():
+            iterator = iter(batches)
+            workers = workers_of(batches)
+            for process in workers:  # as they start
+                process.send_signal(signal.SIGTERM)
         seen = [int(next(iterator)) for _ in range(4)]
-        workers = workers_of(batches)
         for process in (*workers, psutil.Process(os.getpid())):
             process.send_signal(signal.SIGTERM)
         assert stop.due()

@@ -12,6 +12,8 @@ from superdl.experiments.spec import OptimizerSpec
 from superdl.experiments.training.updates import Updater, learning_rate_factor
 from tests.experiments.training.resuming import done, spec_of, the_run
 
+EPOCHS = 6
+
 
 def updater(model: torch.nn.Module, spec: OptimizerSpec, scaled_on: str | None = None) -> Updater:
     return Updater(model, spec, epoch_steps=4, epochs=3, scaled_on=scaled_on)
@@ -72,11 +74,13 @@ def test_a_step_whose_gradients_are_not_finite_changes_nothing_and_is_not_counte
 
 @pytest.mark.parametrize("kind", ["super", "torch"])
 def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits, tmp_path, kind):
-    done(spec_of(digits, tmp_path / "runs", f"loader.kind={kind}", "epochs=2", "recipe.resize=70"))
+    done(spec_of(digits, tmp_path / "runs", f"loader.kind={kind}", f"epochs={EPOCHS}", "recipe.resize=70"))
     run = the_run(tmp_path / "runs")
     with (run / "steps.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    own = [sum(float(row["decode_s"]) for row in rows if int(row["epoch"]) == epoch) for epoch in (0, 1)]
+    own = [
+        sum(float(row["decode_s"]) for row in rows if int(row["epoch"]) == epoch) for epoch in range(EPOCHS)
+    ]
     passes = [
         epoch[split]
         for epoch in json.loads((run / "report.json").read_text())["epochs"]
@@ -86,9 +90,8 @@ def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits
     spent = sum(one["decode_s"] for one in passes)
     if kind == "super":
         assert spent > 0.95 * min(own)
-        # A request that raced a straggler is spent too, and may write its samples' records again.
-        raced = own[0] != pytest.approx(own[1])
-        assert raced or spent < 1.6 * own[0], "the same samples, made once: not epochs times as much"
+        # Requests that raced stragglers are spent too.
+        assert spent < EPOCHS / 2 * max(own), "the same samples, made once: not epochs times as much"
     else:
         assert spent == pytest.approx(sum(own))
     ratios = {float(row["fetch_s"]) / float(row["decode_s"]) for row in rows}
