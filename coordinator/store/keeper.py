@@ -236,8 +236,8 @@ class StoreKeeper:
         def looked() -> tuple[Joined, Any]:
             found = index.look(store, collection, self.fingerprint, known)
             joined = self.places.join(ids, found)
-            if not joined.indices.size and not known.packs:
-                dataset.moved = moved_line(store, dataset)
+            is_new = not (joined.indices.size or known.packs)
+            dataset.moved = moved_line(store, dataset) if is_new else ""
             return joined, found
 
         try:
