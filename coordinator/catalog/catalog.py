@@ -1,6 +1,7 @@
 """``Catalog``: a source's samples, sorted by keys or as by an ImageFolder, and its classes. It is immutable.
 
-A million samples cost some thirty megabytes (:mod:`superdl.coordinator.catalog.strings`) and no object each.
+A million samples take some eighty megabytes, mapped from a file where they are kept
+(:mod:`superdl.coordinator.catalog.catalog_file`), and no object each.
 How a source is listed is :mod:`superdl.coordinator.catalog.lister`'s; which samples form a batch is
 :mod:`superdl.coordinator.core.plan`'s.
 """
