@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["is_hidden"]
 
 _FOLDER = b"__MACOSX"  # macOS's zips hold its AppleDouble files in it
-_FILES = frozenset({b"Thumbs.db", b"desktop.ini"})
+_FILES = (b"Thumbs.db", b"desktop.ini")
 _HERE = frozenset({b"", b".", b".."})
 
 
@@ -15,7 +15,10 @@ def is_hidden(key: bytes | str) -> bool:
     A leading dot hides, as of ``.DS_Store``, ``._1.jpg`` and ``.ipynb_checkpoints``. Give only what is below
     the root that the user names: its own folders are theirs to name.
     """
-    parts = (key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key).split(b"/")
+    path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+    if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):
+        return False  # as almost all are
+    parts = path.split(b"/")
     if parts[-1] in _FILES or _FOLDER in parts:
         return True
     return any(part[:1] == b"." and part not in _HERE for part in parts)

@@ -31,6 +31,13 @@ _MOVED = frozenset({301, 307})
 _TELLING = _MOVED | {400}  # as HEAD is answered
 _SHOWN = 300
 _LISTING = "ListBucketResult"
+# An object as S3 and most that speak like it write it; outside of a comment it can mean nothing else.
+_PLAIN = rb"[ -%'-;=-~]*"  # ASCII without < and &
+_OBJECT = re.compile(
+    rb"<Contents><Key>(%b)</Key><LastModified>(%b)</LastModified>" % (_PLAIN, _PLAIN)
+    + rb"<ETag>(?:&quot;|\")?([0-9A-Za-z-]*)(?:&quot;|\")?</ETag><Size>([0-9]{1,18})</Size>"
+    + rb"(?:<StorageClass>[A-Z_]*</StorageClass>)?</Contents>"
+)
 _TEXT_BYTES = 2**16  # more than any text of an answer has, so that each comes in one piece
 
 
@@ -48,6 +55,14 @@ def parse_page(content: bytes) -> ListPage:
         ObjectError: it is none.
     """
     objects: list[Listed] = []
+    # Elements one by one cost three times as much. A comment could hide objects, and others come with these.
+    others = content if b"<!" in content else _OBJECT.sub(b"", content)
+    if b"<Contents" not in others:
+        objects = [
+            Listed(key.decode(), etag.decode(), int(size), modified.decode())
+            for key, modified, etag, size in _OBJECT.findall(content)
+        ]
+        content = others
     folders: list[str] = []
     fields: dict[str, str] = {}
     texts: list[str] = []

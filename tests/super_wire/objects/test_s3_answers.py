@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from urllib.parse import quote, quote_plus
 from xml.sax.saxutils import escape
 
@@ -18,15 +19,16 @@ from superdl.super_wire.objects.s3_answers import ListPage, fields_of, parse_pag
 
 XML_TEXT = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff")
 ANY_TEXT = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+CHECKSUM, OWNER = "<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>", "<Owner><ID>me</ID></Owner>"
 SHAPE = botocore.session.Session().get_service_model("s3").operation_model("ListObjectsV2").output_shape
 
 
-def listing(objects, folders, token, encode):
+def listing(objects, folders, token, encode, more=(CHECKSUM, OWNER)):
     contents = "".join(
         f"<Contents><Key>{escape(encode(key))}</Key><LastModified>2026-11-29T00:00:00.000Z</LastModified>"
-        f"<ETag>&quot;{etag}&quot;</ETag><ChecksumAlgorithm>CRC32</ChecksumAlgorithm><Size>{size}</Size>"
-        f"<Owner><ID>me</ID></Owner><StorageClass>STANDARD</StorageClass></Contents>\n"
-        for key, etag, size in objects
+        f"<ETag>&quot;{etag}&quot;</ETag><Size>{size}</Size>{more[place % len(more)]}"
+        f"<StorageClass>STANDARD</StorageClass></Contents>\n"
+        for place, (key, etag, size) in enumerate(objects)
     )
     below = "".join(
         f"<CommonPrefixes><Prefix>{escape(encode(name))}</Prefix></CommonPrefixes>" for name in folders
@@ -62,8 +64,8 @@ def keys_of(characters):
 @example(objects=[("odd//b.jpg", "e", 1), ("/lead", "e", 0), ("\x01\x1f\r\n", "e", 2)], folders=[], token="t")
 @example(objects=[("a+b c%20%", "e", 1), (" x ", "e", 0)], folders=["//", "+/"], token="a&b")
 def test_encoded_keys_are_what_they_were(objects, folders, token):
-    for encode in (quote, quote_plus):
-        content = listing(objects, folders, token, encode)
+    for encode, more in itertools.product((quote, quote_plus), ([""], ["", OWNER], [CHECKSUM])):
+        content = listing(objects, folders, token, encode, more)
         page, following = parse_page(content)
         found = [(key, etag, size) for key, etag, size, _ in page.objects]
         assert (found, page.folders, following) == (objects, folders, token)
@@ -73,11 +75,12 @@ def test_encoded_keys_are_what_they_were(objects, folders, token):
 @given(objects=keys_of(XML_TEXT), folders=st.lists(st.text(XML_TEXT, min_size=1)))
 @example(objects=[("<&>'\"%41+", "e", 1), (" x ", "e", 0)], folders=["&amp;/"])
 def test_keys_that_are_not_encoded_are_not_decoded(objects, folders):
-    content = listing(objects, folders, "", str)
-    page, following = parse_page(content)
-    found = [(key, etag, size) for key, etag, size, _ in page.objects]
-    assert (found, page.folders, following) == (objects, folders, "")
-    assert botocores(content, encoded=False) == (objects, folders, "")
+    for more in ([""], ["", OWNER]):
+        content = listing(objects, folders, "", str, more)
+        page, following = parse_page(content)
+        found = [(key, etag, size) for key, etag, size, _ in page.objects]
+        assert (found, page.folders, following) == (objects, folders, "")
+        assert botocores(content, encoded=False) == (objects, folders, "")
 
 
 def test_a_key_that_is_not_utf8_is_kept_apart():
@@ -116,6 +119,15 @@ def test_a_listing_that_is_cut_off_without_a_token_is_refused():
     with pytest.raises(ObjectError, match="no token for the rest") as caught:
         parse_page(b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>")
     assert caught.value.fault is Fault.FAILED
+
+
+@pytest.mark.parametrize("around", ["<!-- {} -->", "<Name><![CDATA[{}]]></Name>"])
+def test_objects_in_comments_and_in_texts_are_none(around):
+    content = listing([("a", "e", 1)], [], "", str, [""])
+    whole = content.decode().partition("<Contents>")[2].partition("</Contents>")[0]
+    hidden = around.format(f"<Contents>{whole.replace('>a<', '>b<')}</Contents>").encode()
+    found = parse_page(content.replace(b"</ListBucketResult>", hidden + b"</ListBucketResult>")).page.objects
+    assert [item.key for item in found] == ["a"]
 
 
 def test_an_empty_etag_is_none_in_a_listing_that_is_indented():
