@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BENCHMARKS", "add_arguments", "not_negative", "positive", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
+    "catalog": "listing a source: CPU per sample, memory, health checks meanwhile, and a restart",
     "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
     "function": "the function: images per CPU second, beside a bare decoding loop",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",

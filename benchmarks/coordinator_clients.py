@@ -74,10 +74,14 @@ class Clients:
             connection.close()
         self._channel.close()
 
-    def register(self, source: str, recipe: Recipe) -> bytes:
+    def register(self, source: str, recipe: Recipe, *, key_list: str = "") -> bytes:
         """Have a source listed under a recipe; gives the dataset's id."""
         request = pb.RegisterDatasetRequest(
-            protocol_version=PROTOCOL_VERSION, source=source, recipe=recipe.json, run_id="bench"
+            protocol_version=PROTOCOL_VERSION,
+            source=source,
+            key_list=key_list,
+            recipe=recipe.json,
+            run_id="bench",
         )
         dataset = self._coordinator.RegisterDataset(request, timeout=_TIMEOUT_S)
         while not dataset.ready:

@@ -31,6 +31,19 @@ def check_envelope(report: dict, benchmark: str) -> None:
 
 
 @pytest.mark.slow
+def test_catalog_lists_both_kinds_of_sources_and_starts_again(capsys):
+    report = run_json(capsys, "catalog", "--samples", "2500")
+    check_envelope(report, "catalog")
+    assert [row["source"] for row in report["rows"]] == ["s3", "parquet"]
+    for row in report["rows"]:
+        assert row["samples"] == 2500
+        assert 0 < row["probe_median_ms"] <= row["probe_most_ms"]
+        assert row["cpu_us_per_sample"] > 0
+        assert row["peak_mb"] > 0
+        assert row["restart_s"] > 0
+
+
+@pytest.mark.slow
 def test_read_compares_all_loaders_on_the_same_images(capsys, tmp_path):
     photos = 100  # one for each class
     words = ["--images", "photos", "--photos", str(photos), "--batch-size", "64", "--workers", "0", "1"]
