@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import parse_qs, urlsplit
 
 import grpc
+import numpy as np
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -71,6 +72,7 @@ _COLUMNS = (
 
 _BUCKET, _FOLDERS, _PAGE = "bench", 20, 1000
 _CLASSES = 1000
+_NAME_DIGITS, _ETAG_DIGITS = 9, 32
 _ROWS_AT_A_TIME = 2**17
 _PROBE_S, _LOOK_S = 0.02, 0.05
 _PER_CENT = 100
@@ -246,24 +248,25 @@ def _anonymous_bytes(process: psutil.Process) -> int:
 
 
 def _etag(place: int) -> str:
-    return f"{place:032x}"
+    return f"{place:0{_ETAG_DIGITS}d}"
 
 
 def _write_key_list(path: Path, samples: int) -> str:
     """Write a key list with labels and versions, and return its URL."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     schema = pa.schema({"key": pa.string(), "label": pa.int64(), "version": pa.string()})
     with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, samples, _ROWS_AT_A_TIME):
-            places = range(begin, min(begin + _ROWS_AT_A_TIME, samples))
-            columns = {
-                "key": [f"n{place % _CLASSES:08d}/{place:09d}.JPEG" for place in places],
-                "label": [place % _CLASSES for place in places],
-                "version": [_etag(place) for place in places],
-            }
-            writer.write_table(pa.table(columns, schema))
+            places = np.arange(begin, min(begin + _ROWS_AT_A_TIME, samples))
+            labels = pa.array(places % _CLASSES)
+            folders, names = (pc.cast(numbers, pa.string()) for numbers in (labels, pa.array(places)))
+            names = pc.utf8_lpad(names, _NAME_DIGITS, "0")
+            keys = pc.binary_join_element_wise("n", folders, "/", names, ".JPEG", "")
+            versions = pc.utf8_lpad(names, _ETAG_DIGITS, "0")
+            writer.write_table(pa.table([keys, labels, versions], schema))
     return path.as_uri()
 
 
