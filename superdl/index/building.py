@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -92,7 +91,6 @@ def build_index(
     out: str,
     choices: Choices,
     *,
-    threads: int | None = None,
     force: bool = False,
     tell: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Built:
@@ -100,9 +98,8 @@ def build_index(
 
     Args:
         sources: a URL or path; or several shards of one folder, which web servers need: they list nothing.
-        out: path or ``s3://`` URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
+        out: path or ``s3://`` URL of a ``.jsonl`` or ``.parquet`` file.
         choices: the user's, of samples.
-        threads: shards read at a time; ``None``: 16 of a bucket, 4 of a directory.
         force: replace what is at ``out``.
         tell: called with shards done, shards in all, and samples found.
 
@@ -120,16 +117,16 @@ def build_index(
     with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
         place = pinned(parse_source(folder))
         labelling = Labelling(place.url, kept)
-        with closing(Shards(place, stop)) as shards:
-            if named:  # where an index may name more
-                steps = _steps_of_shards(shards, [*named, *_layouts(shards, named)], choices, built)
-            else:
-                steps = _steps_of_folder(shards, choices, built)
-            threads = threads or (_THREADS if place.is_file else _BUCKET_THREADS)
-            for form, rows, empty, incomplete in _in_order(steps, threads, stop):
-                labelling.take(rows)
-                built.add(form, rows, empty, incomplete)
-                tell(built.shards, len(steps), built.samples)
+        shards = Shards(place, stop)
+        if named:  # where an index may name more
+            steps = _steps_of_shards(shards, [*named, *_layouts(shards, named)], choices, built)
+        else:
+            steps = _steps_of_folder(shards, choices, built)
+        threads = _THREADS if place.is_file else _BUCKET_THREADS
+        for form, rows, empty, incomplete in _in_order(steps, threads, stop):
+            labelling.take(rows)
+            built.add(form, rows, empty, incomplete)
+            tell(built.shards, len(steps), built.samples)
         if not built.samples:
             which = "an image with all its fields" if choices.fields else "an image"
             why = f"{built.shards:,} shards were read, and none holds {which}"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-_THREADS_MAX = 256
 _CLASSES_SHOWN = 20
 _NAME_LENGTH = 60
 
@@ -34,12 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "TFRecords, Parquet files, or shards of MDS or LitData with their index.json; or images with label "
         "files beside them; or shards of one folder, as https://host/train-{0000..0099}.tar",
     )
-    listed = "the key list: .jsonl, .csv or .parquet, a path or s3://"
+    listed = "the key list: .jsonl or .parquet, a path or s3://"
     parser.add_argument("-o", "--out", required=True, metavar="OUT", help=listed)
     for option in dataclasses.fields(Choices):
         name = f"--{option.name.replace('_', '-')}"
         parser.add_argument(name, default=option.default, **option.metadata)
-    parser.add_argument("--threads", type=int, metavar="COUNT", help="shards read at a time (16; locally 4)")
     parser.add_argument("--force", action="store_true", help="replace OUT")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON on standard output")
 
@@ -49,8 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.experiments.console import Console  # --help needs none of this
 
     keep_secrets_out_of_logs()
-    if arguments.threads is not None and not 0 < arguments.threads <= _THREADS_MAX:
-        raise ConfigError(f"--threads is a number from 1 to {_THREADS_MAX}; not {arguments.threads}")
     if arguments.fields and (arguments.image_field or arguments.coco):
         raise ConfigError("--fields says what the image is: leave out --image-field and --coco")
     options = {option.name: getattr(arguments, option.name) for option in dataclasses.fields(Choices)}
@@ -62,14 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
             some = f"{done:,} of {counted(shards, 'shard')}, " * bool(done)
             status.update(some + counted(samples, "sample"))
 
-        built = build_index(
-            arguments.source,
-            arguments.out,
-            Choices(**options),
-            threads=arguments.threads,
-            force=arguments.force,
-            tell=tell,
-        )
+        choices = Choices(**options)
+        built = build_index(arguments.source, arguments.out, choices, force=arguments.force, tell=tell)
     console.print("\n".join([_summary(built), *_classes(built)]))
     if arguments.json:
         sys.stdout.write(json.dumps(dataclasses.asdict(built), indent=2) + "\n")

@@ -11,7 +11,7 @@ import json
 import posixpath
 import struct
 from functools import cache, partial
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from superdl.index.loose import number_or_text
 from superdl.index.shard import Member, ShardFile
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Shard
@@ -44,7 +44,6 @@ _SIZES = (2, 4, 8)
 _NUMBERS = {"int8": "<i1", "uint8": "<u1", "int": "<i8", "float": "<f8", "bool": "?"}
 _NUMBERS |= {f"{kind}{8 * size}": f"<{kind[0]}{size}" for kind in ("int", "uint", "float") for size in _SIZES}
 _TEXTS = {"str": str, "text": str, "str_int": int, "str_float": float}
-
 _ARROW = b"ARROW1"
 
 _FRAME = struct.Struct("<QI")
@@ -301,18 +300,16 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
         counted = rows.column(place).statistics
         if counted is not None and counted.has_null_count and counted.null_count:
             raise shard.error(f"row group {group} has {counted.null_count:,} rows without an image's bytes")
-        labels = _parquet_labels(file, group, label) if label else repeat(None, rows.num_rows)
+        labels: Iterable[Any] = repeat(None, rows.num_rows)
+        if label:
+            batches = file.iter_batches(_ROWS_AT_A_TIME, [group], [label], use_threads=False)
+            labels = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
         for row, value in enumerate(labels):
             named = number_or_text(value, partial(shard.error, member=str(number))) if label else None
             if classes and type(value) is int:  # -1 is Hugging Face's for none
                 named = str(classes[value]) if 0 <= value < len(classes) else None
             yield Member(f"{image}:{number}", group, row, named, f"parquet:{image}")
             number += 1
-
-
-def _parquet_labels(file: Any, group: int, column: str) -> Iterator[Any]:
-    for batch in file.iter_batches(_ROWS_AT_A_TIME, row_groups=[group], columns=[column], use_threads=False):
-        yield from batch.column(0).to_pylist()
 
 
 def _parquet_image(

@@ -1,10 +1,7 @@
-"""Rows of a key list: made of members, labelled once all are known, and written as CSV, JSONL or Parquet."""
+"""Rows of a key list: made of members, labelled once all are known, and written as JSONL or Parquet."""
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 import json
 import os
 import posixpath
@@ -171,23 +168,6 @@ def _write_jsonl(stream: IO[bytes], batches: Iterable[Rows]) -> None:
         stream.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)
 
 
-def _write_csv(stream: IO[bytes], batches: Iterable[Rows]) -> None:
-    from superdl.coordinator.catalog.key_list_labels import number_or_text
-
-    text = io.TextIOWrapper(stream, "utf-8", newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    for number, row in enumerate(itertools.chain.from_iterable(batches)):
-        label = row["label"]
-        if isinstance(label, str) and not isinstance(number_or_text(label), str):
-            why = f"the label {label!r} of {row['key']} names a class; CSV cannot tell the text from a number"
-            raise ConfigError(f"{why}: write .jsonl or .parquet")
-        if not number:
-            writer.writerow(row)
-        writer.writerow(row.values())
-    text.flush()
-    text.detach()
-
-
 def _write_parquet(stream: IO[bytes], batches: Iterable[Rows]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -205,7 +185,7 @@ def _write_parquet(stream: IO[bytes], batches: Iterable[Rows]) -> None:
             writer.write_table(table)
 
 
-_WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
+_WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 
 @contextmanager

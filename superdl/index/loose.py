@@ -14,7 +14,6 @@ import operator
 import posixpath
 import re
 import threading
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,10 @@ class LooseImages:
         self._shards, self._versions, self._choices, url = shards, versions, choices, shards.place.url
         if choices.labels == "shard":
             raise ConfigError("--labels shard: these images lie in no shard")
-        self._coco = _coco_labels(choices.coco) if choices.coco else {}
+        self._coco = dict[str, "Label"]()
+        if choices.coco:  # a file on this machine or in S3
+            folder, name = posixpath.split(choices.coco)
+            self._coco = coco_in(Shards(parse_source(folder or "."), threading.Event()).open(name))
         if gone := sorted(self._coco.keys() - versions.keys()):
             why = f"lacks {len(gone):,} of the images that {choices.coco} names, such as {gone[0][:200]!r}"
             raise SourceNotFoundError(f"{url} {why}: the source is the folder in which they lie")
@@ -173,13 +175,6 @@ class LooseImages:
 
     def _error(self, key: str, reason: str) -> SourceError:
         return SourceError(f"{self._shards.url(key)}: {reason}")
-
-
-def _coco_labels(url: str) -> dict[str, Label]:
-    """Return the labels in a file on this machine or in S3."""
-    folder, name = posixpath.split(url)
-    with closing(Shards(parse_source(folder or "."), threading.Event())) as shards:
-        return coco_in(shards.open(name))
 
 
 def coco_in(file: Shard) -> dict[str, Label]:

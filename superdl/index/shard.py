@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_wire.errors import SourceError
@@ -55,7 +56,7 @@ _OF_BUCKET = 2**23, 2**16, 2**20
 
 
 class Shard:
-    """An object that is open for reading, by one thread. ``fetch`` returns the bytes between two offsets.
+    """An object that is open for reading, by one thread. ``fetch`` returns so many bytes from an offset on.
 
     ``key`` is relative to the source. All bytes are of ``version``, or reading fails.
     """
@@ -74,7 +75,7 @@ class Shard:
             block, near, far = _OF_DISK if self.url.startswith("/") else _OF_BUCKET
             piece = near if abs(offset - self._end_of_last) > far else block
             end = offset + max(length, piece)
-            self._piece = self._fetch(offset, min(end, self.size))
+            self._piece = self._fetch(min(end, self.size) - offset, offset)
             self._begin, begin = offset, 0
         self._end_of_last = offset + length
         return self._piece[begin : begin + length]
@@ -123,11 +124,7 @@ class Shards:
             version, size = self._bucket.head(self.place.prefix + key)
         if not version:
             raise SourceError(f"{url}: the object store gives no ETag, which tells versions apart")
-
-        def fetch(begin: int, end: int) -> bytes:
-            return self.read(key, version, end - begin, begin)
-
-        return Shard(url, key, version, size, fetch)
+        return Shard(url, key, version, size, partial(self.read, key, version))
 
     def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:
         """Return a whole object of at most ``limit_bytes``, or so many bytes of it from ``begin`` on.
@@ -149,12 +146,6 @@ class Shards:
             changed = error.fault is Fault.CHANGED
             why = "it was changed while it was read: index it again" if changed else "it cannot be read"
             raise ShardError(f"{self.url(key)}: {why}: {error}") from error
-
-    def close(self) -> None:
-        """Close connections."""
-        from superdl.super_wire.objects.s3 import close_connections
-
-        close_connections()
 
     def url(self, key: str) -> str:
         """Return an object's URL, of a file its path, for messages."""

@@ -55,10 +55,10 @@ class HeldShard(Shard):
         super().__init__(f"held/{key}", key, "1", len(content), self.fetch)
         self.content, self.fetched = content, list[tuple[int, int]]()
 
-    def fetch(self, begin: int, end: int) -> bytes:
-        """The bytes between two places."""
-        self.fetched.append((begin, end))
-        return self.content[begin:end]
+    def fetch(self, length: int, begin: int) -> bytes:
+        """So many bytes from a place on."""
+        self.fetched.append((begin, begin + length))
+        return self.content[begin : begin + length]
 
 
 def _varint(value: int) -> bytes:

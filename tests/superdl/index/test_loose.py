@@ -62,7 +62,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize(("files", "words", "labels"), BESIDE.values(), ids=BESIDE)
-@pytest.mark.parametrize("extension", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("extension", ["jsonl", "parquet"])
 def test_labels_come_out_of_files_beside_images(files, words, labels, extension, source, tmp_path):
     write(source, files)
     out = tmp_path / f"list.{extension}"
@@ -102,7 +102,7 @@ def test_yolos_boxes_are_as_many_as_an_image_has(source, tmp_path, capsys):
     catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
     assert catalog.labels[0]["boxes"].tolist() == [[0.5, 0.5, 0.25, 1], [0.1, 0.2, 0.3, 0.4]]
     assert catalog.labels[2]["boxes"].shape == (0, 4)
-    assert main(["index", str(source), "-o", str(tmp_path / "list.csv"), *words]) == 2
+    assert main(["index", str(source), "-o", str(tmp_path / "list.parquet"), *words]) == 2
     assert "write .jsonl" in capsys.readouterr().err
 
 
