@@ -128,8 +128,9 @@ class Hosts:
         self.until(lambda: re.search(pattern, self.said(host)), f"{pattern!r} by {host}")
 
     def left(self) -> list[psutil.Process]:
-        """Processes of the run that are still there."""
-        return [process for process in psutil.process_iter(["environ", "cmdline"]) if self._is_ours(process)]
+        """Processes of the run that are still there, with their names and command lines in ``info``."""
+        looked_at = psutil.process_iter(["environ", "cmdline", "name"])
+        return [process for process in looked_at if self._is_ours(process)]
 
     def _is_ours(self, process: psutil.Process) -> bool:
         if process.info["environ"] and process.info["environ"].get(_MARK) == self.mark:

@@ -61,9 +61,8 @@ def coordinator_of(hosts):
 
 
 def cache_of(hosts):
-    return next(
-        p for p in hosts.left() if f":{hosts.ports['cache']}" in p.cmdline()[0] or p.name() == "valkey-server"
-    )
+    title = f":{hosts.ports['cache']}"
+    return next(p for p in hosts.left() if title in p.info["cmdline"][0] or p.info["name"] == "valkey-server")
 
 
 @pytest.mark.parametrize("data_hosts", [(LEADER,), ()])
@@ -171,9 +170,8 @@ def test_functions_run_on_data_hosts_and_on_trainers_spare_cpus(hosts, images):
 
 
 def raylet_of(hosts, host):
-    return next(
-        p for p in hosts.left() if p.name() == "raylet" and f"--node_ip_address={host}" in p.cmdline()
-    )
+    raylets = (process for process in hosts.left() if process.info["name"] == "raylet")
+    return next(process for process in raylets if f"--node_ip_address={host}" in process.info["cmdline"])
 
 
 @needs_ray
@@ -192,7 +190,7 @@ def test_a_node_that_dies_is_started_again(hosts, images):
 def test_without_its_head_the_run_ends(hosts, images):
     begin(hosts, images, "--forever", options=RAY, environment=FILES)
     hosts.until((hosts.directory / "begun-0").exists, "the first batch of rank 0")
-    next(process for process in hosts.left() if process.name() == "gcs_server").kill()
+    next(process for process in hosts.left() if process.info["name"] == "gcs_server").kill()
     assert set(hosts.codes().values()) == {EXIT_SERVICE_FAILED}, hosts.all_said()
     assert "Ray's head ended with exit code" in hosts.reason(LEADER)
     hosts.until_nothing_is_left()

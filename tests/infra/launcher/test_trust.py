@@ -148,7 +148,7 @@ def test_no_stranger_is_served_by_the_ray_of_a_loopback_run(hosts, tmp_path):
     hosts.until(begun.exists, "training")
     ours = {hosts.ports[name] for name in ("control", "coordinator", "cache", "master")}
     beyond = {
-        (process.name(), connection.laddr.port)
+        (process.info["name"], connection.laddr.port)
         for process in hosts.left()
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port not in ours
