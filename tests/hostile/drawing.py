@@ -63,13 +63,11 @@ def draw(kind: str, seed: int) -> Drawn:
     common |= {"shuffle": chance.random() < 0.8, "unix": unix}
     if kind == "bytes":
         odds = {fault: _BYTES[fault] for fault in chance.sample(sorted(_BYTES), chance.randint(1, 4))}
-        # On a unix socket a record is hashed when a process reads it first, so bits are flipped in one epoch.
-        epochs = 1 if unix and "flip" in odds else 2
         reader = {"odds": odds, "every": chance.choice([2.0, 6.0, 20.0]), "most": chance.randint(2, 16)}
         reader["directions"] = chance.choice([("down",), ("down",), ("down", "up")])
         return Drawn(
             **common,
-            epochs=epochs,
+            epochs=_epochs(reader, unix=unix),
             source="directory",
             links={"reader": reader},
             with_bad=batch_size > 1 and chance.random() < 0.3,
@@ -90,7 +88,9 @@ def draw(kind: str, seed: int) -> Drawn:
         if lasting and name in ("reader", "function", "store"):  # a coordinator is waited for two minutes
             most = 10_000
         links[name] = {"odds": odds, "every": chance.choice([2.0, 8.0, 30.0]), "most": most}
-    batches = 2 * -(-61 // batch_size)
+    # A record that a function pushes again, after it was read, is another one only by its payload.
+    epochs = _epochs(*links.values(), unix=unix)
+    batches = epochs * -(-61 // batch_size)
     acts = {
         chance.randrange(batches): chance.choice(
             [act for act in _ACTS if loader == "2" or act != "kill_loader_worker"]
@@ -99,10 +99,15 @@ def draw(kind: str, seed: int) -> Drawn:
     }
     return Drawn(
         **common,
-        epochs=2,
+        epochs=epochs,
         source=source,
         links=links,
         acts=acts,
         lasting=lasting,
         unwell_from_start=chance.random() < 0.2,
     )
+
+
+def _epochs(*links: dict[str, Any], unix: bool) -> int:
+    """How many: on a unix socket a record is hashed when a process reads it first, so bits flip in one."""
+    return 1 if unix and any("flip" in link["odds"] for link in links) else 2
