@@ -5,23 +5,22 @@ Secrets Manager is moto's server; the cache is a real one whose ACL user changes
 
 from __future__ import annotations
 
+import contextlib
 import json
-import pickle
 import traceback
 
 import boto3
 import pytest
-from botocore.stub import Stubber
 
-from superdl.lambda_prefetch import caches as module
-from superdl.lambda_prefetch.caches import CacheSecret, warm_connection
+from superdl.lambda_prefetch.caches import take_cache, warm_connection
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import CacheError
+from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.valkey import free_port
 
 NAME = "stack/function"
+CACHE = "redis://127.0.0.1:1"  # nobody connects
 USER = "super-function"
 FIRST, SECOND = "first-password-0123", "second-password-4567"
 HEADER = b"h" * 64
@@ -39,7 +38,6 @@ def manager(moto_url, monkeypatch):
         "AWS_ENDPOINT_URL_SECRETS_MANAGER": moto_url,
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(module, "_secrets", {})
     client = boto3.session.Session().client("secretsmanager")
     yield client
     for secret in client.list_secrets(IncludePlannedDeletion=True)["SecretList"]:
@@ -83,16 +81,9 @@ def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, 
     manager.put_secret_value(SecretId=secret, SecretString=said(SECOND))
     assert push(valkey, settings, b"b") == ""  # the open connection stays let in
     disconnect_everybody(valkey)
-    let_time_pass()
     assert push(valkey, settings, b"c") == ""
     with valkey.client() as client:
         assert client.exists("super:r1:a", "super:r1:b", "super:r1:c") == 3
-
-
-def let_time_pass():
-    """As if nobody had asked Secrets Manager for a while."""
-    for kept in module._secrets.values():
-        kept._asked_at_s -= module._MIN_INTERVAL_S
 
 
 def test_a_password_that_is_wrong_in_the_secret_too_is_the_caches_refusal(valkey, manager, secret):
@@ -101,41 +92,18 @@ def test_a_password_that_is_wrong_in_the_secret_too_is_the_caches_refusal(valkey
         warm_connection(valkey.unix_url, FunctionSettings(cache_secret=secret))
 
 
-def test_what_was_said_is_kept_for_some_minutes(manager, secret):
-    now = [1000.0]
-    kept = CacheSecret(secret, lambda: now[0])
-    given = Credentials(ca_file="/ca.pem")
-    assert kept.credentials(given) == Credentials(USER, FIRST, ca_file="/ca.pem")
-    manager.put_secret_value(SecretId=secret, SecretString=said(SECOND))
-    now[0] += 299
-    assert kept.credentials(given).password == FIRST
-    now[0] += 1
-    assert kept.credentials(given).password == SECOND
-
-
-def test_what_is_known_outlives_a_secrets_manager_that_is_away(manager, secret, moto_url, monkeypatch):
-    now = [1000.0]
-    kept = CacheSecret(secret, lambda: now[0])
-    kept.credentials(Credentials())
+def test_a_secret_is_read_once(manager, secret):
+    take_cache(CACHE, FunctionSettings(cache_secret=secret))
     manager.delete_secret(SecretId=secret, ForceDeleteWithoutRecovery=True)
-    now[0] += 3600
-    assert kept.credentials(Credentials()).password == FIRST
-    now[0] += 3600
-    with pytest.raises(CacheError, match="ResourceNotFoundException"):  # the cache has refused what is known
-        kept.renewed(Credentials(USER, FIRST))
+    take_cache(CACHE, FunctionSettings(cache_secret=secret))
 
 
-def test_secrets_manager_is_not_asked_without_pause(manager, secret):
-    now = [1000.0]
-    kept = CacheSecret(NAME + "-later", lambda: now[0])
+def test_a_secret_that_comes_later_is_found(manager):
+    settings = FunctionSettings(cache_secret=f"{NAME}-later")
     with pytest.raises(CacheError, match="ResourceNotFound"):
-        kept.credentials(Credentials())
-    manager.create_secret(Name=NAME + "-later", SecretString=said(FIRST))
-    now[0] += 4.9
-    with pytest.raises(CacheError, match="ResourceNotFound"):
-        kept.credentials(Credentials())
-    now[0] += 0.1
-    assert kept.credentials(Credentials()).password == FIRST
+        take_cache(CACHE, settings)
+    manager.create_secret(Name=f"{NAME}-later", SecretString=said(FIRST))
+    take_cache(CACHE, settings)
 
 
 @pytest.mark.parametrize(
@@ -151,38 +119,32 @@ def test_secrets_manager_is_not_asked_without_pause(manager, secret):
 def test_a_secret_of_another_form_is_named_and_not_told(manager, content, reason):
     arn = manager.create_secret(Name=NAME, SecretString=content)["ARN"]
     with pytest.raises(CacheError, match=reason) as caught:
-        CacheSecret(arn).credentials(Credentials())
+        take_cache(CACHE, FunctionSettings(cache_secret=arn))
     assert arn in str(caught.value)
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
     assert "hunter2" not in repr(vars(caught.value)) + repr(caught.value.__context__)
 
 
-def test_a_refusal_names_the_permission(manager):
-    kept = CacheSecret(NAME)
-    kept._client = manager
-    with Stubber(manager) as stub:
-        stub.add_client_error("get_secret_value", "AccessDeniedException", "User: fn is not authorized")
+def test_a_refusal_names_the_permission(manager, monkeypatch):
+    said = {"__type": "AccessDeniedException", "Message": "User: fn is not authorized"}
+    with contextlib.closing(
+        LoopbackServer(lambda request: request.answer(400, {}, json.dumps(said).encode()))
+    ) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", f"http://127.0.0.1:{server.port}")
         with pytest.raises(CacheError, match="AccessDeniedException: User: fn.*GetSecretValue"):
-            kept.credentials(Credentials())
+            take_cache(CACHE, FunctionSettings(cache_secret=f"{NAME}-refused"))
 
 
 def test_a_network_without_a_way_there_is_told_of_the_endpoint(manager, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(CacheError, match="did not answer.*interface endpoint for secretsmanager"):
-        CacheSecret(NAME).credentials(Credentials())
+        take_cache(CACHE, FunctionSettings(cache_secret=f"{NAME}-away"))
 
 
 def test_the_region_is_the_arns_own(manager, secret, monkeypatch):
     for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(variable)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    assert CacheSecret(secret).credentials(Credentials()).password == FIRST
+    take_cache(CACHE, FunctionSettings(cache_secret=secret))
     with pytest.raises(CacheError, match="set AWS_REGION"):
-        CacheSecret(NAME).credentials(Credentials())
-
-
-def test_what_the_secret_says_is_in_no_repr(manager, secret):
-    kept = CacheSecret(secret)
-    assert FIRST not in repr(kept.credentials(Credentials())) + repr(kept)
-    with pytest.raises(TypeError):
-        pickle.dumps(kept)
+        take_cache(CACHE, FunctionSettings(cache_secret=f"{NAME}-elsewhere"))
