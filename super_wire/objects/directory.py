@@ -1,9 +1,8 @@
 """Directories as buckets: ``file://`` and a path that no file leaves.
 
 A file's key is a relative path without ``..``. Symbolic links are followed as far as the roots go: those
-that are given, or without these the directory itself. A path is resolved first, then opened part by part
-below its root, and no part of it may be a link any more: who swaps a directory for a link meanwhile gains
-nothing by it.
+that are given, or without these the directory itself. What a path leads to is opened first, by ``O_PATH``,
+and the kernel says where that lies: who swaps a directory for a link meanwhile gains nothing by it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import stat
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES, digest_version, size_of_digest
@@ -27,16 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Directory", "file_version"]
 
-_MAX_KEPT = 128  # open directories; those of more are opened for each file
-# A directory that may only be searched, as those of homes often are, is opened by O_PATH alone, on Linux.
-_DIRECTORY_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
+_MAX_KEPT = 128  # open directories; files of more are opened by their whole path
 # Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
-class _Kept(NamedTuple):
-    real: str
-    descriptor: int
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory(Bucket):
@@ -57,7 +49,7 @@ class Directory(Bucket):
                 f"this function may not read {root}: SUPER_FILE_ROOTS allows {os.pathsep.join(allowed_roots)}"
             )
         self._roots = allowed_roots or (self._root,)
-        self._kept: dict[str, _Kept] = {}  # by path
+        self._kept: dict[str, int] = {}  # descriptors of directories, by path
         weakref.finalize(self, _close, self._kept)
 
     def read(
@@ -111,52 +103,42 @@ class Directory(Bucket):
         if key.startswith("/") or "\0" in key or ".." in key.split("/"):
             raise _escape()
         directory, _, name = key.rpartition("/")
-        opened, real = self._open_in(f"{self._root}/{directory}", name)
-        if opened is None:  # a link
-            directory, _, name = os.path.realpath(f"{real}/{name}").rpartition("/")
-            opened, real = self._open_in(directory or "/", name)
-        if opened is None:
-            raise ObjectError(Fault.REFUSED, "a link took its place while it was opened")
-        return opened
-
-    def _open_in(self, directory: str, name: str) -> tuple[int | None, str]:
-        """A file of a directory, ``None`` if it is a link; and the directory's real path."""
-        found = self._kept.get(directory)
-        if found is None:
-            found = self._open_directory(directory)
-            if len(self._kept) < _MAX_KEPT:
-                kept = self._kept.setdefault(directory, found)
-                if kept is not found:  # another thread was faster
-                    os.close(found.descriptor)
-                found = kept
-        try:
-            return os.open(name, _OPEN_FLAGS, dir_fd=found.descriptor), found.real
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            return None, found.real
-        finally:
-            if self._kept.get(directory) is not found:
-                os.close(found.descriptor)
-
-    def _open_directory(self, path: str) -> _Kept:
-        real = os.path.realpath(path)
-        root = next((root for root in self._roots if _is_within(real, root)), None)
-        if root is None:
-            raise _escape()
-        descriptor = os.open(root, _DIRECTORY_FLAGS)
-        for part in filter(None, real[len(root) :].split("/")):
+        kept = self._keep(directory)
+        if kept is not None:
             try:
-                inner = os.open(part, _DIRECTORY_FLAGS, dir_fd=descriptor)
-            finally:
+                return os.open(name, _OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=kept)
+            except OSError as error:
+                if error.errno != errno.ELOOP:  # else a link
+                    raise
+        descriptor = self._resolve(key)
+        try:
+            return os.open(f"/proc/self/fd/{descriptor}", _OPEN_FLAGS)
+        finally:
+            os.close(descriptor)
+
+    def _keep(self, directory: str) -> int | None:
+        """The descriptor of a directory that is kept; ``None`` if there is no room for another one."""
+        kept = self._kept.get(directory)
+        if kept is None and len(self._kept) < _MAX_KEPT:
+            descriptor = self._resolve(directory, os.O_DIRECTORY)
+            kept = self._kept.setdefault(directory, descriptor)
+            if kept != descriptor:  # another thread was faster
                 os.close(descriptor)
-            descriptor = inner
-        return _Kept(real, descriptor)
+        return kept
+
+    def _resolve(self, path: str, flags: int = 0) -> int:
+        """A descriptor of what a path leads to, which has to lie below a root. Nothing can be read by it."""
+        descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
+        place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
+        if not any(_is_within(place, root) for root in self._roots):
+            os.close(descriptor)
+            raise _escape()
+        return descriptor
 
 
-def _close(kept: dict[str, _Kept]) -> None:
+def _close(kept: dict[str, int]) -> None:
     while kept:
-        os.close(kept.popitem()[1].descriptor)
+        os.close(kept.popitem()[1])
 
 
 def _escape() -> ObjectError:
