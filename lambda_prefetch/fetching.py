@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
 from superdl.lambda_prefetch.row_groups import read_rows
-from superdl.lambda_prefetch.sources import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.push import Pusher
     from superdl.lambda_prefetch.row_groups import Rows
     from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.lambda_prefetch.sources import ObjectSource
-    from superdl.super_wire.objects import Pending, Span
+    from superdl.super_wire.objects import Bucket, Pending, Span
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["Arrived", "Fetchers"]
@@ -107,13 +106,13 @@ class Fetchers:
     def __init__(
         self,
         request: PrefetchRequest,
-        source: ObjectSource,
+        bucket: Bucket,
         settings: FunctionSettings,
         pusher: Pusher,
         expires_at: float,
     ) -> None:
         self._request = request
-        self._source = source
+        self._bucket = bucket
         self._pusher = pusher
         self._expires_at = expires_at
         self._budget = ByteBudget(settings.fetch_bytes)
@@ -142,7 +141,7 @@ class Fetchers:
         self._error: Exception | None = None
         self._resting = 0
         self._few = threading.Condition(self._lock)
-        count = min(settings.fetch_threads or source.threads, count)
+        count = min(settings.fetch_threads or bucket.threads, count)
         self._threads = [
             threading.Thread(target=self._run, name=f"super-fetch-{n}", daemon=True) for n in range(count)
         ]
@@ -214,7 +213,7 @@ class Fetchers:
         """Begin ahead what the source can begin ahead, and read answers as they come."""
         answers = select.poll()
         while True:
-            while len(begun) < self._source.in_flight and (piece := self._next_piece()) is not None:
+            while len(begun) < self._bucket.in_flight and (piece := self._next_piece()) is not None:
                 index, of_members = piece
                 arrived = Arrived(index, begun_ns=time.perf_counter_ns(), range=of_members)
                 pending = self._begin(arrived)
@@ -267,12 +266,13 @@ class Fetchers:
         if arrived.range is not None and arrived.span is None:
             return None  # only the footer of its file says where the row group lies
         try:
-            return self._source.begin(key, version, arrived.span)
+            return self._bucket.begin(key, version.strip('"'), arrived.span)
         except Exception:  # noqa: BLE001  # reading it meets the same, and tells it
             return None
 
     def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
         """Read what has not failed yet, and hand it to the decoders."""
+        asked_s = time.perf_counter()
         try:
             if arrived.failure is None and self._is_away():
                 if pending is not None:
@@ -286,7 +286,9 @@ class Fetchers:
             failure.__cause__ = failure.__context__ = None
             arrived.failure = failure.with_traceback(None)
             is_away = failure.outcome is Outcome.UNAVAILABLE
-            since_s = min(self._away_since_s, time.perf_counter())
+            if arrived.reserved_bytes is not None:  # it answered, and may have waited for room since
+                asked_s = time.perf_counter()
+            since_s = min(self._away_since_s, asked_s)
             self._trouble, self._away_since_s = failure.why, since_s if is_away else math.inf
         except BudgetClosedError:
             raise
@@ -345,10 +347,11 @@ class Fetchers:
             waited_ns += time.perf_counter_ns() - asked_ns
 
         if arrived.range is not None and arrived.span is None:
-            arrived.rows = read_rows(self._request, arrived.range.indices, self._source, reserve)
+            arrived.rows = read_rows(self._request, arrived.range.indices, self._bucket, reserve)
             arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000
             return
-        arrived.data = self._source.read(
+        arrived.data = read_object(
+            self._bucket,
             self._request.keys[arrived.index],
             self._request.versions[arrived.index],
             limit_bytes=self._request.limits.object_bytes,

@@ -22,7 +22,6 @@ from superdl.lambda_prefetch.restoring import restore
 from superdl.lambda_prefetch.row_groups import need_pyarrow
 from superdl.lambda_prefetch.saving import save
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.cache import Command, ErrorReply, exchange
@@ -47,6 +46,7 @@ from superdl.super_wire.request import (
 from superdl.super_wire.store import PackMeta, collection_of
 
 if TYPE_CHECKING:
+    from superdl.super_wire.objects import Bucket
     from superdl.super_wire.request import Answer
 
 __all__ = ["WARM_VERSION", "handler", "open_source"]
@@ -234,9 +234,9 @@ def _prefetch(
         )
         if any(map(is_row, set(request.encodings))):
             need_pyarrow()
-        source = open_source(request.bucket, settings)
+        bucket = open_source(request.bucket, settings)
         meta = _pack_meta(request, recipe, settings)
-        columns = produce(request, program, source, settings, expires_at=expires_at, meta=meta)
+        columns = produce(request, program, bucket, settings, expires_at=expires_at, meta=meta)
     if columns.stuck and hasattr(context, "end_when_answered"):  # not on Lambda
         context.end_when_answered()
     result = PrefetchResult(
@@ -264,8 +264,8 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
     return PackMeta(collection, request.id_bucket, recipe.json, fingerprint, installed_version())
 
 
-def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
-    """The source that ``bucket`` names: ``s3://name``, another cloud's, or ``file://`` and an absolute
+def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
+    """Open the source that ``bucket`` names: ``s3://name``, another cloud's, or ``file://`` and an absolute
     directory.
 
     Raises:
@@ -273,7 +273,7 @@ def open_source(bucket: str, settings: FunctionSettings) -> ObjectSource:
             do not allow.
     """
     try:
-        return ObjectSource(open_bucket(bucket, settings.http_hosts, settings.file_roots))
+        return open_bucket(bucket, settings.http_hosts, settings.file_roots)
     except ObjectError as error:
         raise ConfigError(f"this function cannot read {bucket}: {error}") from error
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.row_groups import read_rows
-from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.lambda_prefetch.sources import SampleFailedError, read_object, spoiled
 from superdl.super_wire.objects import Span
 from superdl.super_wire.request import is_row
 
 if TYPE_CHECKING:
-    from superdl.lambda_prefetch.sources import ObjectSource
+    from superdl.super_wire.objects import Bucket
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["MAX_RANGE_BYTES", "MemberRange", "content_of", "ranges_of", "read_alone"]
@@ -69,7 +69,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
     return sorted([*ranges, *groups.values()], key=lambda one: min(index % count for index in one.indices))
 
 
-def read_alone(request: PrefetchRequest, index: int, source: ObjectSource) -> bytes | bytearray:
+def read_alone(request: PrefetchRequest, index: int, bucket: Bucket) -> bytes | bytearray:
     """The bytes of a part of a request's samples as its decoder takes them, by reads for it alone.
 
     Raises:
@@ -78,15 +78,15 @@ def read_alone(request: PrefetchRequest, index: int, source: ObjectSource) -> by
     whole: Any = {"limit_bytes": request.limits.object_bytes, "reserve": lambda _: None}
     key, version = request.keys[index], request.versions[index]
     if not request.members or not request.members[index]:
-        return source.read(key, version, **whole)
+        return read_object(bucket, key, version, **whole)
     if request.encodings and is_row(request.encodings[index]):
-        content = read_rows(request, [index], source, whole["reserve"]).contents[index]
+        content = read_rows(request, [index], bucket, whole["reserve"]).contents[index]
         if isinstance(content, SampleFailedError):
             raise content
         return content
     begin = request.member_offsets[index]
     span = Span(begin, begin + request.member_lengths[index])
-    return content_of(request, index, source.read(key, version, **whole, span=span))
+    return content_of(request, index, read_object(bucket, key, version, **whole, span=span))
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.custom_steps import Made
     from superdl.lambda_prefetch.fetching import Arrived
     from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.lambda_prefetch.sources import ObjectSource
     from superdl.lambda_prefetch.transforms import Program
+    from superdl.super_wire.objects import Bucket
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta
 
@@ -61,7 +61,7 @@ _WORTH_A_THREAD_US = 500
 def produce(
     request: PrefetchRequest,
     program: Program,
-    source: ObjectSource,
+    bucket: Bucket,
     settings: FunctionSettings,
     *,
     expires_at: float,
@@ -78,7 +78,7 @@ def produce(
     with PackSaver(request, meta, settings, columns, expires_at=expires_at) as saver:
         with (
             Pusher(request.cache, settings, saver.add) as pusher,
-            Fetchers(request, source, settings, pusher, expires_at) as fetchers,
+            Fetchers(request, bucket, settings, pusher, expires_at) as fetchers,
         ):
             decoders = _Decoders(request, program, fetchers, pusher, saver, columns, expires_at)
             decoders.run(count, settings.decode_timeout_s)

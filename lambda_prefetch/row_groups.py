@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.lambda_prefetch.sources import SampleFailedError, read_object, spoiled
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects import Span
 from superdl.super_wire.parquet_pages import PagesError, check_pages
@@ -23,7 +23,7 @@ from superdl.super_wire.request import ROW_ENCODING, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from superdl.lambda_prefetch.sources import ObjectSource
+    from superdl.super_wire.objects import Bucket
     from superdl.super_wire.request import PrefetchRequest
 
 __all__ = ["MAX_FOOTER_BYTES", "Rows", "need_pyarrow", "read_rows"]
@@ -64,7 +64,7 @@ def need_pyarrow() -> None:
 
 
 def read_rows(
-    request: PrefetchRequest, indices: Sequence[int], source: ObjectSource, reserve: Callable[[int], None]
+    request: PrefetchRequest, indices: Sequence[int], bucket: Bucket, reserve: Callable[[int], None]
 ) -> Rows:
     """Read the rows at ``indices`` of a request, all of one row group and column.
 
@@ -77,9 +77,10 @@ def read_rows(
     key, version, group = request.keys[first], request.versions[first], request.member_offsets[first]
     column = request.encodings[first].removeprefix(ROW_ENCODING)
     limit_bytes = request.limits.object_bytes
-    footer = _footer((request.bucket, key, version), source, found)
+    footer = _footer((request.bucket, key, version), bucket, found)
     span, unpacked_bytes, rows_at_a_time = _place_of(footer, group, column, limit_bytes)
-    data = source.read(
+    data = read_object(
+        bucket,
         key,
         version,
         limit_bytes=limit_bytes,
@@ -207,7 +208,7 @@ _kept_lock = threading.Lock()
 _reading: WeakValueDictionary[tuple[str, str, str], threading.Lock] = WeakValueDictionary()
 
 
-def _footer(place: tuple[str, str, str], source: ObjectSource, found: Rows) -> Any:
+def _footer(place: tuple[str, str, str], bucket: Bucket, found: Rows) -> Any:
     """What pyarrow makes of the footer of an object; what is read for it is counted. One thread reads it."""
     with _kept_lock:
         reading = _reading.setdefault(place, threading.Lock())
@@ -216,11 +217,11 @@ def _footer(place: tuple[str, str, str], source: ObjectSource, found: Rows) -> A
             if place in _kept:
                 _kept.move_to_end(place)
                 return _kept[place][1]
-        return _read_footer(place, source, found)
+        return _read_footer(place, bucket, found)
 
 
-def _read_footer(place: tuple[str, str, str], source: ObjectSource, found: Rows) -> Any:
-    end = _read_end(place, _FOOTER_READ_BYTES, source, found)
+def _read_footer(place: tuple[str, str, str], bucket: Bucket, found: Rows) -> Any:
+    end = _read_end(place, _FOOTER_READ_BYTES, bucket, found)
     size_bytes = int.from_bytes(end[-_END_BYTES : -len(_MAGIC)], "little") + _END_BYTES
     if len(end) < _END_BYTES or not end.endswith(_MAGIC):
         raise spoiled("undecodable", "its object is no Parquet file, or was cut off")
@@ -229,7 +230,7 @@ def _read_footer(place: tuple[str, str, str], source: ObjectSource, found: Rows)
             "too_large", f"its file's footer has {size_bytes} bytes; at most {MAX_FOOTER_BYTES} are read"
         )
     if size_bytes > len(end) == _FOOTER_READ_BYTES:
-        end = _read_end(place, size_bytes, source, found)
+        end = _read_end(place, size_bytes, bucket, found)
     footer = _parsed(end[-size_bytes:])
     with _kept_lock:
         _kept[place] = size_bytes, footer
@@ -238,12 +239,10 @@ def _read_footer(place: tuple[str, str, str], source: ObjectSource, found: Rows)
     return footer
 
 
-def _read_end(
-    place: tuple[str, str, str], size_bytes: int, source: ObjectSource, found: Rows
-) -> bytes | bytearray:
+def _read_end(place: tuple[str, str, str], size_bytes: int, bucket: Bucket, found: Rows) -> bytes | bytearray:
     _, key, version = place
     span = Span(-size_bytes, 0)
-    data = source.read(key, version, limit_bytes=size_bytes, reserve=lambda _: None, span=span)
+    data = read_object(bucket, key, version, limit_bytes=size_bytes, reserve=lambda _: None, span=span)
     found.requests += 1
     found.read_bytes += len(data)
     return data

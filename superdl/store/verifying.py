@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from superdl.coordinator.catalog import Source
-    from superdl.lambda_prefetch.sources import ObjectSource
     from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.ids import Versions
+    from superdl.super_wire.objects import Bucket
     from superdl.super_wire.record import Header
     from superdl.super_wire.store import PackIndex, PackMeta, Store
 
@@ -240,7 +240,7 @@ class _Maker:
 
     program: Program
     names: tuple[str, ...]
-    sources: dict[str, ObjectSource]
+    sources: dict[str, Bucket]
     found: dict[bytes, _Listed]
 
     def make(self, sample: bytes) -> tuple[Header, memoryview]:

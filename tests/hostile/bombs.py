@@ -28,7 +28,7 @@ from superdl.coordinator.catalog.listing import Tally
 from superdl.experiments.data.importing import import_published
 from superdl.lambda_prefetch.decode import decode, set_pillows_bounds
 from superdl.lambda_prefetch.members import content_of, read_alone
-from superdl.lambda_prefetch.sources import ObjectSource, SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import SuperError
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.request import Limits
@@ -137,7 +137,7 @@ def write_shared_prefixes(path: Path) -> None:
 def read_parquet(path: Path) -> object:
     rows = [{"key": path.name, "version": file_version(path), "member": "m", "offset": 0, "length": 0}]
     rows[0]["encoding"] = "parquet:image"
-    return read_alone(request(path, rows), 0, ObjectSource(Directory(str(path.parent))))
+    return read_alone(request(path, rows), 0, Directory(str(path.parent)))
 
 
 def request(path: Path, rows: list[dict[str, Any]]) -> Any:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
@@ -37,7 +37,7 @@ LIMIT = 1000
 
 def read(bucket, key, version, span=None, reserve=lambda _: None):
     source = open_source(bucket, FunctionSettings())
-    return source.read(key, version, limit_bytes=LIMIT, reserve=reserve, span=span)
+    return read_object(source, key, version, limit_bytes=LIMIT, reserve=reserve, span=span)
 
 
 @each_bucket

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
@@ -42,7 +42,7 @@ LARGE = b"large" * 100
 
 def read(bucket, key, version, span=None, reserve=lambda _: None):
     source = open_source(bucket, FunctionSettings())
-    return source.read(key, version, limit_bytes=LIMIT, reserve=reserve, span=span)
+    return read_object(source, key, version, limit_bytes=LIMIT, reserve=reserve, span=span)
 
 
 def ids_of(catalog):

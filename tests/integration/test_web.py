@@ -18,7 +18,7 @@ from superdl.coordinator.catalog import list_source
 from superdl.coordinator.server.settings import Settings, allowed_to_listings, executor_context
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.main import main
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
@@ -46,7 +46,7 @@ METADATA = "http://169.254.169.254/latest/meta-data/"
 
 def read(bucket, key, version, span=None, *, hosts=None):
     source = open_source(bucket, FunctionSettings(http_hosts=hosts))
-    return source.read(key, version, limit_bytes=LIMIT, reserve=lambda _: None, span=span)
+    return read_object(source, key, version, limit_bytes=LIMIT, reserve=lambda _: None, span=span)
 
 
 def failure(*place, hosts=None):

@@ -11,7 +11,6 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from superdl.lambda_prefetch.caches import close_idle_connections
-from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.objects.s3 import close_connections
@@ -129,10 +128,10 @@ def kept(request, tmp_path):
             (tmp_path / key).write_bytes(body)
             return file_version(tmp_path / key)
 
-        return ObjectSource(Directory(str(tmp_path))), put
+        return Directory(str(tmp_path)), put
     s3 = request.getfixturevalue("s3")
 
     def put_object(key, body):
         return s3.put_object(Bucket="data", Key=key, Body=body)["ETag"].strip('"')
 
-    return ObjectSource(open_bucket("s3://data")), put_object
+    return open_bucket("s3://data"), put_object

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from superdl.lambda_prefetch import fetching
-from superdl.lambda_prefetch.sources import ObjectSource
+from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.objects import open_bucket
+from superdl.super_wire.objects.s3 import S3Bucket
 from tests.fixtures.loopback_http import LoopbackServer
 from tests.fixtures.object_store import ObjectStore, object_store
 from tests.lambda_prefetch.prefetching import array_of, encode, pixels, request_for, run
@@ -89,14 +90,14 @@ def test_several_are_in_flight_in_one_thread(together_server, monkeypatch):
     """The server answers nobody before eight have asked."""
     body = encode(pixels())
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", together_server(together=8, body=body))
-    source = ObjectSource(open_bucket("s3://data"))
-    begun = [source.begin(f"{n}.png", "0" * 32) for n in range(8)]
+    bucket = open_bucket("s3://data")
+    begun = [bucket.begin(f"{n}.png", "0" * 32) for n in range(8)]
     got = [
-        source.read(f"{n}.png", "0" * 32, limit_bytes=10**6, reserve=lambda _: None, begun=one)
+        read_object(bucket, f"{n}.png", "0" * 32, limit_bytes=10**6, reserve=lambda _: None, begun=one)
         for n, one in enumerate(begun)
     ]
     assert got == [body] * 8
-    assert source.in_flight >= 8
+    assert bucket.in_flight >= 8
 
 
 def test_a_server_that_is_silent_fails_what_was_asked_for(together_server, valkey, monkeypatch):
@@ -120,6 +121,6 @@ def test_a_bug_in_a_fetching_thread_is_raised_and_keeps_nobody_waiting(bucket, v
 
     monkeypatch.setenv("SUPER_DECODERS", decoders)
     monkeypatch.setattr("superdl.lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
-    monkeypatch.setattr(ObjectSource, "begin", lambda *_: Strange())
+    monkeypatch.setattr(S3Bucket, "begin", lambda *_: Strange())
     with pytest.raises(ValueError, match="a descriptor of nothing"):
         run(request_for("s3://data", bucket, valkey.unix_url))

@@ -15,7 +15,7 @@ import pytest
 
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import ObjectSource, SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import digest_version
 from superdl.super_wire.objects.directory import Directory
@@ -38,7 +38,7 @@ def root(tmp_path):
 
 def read(root, key, version=None, reserve=lambda _: None):
     listed = file_version(root / key) if version is None else version
-    return ObjectSource(Directory(str(root))).read(key, listed, limit_bytes=LIMIT, reserve=reserve)
+    return read_object(Directory(str(root)), key, listed, limit_bytes=LIMIT, reserve=reserve)
 
 
 def failure(root, key, version="6-1"):
@@ -93,12 +93,14 @@ def disguised(root):
 
 
 def test_a_directory_that_is_swapped_for_a_link_after_it_was_resolved_is_not_left(root, disguised):
-    version, source = file_version(root / "cats/one.jpg"), ObjectSource(Directory(str(root)))
+    version, source = file_version(root / "cats/one.jpg"), Directory(str(root))
     options = {"limit_bytes": LIMIT, "reserve": lambda _: None}
-    assert source.read("cats/one.jpg", version, **options) == b"one"
+    assert read_object(source, "cats/one.jpg", version, **options) == b"one"
     (root / "cats").rename(root / "moved")
     (root / "cats").symlink_to(disguised)
-    assert source.read("cats/one.jpg", version, **options) == b"one"  # of the directory that was resolved
+    assert (
+        read_object(source, "cats/one.jpg", version, **options) == b"one"
+    )  # of the directory that was resolved
     assert failure(root, "cats/one.jpg", version).outcome is Outcome.REFUSED
 
 
@@ -125,8 +127,12 @@ def test_a_link_that_comes_and_goes_never_leads_out(root, disguised, tmp_path_fa
         deadline = time.monotonic() + 20
         while min(seen[b"one"], seen[Outcome.REFUSED]) < 500 and time.monotonic() < deadline:
             try:
-                data = ObjectSource(Directory(str(root), allowed_roots=allowed)).read(
-                    "cats/one.jpg", version, limit_bytes=LIMIT, reserve=lambda _: None
+                data = read_object(
+                    Directory(str(root), allowed_roots=allowed),
+                    "cats/one.jpg",
+                    version,
+                    limit_bytes=LIMIT,
+                    reserve=lambda _: None,
                 )
             except SampleFailedError as error:
                 seen[error.outcome] += 1
@@ -142,10 +148,10 @@ def test_a_link_that_comes_and_goes_never_leads_out(root, disguised, tmp_path_fa
 def test_links_lead_as_far_as_the_roots_go(root):
     (root / "linked").symlink_to("../source-of-another")
     (root / "cats" / "linked.jpg").symlink_to(root.parent / "secret.jpg")
-    allowed = ObjectSource(Directory(str(root), allowed_roots=("/nowhere", str(root.parent))))
+    allowed = Directory(str(root), allowed_roots=("/nowhere", str(root.parent)))
     for key in ("linked/x.jpg", "cats/linked.jpg"):
         version = file_version(root / key)
-        data = allowed.read(key, version, limit_bytes=LIMIT, reserve=lambda _: None)
+        data = read_object(allowed, key, version, limit_bytes=LIMIT, reserve=lambda _: None)
         assert data == b"secret"
         assert failure(root, key, version).outcome is Outcome.REFUSED
 
@@ -160,12 +166,15 @@ def descriptors_below(root):
 
 
 def test_no_descriptor_outlives_the_source(root):
-    source = ObjectSource(Directory(str(root)))
+    source = Directory(str(root))
     for number in range(300):
         (root / str(number)).mkdir()
         key = f"{number}/x.jpg"
         (root / key).write_bytes(b"x")
-        assert source.read(key, file_version(root / key), limit_bytes=LIMIT, reserve=lambda _: None) == b"x"
+        assert (
+            read_object(source, key, file_version(root / key), limit_bytes=LIMIT, reserve=lambda _: None)
+            == b"x"
+        )
     assert 0 < descriptors_below(root) <= 128
     del source
     assert descriptors_below(root) == 0

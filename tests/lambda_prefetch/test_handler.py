@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from superdl.lambda_prefetch.handler import handler
-from superdl.lambda_prefetch.sources import ObjectSource
+from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits, PrefetchResult
 from tests.fixtures.valkey import Valkey
@@ -125,7 +125,6 @@ def test_a_warm_event_opens_clients_and_tells_who_answers(valkey):
 PROGRAM = """
 import json, sys
 sys.path.insert(0, {root!r})
-from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.lambda_prefetch.handler import handler
 from tests.lambda_prefetch.prefetching import Context
 heavy = sorted({{"torch", "grpc", "boto3", "google.protobuf"}} & set(sys.modules))
@@ -182,14 +181,14 @@ def test_running_out_of_memory_is_no_fault_of_the_image(root, valkey, monkeypatc
 def test_expiry_is_checked_before_each_sample(root, valkey, monkeypatch):
     """The request expires while its first sample is read: nothing is decoded, nothing else is begun."""
     monkeypatch.setenv("SUPER_FETCH_THREADS", "1")
-    read, expires_in_s = ObjectSource.read, 0.5
+    read, expires_in_s = Directory.read, 0.5
 
     def slow_read(self, *arguments, **options):
         while time.time() < request.expires_at:
             time.sleep(0.01)
         return read(self, *arguments, **options)
 
-    monkeypatch.setattr(ObjectSource, "read", slow_read)
+    monkeypatch.setattr(Directory, "read", slow_read)
     request = file_request(root, GOOD, valkey.unix_url, expires_in_s=expires_in_s)
     result = run(request)
     assert set(result.outcomes) == {"expired"}

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.lambda_prefetch.members import MAX_GAP_BYTES, ranges_of
-from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.recipe import Recipe
@@ -253,7 +252,7 @@ def server_source(monkeypatch):
         def start(answer):
             server = ending.enter_context(contextlib.closing(LoopbackServer(answer)))
             monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-            return ObjectSource(open_bucket("s3://data"))
+            return open_bucket("s3://data")
 
         yield start
 

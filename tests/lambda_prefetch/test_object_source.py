@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from superdl.lambda_prefetch.sources import ObjectSource, SampleFailedError
+from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.request import Outcome
 from tests.fixtures.object_store import ObjectStore, object_store
@@ -22,9 +22,7 @@ def read():
     """Reads one object."""
 
     def one(key, version, bucket="data", reserve=lambda _: None):
-        return ObjectSource(open_bucket(f"s3://{bucket}")).read(
-            key, version, limit_bytes=LIMIT, reserve=reserve
-        )
+        return read_object(open_bucket(f"s3://{bucket}"), key, version, limit_bytes=LIMIT, reserve=reserve)
 
     return one
 

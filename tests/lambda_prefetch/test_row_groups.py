@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from superdl.lambda_prefetch import row_groups
-from superdl.lambda_prefetch.sources import ObjectSource
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.request import Limits, Outcome
@@ -112,9 +111,9 @@ def test_a_footer_that_two_threads_want_is_read_once(tmp_path, monkeypatch):
     place = ("file:///x", "x.parquet", file_version(tmp_path / "x.parquet"))
     with ThreadPoolExecutor(1) as first:
         found = row_groups.Rows(), row_groups.Rows()
-        footer = first.submit(row_groups._footer, place, ObjectSource(Directory(str(tmp_path))), found[0])
+        footer = first.submit(row_groups._footer, place, Directory(str(tmp_path)), found[0])
         other_comes.set()
-        assert row_groups._footer(place, ObjectSource(Directory(str(tmp_path))), found[1]) is footer.result()
+        assert row_groups._footer(place, Directory(str(tmp_path)), found[1]) is footer.result()
     assert read == [place]
     assert sum(one.requests for one in found) == 1
 
@@ -129,7 +128,7 @@ def test_rows_are_those_that_pyarrow_reads(drawn, data):
         places = data.draw(st.lists(st.sampled_from(range(len(rows))), min_size=1, unique=True))
         wanted = [rows[place] for place in places]
         found, requests = fetched(
-            member_request("file:///x", wanted, "redis://h:1"), ObjectSource(Directory(str(path.parent)))
+            member_request("file:///x", wanted, "redis://h:1"), Directory(str(path.parent))
         )
     whole = [found[n] if isinstance(found[n], bytes) else None for n in range(len(wanted))]
     assert whole == [contents[place] for place in places]

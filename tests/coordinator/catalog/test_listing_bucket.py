@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.lister import NAMING_FILE
 from superdl.coordinator.catalog.listing import ListingCancelledError
-from superdl.lambda_prefetch.sources import ObjectSource
+from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.ids import Naming
 from superdl.super_wire.objects import open_bucket
@@ -114,7 +114,7 @@ def test_each_key_is_read_as_it_is_or_counted(store):
     store.client.create_bucket(Bucket="odd")
     for key in (*below_o, *nameless_in_o, *nameless):
         store.client.put_object(Bucket="odd", Key=key, Body=key.encode())
-    objects = ObjectSource(open_bucket("s3://odd"))
+    objects = open_bucket("s3://odd")
     for source, keys, left_out in (
         ("s3://odd/o", below_o, "o//b/1.png"),
         ("s3://odd/o//", nameless_in_o, ""),
@@ -125,7 +125,9 @@ def test_each_key_is_read_as_it_is_or_counted(store):
         assert sorted(map(bytes.decode, catalog.keys)) == sorted(keys)
         assert [words.rpartition(": ")[2] for words in catalog.warnings] == [left_out] * bool(left_out)
         for key, version in zip(catalog.keys, catalog.versions, strict=True):
-            body = objects.read(key.decode(), version.decode(), limit_bytes=999, reserve=lambda _: None)
+            body = read_object(
+                objects, key.decode(), version.decode(), limit_bytes=999, reserve=lambda _: None
+            )
             assert body == key
 
 

@@ -20,7 +20,7 @@ from superdl.coordinator.catalog import list_objects, list_source, listing_file
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.listing_file import list_directory, probe_directory
 from superdl.coordinator.catalog.source import Allowed
-from superdl.lambda_prefetch.sources import ObjectSource
+from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.objects.directory import Directory, file_version
 
@@ -127,10 +127,10 @@ def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
             assert ours == present, (part, number)
             assert nowhere or sum(map(len, present.values())) == sum(map(len, theirs.values()))
             seen["equal"] += 1
-        files = ObjectSource(Directory(str(source.resolve()), allowed_roots=("/",)))
+        files = Directory(str(source.resolve()), allowed_roots=("/",))
         for key in (key for keys in ours.values() for key in keys):
             version = file_version((source / key).stat())
-            files.read(key, version, limit_bytes=99, reserve=lambda _: None)
+            read_object(files, key, version, limit_bytes=99, reserve=lambda _: None)
         leads_out = "out of it and are followed" in told
         try:
             confined = listed(source, allowed=CONFINED)
