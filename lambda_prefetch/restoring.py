@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.lambda_prefetch.settings import FunctionSettings
-    from superdl.lambda_prefetch.store import OpenStore
     from superdl.super_wire.request import PrefetchRequest
+    from superdl.super_wire.store import Store
 
 __all__ = ["restore"]
 
@@ -53,19 +53,19 @@ def restore(request: PrefetchRequest, settings: FunctionSettings, *, expires_at:
     """
     columns = ResultColumns(request)
     try:
-        opened = own_store(request.store, settings, writing=False)
+        store = own_store(request.store, settings, writing=False)
     except Exception as error:  # noqa: BLE001  # told in the result: the coordinator decodes meanwhile
         columns.store_trouble = trouble_in_words(error)
         for index in range(len(request.ids)):
             columns.fail(index, Outcome.STORE_ERROR, columns.store_trouble)
         return columns
-    pieces = list(_pieces(request))
+    pieces, requests_before = list(_pieces(request)), store.requests
     threads = min(len(pieces), _S3_THREADS if is_bucket(request.store) else _DIRECTORY_THREADS)
     with Pusher(request.cache, settings) as pusher, ThreadPoolExecutor(threads, "super-restore") as pool:
-        reader = _Reader(request, opened, settings, pusher, columns, expires_at)
+        reader = _Reader(request, store, settings, pusher, columns, expires_at)
         columns.store_bytes = sum(pool.map(reader.restore, pieces))
     columns.settle(pusher.results)
-    columns.store_requests = opened.requests
+    columns.store_requests = store.requests - requests_before
     return columns
 
 
@@ -91,14 +91,14 @@ class _Reader:
     def __init__(
         self,
         request: PrefetchRequest,
-        opened: OpenStore,
+        store: Store,
         settings: FunctionSettings,
         pusher: Pusher,
         columns: ResultColumns,
         expires_at: float,
     ) -> None:
         self._request = request
-        self._store = opened.store
+        self._store = store
         self._pusher = pusher
         self._columns = columns
         self._expires_at = expires_at

@@ -11,10 +11,10 @@ S3 gets at the end is held in memory up to 32 MiB, then in a temporary file.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from superdl.super_wire.errors import StoreBusyError, StoreError, StoreRefusedError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackInProgress, PackMeta, Store
 
-__all__ = ["OpenStore", "Pace", "PackSaver", "own_store", "trouble_in_words"]
+__all__ = ["Pace", "PackSaver", "own_store", "trouble_in_words"]
 
 _MAX_TROUBLE = 500  # characters
 _WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
@@ -40,26 +40,8 @@ _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 # Of S3: an answer waits for its pack's PUT, and where a GET fails, decoding serves.
 _SILENCE_S, _ATTEMPTS = 5, 2
 
-# By process, address and the settings of S3, since opening one asks S3. A directory is opened for each
-# request: that costs less than decoding one image, and one that was removed or made again is noticed.
-_buckets: dict[tuple[int, str, frozenset[tuple[str, str]]], Store] = {}
-_buckets_lock = threading.Lock()
 
-
-@dataclass(frozen=True, slots=True)
-class OpenStore:
-    """A store, and how many requests had been sent for it before this invocation."""
-
-    store: Store
-    requests_before: int
-
-    @property
-    def requests(self) -> int:
-        """How many requests this invocation has sent for it."""
-        return self.store.requests - self.requests_before
-
-
-def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> OpenStore:
+def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Store:
     """The store of a request, which has to be the function's own.
 
     Raises:
@@ -71,18 +53,21 @@ def own_store(address: str, settings: FunctionSettings, *, writing: bool) -> Ope
             f"the request's store is {address[:200]}, and SUPER_STORE of the function {own}: give the "
             "coordinator and its functions the same"
         )
-    if not is_bucket(address):
-        return OpenStore(open_store(address, create=False, read_only=not writing), 0)
-    from superdl.super_wire.objects.s3 import Patience, settings_of_s3
+    if is_bucket(address):
+        from superdl.super_wire.objects.s3 import settings_of_s3
 
-    place = (os.getpid(), address, settings_of_s3())
-    with _buckets_lock:
-        if (kept := _buckets.get(place)) is not None:
-            return OpenStore(kept, kept.requests)
-        _buckets[place] = opened = open_store(
-            address, create=False, patience=Patience(silence_s=_SILENCE_S, attempts=_ATTEMPTS)
-        )
-        return OpenStore(opened, 0)
+        return _opened(address, os.getpid(), settings_of_s3())
+    # Opened for each request: that costs less than decoding one image, and one that was removed is noticed.
+    return open_store(address, create=False, read_only=not writing)
+
+
+@functools.lru_cache(maxsize=4)
+def _opened(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
+    """This process's store in S3, which is asked when it is opened."""
+    from superdl.super_wire.objects.s3 import Patience
+
+    patience = Patience(silence_s=_SILENCE_S, attempts=_ATTEMPTS)
+    return open_store(address, create=False, patience=patience)
 
 
 class Pace:
@@ -146,7 +131,8 @@ class PackSaver:
         self._settings = settings
         self._columns = columns
         self._expires_at = expires_at
-        self._opened: OpenStore | None = None
+        self._store: Store | None = None
+        self._requests_before = 0
         self._pack: PackInProgress | None = None
         self._offsets = [0] * len(request.ids)
         self._lengths = [0] * len(request.ids)
@@ -166,8 +152,8 @@ class PackSaver:
         if kind is None:
             self.commit()
         self._end()
-        if self._opened is not None:
-            self._columns.store_requests = self._opened.requests
+        if self._store is not None:
+            self._columns.store_requests = self._store.requests - self._requests_before
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
         """Write a record of data, and keep it, if the cache is to get a pointer to it; by any thread."""
@@ -223,8 +209,9 @@ class PackSaver:
         return True
 
     def _begin(self, meta: PackMeta) -> PackInProgress:
-        self._opened = own_store(self._request.store, self._settings, writing=True)
-        return self._opened.store.begin_pack(meta)
+        self._store = own_store(self._request.store, self._settings, writing=True)
+        self._requests_before = self._store.requests
+        return self._store.begin_pack(meta)
 
     def _commit(self, pack: PackInProgress) -> None:
         # A late answer costs more than the pack is worth, unless the records would have to be pushed then.
