@@ -309,7 +309,7 @@ class StoreKeeper:
             return
         await self._threads.run(partial(store.touch, self._instance))
         for collection in self._open_collections():
-            await self._threads.run(partial(store.mark_used, collection, time.time()))
+            await self._threads.run(partial(store.mark_used, collection))
         if self._is_due("sweep", _HOUR_S):
             await self._threads.run(partial(store.sweep, time.time()))
         self.trouble = ""
@@ -336,7 +336,7 @@ class StoreKeeper:
 
     async def _mark_and_merge(self, store: Store, collection: str) -> None:
         try:
-            await self._threads.run(partial(store.mark_used, collection, time.time()))
+            await self._threads.run(partial(store.mark_used, collection))
             await self._threads.run(partial(index.merge_segments, store, collection))
         except StoreError as error:
             self._in_trouble(str(error))

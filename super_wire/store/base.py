@@ -12,19 +12,17 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
-from superdl.super_wire.errors import StoreFormatError, StoreGoneError, StoreRefusedError
+from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.store.layout import (
     ABANDONED_S,
     IN_USE_S,
     INDEX,
     MAX_SEGMENT_BYTES,
-    MAX_TEXT_BYTES,
     OPEN,
     PACKS,
     TEMPORARY,
     USED,
     new_segment_name,
-    used_time,
 )
 from superdl.super_wire.store.pack import PackWriter, read_pack_index
 from superdl.super_wire.store.segment import read_segment
@@ -122,17 +120,13 @@ class Store(abc.ABC):
         touched = sorted(self._list(OPEN))
         return [found.name for found in touched if found.name != instance and now - found.written < IN_USE_S]
 
-    def mark_used(self, collection: str, now: float) -> None:
-        """Note that a job opened a collection now."""
-        self._put(USED, collection, str(int(now)).encode())
+    def mark_used(self, collection: str) -> None:
+        """Note that a job opens a collection now."""
+        self._put(USED, collection, b"")
 
     def used(self) -> dict[str, float]:
         """When each collection was opened last, as far as that is noted."""
-        noted = {}
-        for found in self._list(USED):
-            with contextlib.suppress(StoreGoneError, StoreFormatError, StoreRefusedError):  # one that is odd
-                noted[found.name] = used_time(self._contents(USED, found.name, MAX_TEXT_BYTES))
-        return {collection: when for collection, when in noted.items() if when is not None}
+        return {found.name: found.written for found in self._list(USED)}
 
     def sweep(self, now: float) -> int:
         """Remove what writers that died a day ago left; how many files that were."""

@@ -17,7 +17,7 @@ from superdl.super_wire.objects import Fault, ObjectError, Span
 from superdl.super_wire.store.base import Listed, PackInProgress, Store
 from superdl.super_wire.store.layout import (
     MARK,
-    MAX_TEXT_BYTES,
+    MAX_MARK_BYTES,
     PACKS,
     checked_name,
     is_name,
@@ -65,7 +65,7 @@ class BucketStore(Store):
         """
         store = cls(bucket, prefix, read_only=read_only)
         try:
-            mark = store._get(MARK, 0, MAX_TEXT_BYTES)
+            mark = store._get(MARK, 0, MAX_MARK_BYTES)
         except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
                 raise

@@ -22,7 +22,7 @@ from superdl.super_wire.store.base import Listed, PackInProgress, Store
 from superdl.super_wire.store.layout import (
     CATALOGS,
     MARK,
-    MAX_TEXT_BYTES,
+    MAX_MARK_BYTES,
     PACKS,
     TEMPORARY,
     checked_name,
@@ -71,7 +71,7 @@ class DirectoryStore(Store):
             _refuse_what_is_private(root)
             if not os.path.lexists(_below(root, MARK)):
                 _mark(root, create=create and not read_only)
-            store_id = read_mark(_contents(_below(root, MARK), MAX_TEXT_BYTES), root)
+            store_id = read_mark(_contents(_below(root, MARK), MAX_MARK_BYTES), root)
         return cls(root, store_id, read_only)
 
     def open_pack(self, pack: str) -> int:

@@ -34,8 +34,8 @@ __all__ = [
     "INDEX",
     "IN_USE_S",
     "MARK",
+    "MAX_MARK_BYTES",
     "MAX_SEGMENT_BYTES",
-    "MAX_TEXT_BYTES",
     "OPEN",
     "PACKS",
     "TEMPORARY",
@@ -50,7 +50,6 @@ __all__ = [
     "parse_store",
     "read_mark",
     "system_failure",
-    "used_time",
 ]
 
 MARK = "store.json"
@@ -64,8 +63,7 @@ ABANDONED_S = 86400.0
 """What a writer left unfinished, or touched last, so long ago may be removed by anybody."""
 MAX_SEGMENT_BYTES = 2**28
 """A reader holds a segment whole; writers begin another long before."""
-MAX_TEXT_BYTES = 4096
-"""Of the mark and of all else that is text."""
+MAX_MARK_BYTES = 4096
 
 _STORE_VERSION = 1
 _S3 = "s3://"
@@ -171,12 +169,6 @@ def read_mark(data: bytes, address: str) -> str:
     if not isinstance(store_id, str) or not _ID.fullmatch(store_id):
         raise StoreFormatError(f"{address} is no store: the id in its {MARK} is not 32 hexadecimal digits")
     return store_id
-
-
-def used_time(data: bytes) -> float | None:
-    """When a collection was opened last, by its file in ``used/``; None if that says nothing."""
-    text = data.strip()
-    return float(text) if text.isdigit() and len(text) <= 12 else None  # noqa: PLR2004 # some 30,000 years
 
 
 def system_failure(error: OSError) -> type[StoreError]:

@@ -309,7 +309,7 @@ def test_a_full_store_lets_go_of_what_nobody_has_open(
     packs = tmp_path / "store" / "packs"
     old = {pack.name for pack in packs.iterdir()}
     for mark in (tmp_path / "store" / "used").iterdir():
-        mark.write_text("1000")  # long ago
+        os.utime(mark, (1000, 1000))  # long ago
     stack = coordinator("--store-bytes", "8mb")
     other = shutil.copytree(images, tmp_path / "others")
     deadline = time.monotonic() + 30

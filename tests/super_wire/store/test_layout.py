@@ -18,7 +18,6 @@ from superdl.super_wire.store.layout import (
     new_mark,
     new_segment_name,
     read_mark,
-    used_time,
 )
 from tests.super_wire.mutating import mutated
 
@@ -141,19 +140,3 @@ def test_a_mark_is_read_or_refused(data):
 def test_other_marks_are_refused(data, words):
     with pytest.raises(StoreFormatError, match=words):
         read_mark(data, "/a/store")
-
-
-@pytest.mark.parametrize(
-    ("data", "when"),
-    [
-        (b"12", 12.0),
-        (b"12\n", 12.0),
-        (b"", None),
-        (b"-1", None),
-        (b"1e9", None),
-        (b"9" * 13, None),
-        (b"\xff", None),
-    ],
-)
-def test_when_a_collection_was_used(data, when):
-    assert used_time(data) == when

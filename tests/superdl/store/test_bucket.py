@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from superdl.main import main
@@ -36,7 +34,7 @@ def test_a_store_in_s3(object_store, tmp_path, valkey, monkeypatch, capsys):
     store.touch("a-coordinator")
     assert main(["store", "clear", "s3://data/kept/here", "--yes"]) == 1
     store.forget("a-coordinator")
-    store.mark_used(answers[1].pack.partition("-")[0], time.time())
+    store.mark_used(answers[1].pack.partition("-")[0])
     code, seen = asked(capsys, "clear", "s3://data/kept/here", "--yes")
     assert (code, seen["packs"], store.packs(), store.used()) == (0, [answers[1].pack], {}, {})
     left = {path.name for path in (object_store.directory / "data").rglob("*") if path.is_file()}

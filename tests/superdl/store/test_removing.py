@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -83,8 +84,9 @@ def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, val
     others = fill(monkeypatch, store.address, filled.images, valkey.unix_url, recipe)
     old, new = filled.packs, [answer.pack for answer in others]
     segments = {name: write_segment(store, packs) for name, packs in (("old", old), ("new", new[:2]))}
-    store.mark_used(collection_of_pack(old[0]), now_s - 40 * 86400)
-    store.mark_used(collection_of_pack(new[0]), now_s - 60)
+    for pack in (old[0], new[0]):
+        store.mark_used(collection_of_pack(pack))
+    os.utime(Path(store.address, "used", collection_of_pack(old[0])), (now_s - 40 * 86400,) * 2)
 
     code, seen = asked(capsys, "ls", store.address)
     rows = [(one["name"], one["records"], one["packs"], one["in_use"]) for one in seen["collections"]]
@@ -120,7 +122,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def test_clear_touches_nothing_that_the_store_did_not_name(filled, tmp_path, capsys):
     store, place = filled.store, Path(filled.address)
     write_segment(store, filled.packs)
-    store.mark_used(collection_of_pack(filled.packs[0]), time.time())
+    store.mark_used(collection_of_pack(filled.packs[0]))
     outside = tmp_path / "outside"
     shutil.copytree(place / "packs", outside)
     (outside / "index").write_text("mine")
