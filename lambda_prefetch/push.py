@@ -40,59 +40,40 @@ class BudgetClosedError(Exception):
 
 
 class ByteBudget:
-    """A bound in bytes on what waits between two stages of the pipeline: first come, first served.
+    """A bound in bytes on what waits between two stages of the pipeline.
 
     Each piece counts at least ``MIN_PIECE_BYTES``, so that many tiny ones are bounded as well. What is larger
-    than the whole capacity gets in alone, when all else has left.
+    than the whole capacity gets in alone, when all else has left; nobody overtakes who waits for room.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
-        self._next_ticket = 0
-        self._serving = 0
         self._closed = False
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-
-    @property
-    def waiting(self) -> int:
-        """How many wait for room."""
-        return self._next_ticket - self._serving
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
 
     def acquire(self, size_bytes: int) -> None:
         """Wait for room; :class:`BudgetClosedError` once :meth:`close` was called."""
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
-        with self._lock:
-            if self.waiting or self._closed or not self._fits(counted_bytes):
-                self._wait_for_turn(counted_bytes)
+        with self._turn, self._changed:
+            self._changed.wait_for(lambda: self._closed or self._fits(counted_bytes))
+            if self._closed:
+                raise BudgetClosedError
             self._used_bytes += counted_bytes
 
     def release(self, *sizes_bytes: int) -> None:
         """Return the room of pieces of these sizes."""
         counted_bytes = sum([max(size_bytes, MIN_PIECE_BYTES) for size_bytes in sizes_bytes])
-        with self._lock:
+        with self._changed:
             self._used_bytes -= counted_bytes
-            if self.waiting:
-                self._changed.notify_all()
+            self._changed.notify()
 
     def close(self) -> None:
         """Turn away all who wait, and all who come."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
-
-    def _wait_for_turn(self, counted_bytes: int) -> None:
-        """Return once all who came before were served, and it fits; the lock is held."""
-        ticket = self._next_ticket
-        self._next_ticket += 1
-        self._changed.wait_for(
-            lambda: self._closed or (ticket == self._serving and self._fits(counted_bytes))
-        )
-        if self._closed:
-            raise BudgetClosedError
-        self._serving += 1
-        self._changed.notify_all()  # the next one may fit as well
+            self._changed.notify()
 
     def _fits(self, size_bytes: int) -> bool:
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
