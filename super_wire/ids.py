@@ -26,14 +26,12 @@ __all__ = [
     "FieldColumns",
     "Naming",
     "Versions",
-    "batch_id",
     "batch_ids",
     "checked_field",
     "checked_naming",
     "digest128",
     "digest_version",
     "id_bucket",
-    "sample_id",
     "sample_ids",
     "shown_name",
     "size_of_digest",
@@ -196,26 +194,8 @@ def _framed(field: FieldColumns) -> Iterator[bytes]:
         yield name + _with_length(key) + _with_length(member) + _with_length(version)
 
 
-def sample_id(
-    bucket: str,
-    key: str,
-    version: str,
-    recipe_digest: bytes,
-    randomness: tuple[int, int] | None = None,
-    member: str | None = None,
-) -> bytes:
-    """The id of one sample; see :func:`sample_ids`."""
-    members = None if member is None else [member.encode()]
-    return sample_ids(bucket, [key.encode()], [version.encode()], recipe_digest, randomness, members)
-
-
-def batch_id(ids: bytes) -> bytes:
-    """The id of a batch: BLAKE2b-128 over its ordered sample ids (concatenated, 16 bytes each)."""
-    return digest128(*split_ids(ids))
-
-
 def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
-    """The ids of consecutive batches, a fifth of the time of one after the other.
+    """The ids of consecutive batches: BLAKE2b-128 over their ordered sample ids, each with its length.
 
     Args:
         ids: sample ids of all batches, concatenated.

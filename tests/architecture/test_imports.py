@@ -349,7 +349,7 @@ def test_a_broken_rule_is_reported(path, source, reason):
     [
         (
             "coordinator/core/a.py",
-            "import numpy as np\nfrom superdl.super_wire.ids import sample_id\nfrom . import plan",
+            "import numpy as np\nfrom superdl.super_wire.ids import sample_ids\nfrom . import plan",
         ),
         ("coordinator/core/a.py", "from superdl.coordinator.core.plan import Plan\nimport hashlib"),
         (

@@ -15,8 +15,9 @@ import grpc
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc
 from superdl.super_wire.errors import SuperError, UnknownJobError
-from superdl.super_wire.ids import batch_id, digest128
+from superdl.super_wire.ids import digest128
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION, TOKEN_METADATA_KEY
+from tests.fixtures.ids import batch_id
 
 
 @dataclass

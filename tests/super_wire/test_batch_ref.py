@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.ids import batch_id, digest128
+from superdl.super_wire.ids import digest128
+from tests.fixtures.ids import batch_id
 
 
 def ref_of(count, *, labels=None, padding=b"", keys=()):

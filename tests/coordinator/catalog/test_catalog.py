@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.ids import sample_id
 from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES
 from superdl.super_wire.recipe import Recipe
+from tests.fixtures.ids import sample_id
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = Recipe.image(resize=8, crop=8)

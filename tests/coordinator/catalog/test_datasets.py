@@ -14,8 +14,9 @@ from superdl.coordinator.catalog import ListingCancelledError, list_source
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
-from superdl.super_wire.ids import Naming, sample_id
+from superdl.super_wire.ids import Naming
 from superdl.super_wire.recipe import Recipe
+from tests.fixtures.ids import sample_id
 
 PLAIN = Recipe.image(resize=8, crop=8)
 OTHER = Recipe.image(resize=8, crop=4)

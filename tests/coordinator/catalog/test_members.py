@@ -11,9 +11,10 @@ from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.lister import list_source
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.ids import sample_id, split_ids
+from superdl.super_wire.ids import split_ids
 from superdl.super_wire.recipe import Recipe
 from tests.coordinator.catalog.key_lists import WRITERS, written
+from tests.fixtures.ids import sample_id
 
 DIGEST = Recipe.image(resize=8, crop=8).digest
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6)

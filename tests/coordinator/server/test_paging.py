@@ -21,12 +21,13 @@ from superdl.coordinator.core import (
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
 from superdl.coordinator.store.places import Joined, Places
 from superdl.super_wire.errors import PlanError
-from superdl.super_wire.ids import ID_BYTES, batch_id
+from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import RaggedLabels, unpack_labels
 from superdl.super_wire.protocol import MAX_REPLY_BYTES
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
 from superdl.super_wire.store.pack import new_pack_name
+from tests.fixtures.ids import batch_id
 
 RECIPE = Recipe.image(resize=8, crop=8)
 

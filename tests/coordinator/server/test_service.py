@@ -11,12 +11,12 @@ from superdl.coordinator.catalog.state import CatalogState
 from superdl.coordinator.core import SampleState
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError, UnknownJobError
-from superdl.super_wire.ids import batch_id
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
 from tests.coordinator.running import ENOUGH_S, RECORD_BYTES, registration, report
+from tests.fixtures.ids import batch_id
 
 RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
 

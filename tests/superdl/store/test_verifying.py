@@ -8,8 +8,9 @@ import shutil
 import numpy as np
 import pytest
 
-from superdl.super_wire.ids import Naming, sample_id
+from superdl.super_wire.ids import Naming
 from superdl.super_wire.record import HEADER_BYTES, pack
+from tests.fixtures.ids import sample_id
 from tests.fixtures.images import SIDE
 from tests.lambda_prefetch.prefetching import file_version
 from tests.superdl.store.conftest import COUNT
