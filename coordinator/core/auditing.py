@@ -10,7 +10,7 @@ from superdl.coordinator.core.events import Audit, Drop
 from superdl.coordinator.core.jobs import Ahead, CursorSpan
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.restoring import all_straight
-from superdl.coordinator.core.room import next_use
+from superdl.coordinator.core.retrying import want_again
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import AuditInFlight
 
@@ -72,8 +72,7 @@ def audited(state: State, event: Audited, now: float) -> None:
     found_bytes = state.resident_bytes - before_bytes
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
     if absent.size:
-        _see_to(state, asked, absent, now)
-        _tell_watchers(state, asked, absent)
+        _see_to(state, asked, absent)
     rank = state.cursor(*asked.asker[:2])
     if rank is not None and rank.job.fill is not None:  # it waits for all that it has asked
         state.wake(rank)
@@ -83,29 +82,17 @@ def audited(state: State, event: Audited, now: float) -> None:
         del state.audit_watchers[asked.samples]
 
 
-def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64], now: float) -> None:
+def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64]) -> None:
     asker = asked.asker
     if isinstance(asker, BatchPlace):
         state.stalls.record_lost(asker)
-        state.retry_queue.add_urgent(asked.samples, absent, asker, state.team_of(asker.job))
-        return
-    cursor = state.cursor(asker.job, asker.rank)
-    if cursor is not None and cursor.watermark < asker.stop <= cursor.lookahead:
-        cursor.put(Ahead(asker.start, asker.stop, asked.samples, absent))
-        state.wake(cursor)
-
-
-def _tell_watchers(state: State, asked: AuditInFlight, absent: NDArray[np.int64]) -> None:
-    """Let the other ranks that have passed over these samples look at them again."""
-    for name, rank in state.audit_watchers.get(asked.samples, {}):
-        cursor = state.cursor(name, rank)
-        if cursor is None or (isinstance(asked.asker, CursorSpan) and asked.asker[:2] == (name, rank)):
-            continue
-        places = cursor.job.watermark + next_use(asked.samples, absent, cursor.job)
-        ahead = places[places >= cursor.watermark]
-        if ahead.size:
-            cursor.look_back(int(ahead.min()))
+    else:
+        cursor = state.cursor(asker.job, asker.rank)
+        if cursor is not None and cursor.watermark < asker.stop <= cursor.lookahead:
+            cursor.put(Ahead(asker.start, asker.stop, asked.samples, absent))
             state.wake(cursor)
+    watchers = [state.cursor(*key) for key in state.audit_watchers.get(asked.samples, {}) if key != asker[:2]]
+    want_again(state, asked.samples, absent, filter(None, watchers))
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:

@@ -1,5 +1,5 @@
-"""Turning what is wanted into requests: of the team whose turn it is, misses first, then retries, then the
-rank with the first deadline.
+"""Turning what is wanted into requests: of the team whose turn it is, what readers wait for goes first, then
+what the rank with the earliest deadline looks ahead to.
 
 No more requests are in flight than keep the executors busy, so that what is decided late is decided well; and
 none is made without room for its samples in the cache, nor beyond what may be spent. At the hard cap on
@@ -10,7 +10,7 @@ the cache can be read all the while.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,12 @@ from superdl.coordinator.core.filling import room_to_fill
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.neighbours import with_their_neighbours
+from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.requesting import payer_of, race_stragglers, request
 from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.retrying import release_due
 from superdl.coordinator.core.room import (
     fits,
-    next_use,
-    next_use_s,
     relieve,
     room_for,
     see_shares,
@@ -41,9 +40,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.fleet import ExecutorState, Soonest
+    from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Ahead, Cursor, Job
-    from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.restoring import Way
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
@@ -85,30 +83,41 @@ def _produce(state: State, now: float) -> None:
     state.stragglers.become_late(now, state.requests)
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
-        _refuse_retries(state, now)
+        _refuse_readers(state, now)
         return
     if spending is Spending.FREELY:
         race_stragglers(state, now)
     _wake_waiting_for_room(state, now)
     _wake_deferred(state, now)
-    lacks_room, left_over = _request_retries(state, now)
-    while not lacks_room and (soonest := _soonest(state, now)) is not None:
-        key = soonest.eligible.ready.pop(soonest.team)
-        if key is None:  # never: it has a deadline
-            break
-        cursor = state.jobs[key[0]].cursors[key[1]]
-        ahead = find_absent(state, cursor, now)
-        if ahead is not None:
-            _look_ahead(state, cursor, ahead, now)
-        if state.teams.several and not left_over:
-            lacks_room, left_over = _request_retries(state, now)
+    passed_over: set[BatchPlace] = set()
+    while (first := _first(state, passed_over, now)) is not None:
+        if isinstance(first, BatchPlace):
+            if not _serve_reader(state, first, passed_over, now):
+                break
+        elif (ahead := find_absent(state, first, now)) is not None:
+            _look_ahead(state, first, ahead, now)
 
 
-def _soonest(state: State, now: float) -> Soonest | None:
-    """The rank that goes first of those that may look ahead."""
-    if watch_spending(state, now) is not Spending.FREELY:
+def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
+    """Who goes first: of the team whose turn it is a batch that a reader waits for, unless it was passed
+    over, and then the rank with the earliest deadline, which is removed from those that are ready.
+    """
+    spending = watch_spending(state, now)
+    if spending is Spending.STOPPED:
         return None
-    return state.fleet.soonest(now, state.turn)
+    soonest = state.fleet.soonest(now, state.turn) if spending is Spending.FREELY else None
+    place = _first_missed(state, passed_over) if state.fleet.has_place(now) else None
+    if place is not None and (soonest is None or state.teams.turn(state.team_of(place.job)) <= soonest.turn):
+        return place
+    key = soonest.eligible.ready.pop(soonest.team) if soonest is not None else None
+    return None if key is None else state.cursor(*key)
+
+
+def _first_missed(state: State, passed_over: set[BatchPlace]) -> BatchPlace | None:
+    unserved = (place for place in state.misses.unserved if place not in passed_over)
+    if not state.teams.several:
+        return next(unserved, None)
+    return min(unserved, key=lambda place: state.teams.turn(state.team_of(place.job)), default=None)
 
 
 def _wake_deferred(state: State, now: float) -> None:
@@ -128,19 +137,24 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
         state.wake(cursor)
         return
-    waits_s = math.inf
-    for way in ways(state, ahead.samples, ahead.indices, now):
-        executor, ends_in_s = _executor_for(state, cursor, way, now)
-        if executor is not None:
-            break
-        waits_s = min(waits_s, ends_in_s)
-    else:
+    soon = cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
+    way, executor, waits_s = _assign(
+        state,
+        ahead.samples,
+        ahead.indices,
+        now,
+        slack_s=_slack_s(cursor, now) if cursor.pace.known or soon else math.inf,
+        soon=soon,
+        samples=min(job.plan.batch_size, state.settings.request_samples),
+        failed_by=ahead.failed_by,
+    )
+    if executor is None:
         eligible = state.eligible_for(job.dataset)
         if not len(eligible.deferred):
             eligible.has_changed(now)  # than from now on
         eligible.deferred.add(cursor.key, now + waits_s + _MOMENT_S)
         return
-    count = min(way.indices.size, _request_samples(state, executor, cursor, ahead.samples, way, now))
+    count = min(way.indices.size, _request_samples(state, executor, cursor, ahead, way, now))
     room = count
     if job.fill is not None:
         room = room_to_fill(state, job, ahead.samples, count)
@@ -163,9 +177,14 @@ def _with_what_comes_along(
     nothing that is wanted sooner; and what is left of all that a rank has found.
     """
     key, taken = ahead.samples, way.indices[:room]
-    if way.restore and cursor.next_ahead >= cursor.watermark + _FIRST_BATCHES and _slack_s(cursor, now) > 0:
+    if (
+        way.restore
+        and not ahead.alone
+        and cursor.next_ahead >= cursor.watermark + _FIRST_BATCHES
+        and _slack_s(cursor, now) > 0
+    ):
         return with_their_packs(state, key, taken), ahead.indices
-    if way.restore or state.datasets[key.dataset].runs is None:
+    if way.restore or ahead.alone or state.datasets[key.dataset].runs is None:
         return taken, way.without(room)
     taken = with_their_neighbours(
         state,
@@ -185,15 +204,20 @@ def _due_in_s(job: Job, ahead: Ahead) -> float:
     return float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
 
 
-def _executor_for(state: State, cursor: Cursor, way: Way, now: float) -> tuple[ExecutorState | None, float]:
-    """Who is to have what a rank has found; ``None`` if that waits, and for how long at most, in seconds."""
-    job, soon = cursor.job, cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
-    slack_s = _slack_s(cursor, now) if cursor.pace.known or soon else math.inf
-    samples = min(way.indices.size, job.plan.batch_size, state.settings.request_samples)
-    executor = way.executors.choose(now, slack_s=slack_s, soon=soon, samples=samples)
-    if executor is not None:
-        return executor, 0.0
-    return None, way.executors.deferral_ends_in_s(now, slack_s=slack_s, samples=samples)
+def _assign(
+    state: State, key: SetKey, indices: NDArray[np.int64], now: float, *, samples: int = 1, **wanted: Any
+) -> tuple[Way, ExecutorState | None, float]:
+    """The first way to have absent samples for which an executor is to be had, and which; ``None`` if all can
+    wait, and for how long at most. What is ``wanted`` of the executor, and ``samples`` at most, is
+    :meth:`superdl.coordinator.core.fleet.EligibleExecutors.choose`'s.
+    """
+    waits_s, executor = math.inf, None
+    for way in ways(state, key, indices, now):
+        executor, ends_in_s = way.executors.choose(now, samples=min(samples, way.indices.size), **wanted)
+        if executor is not None:
+            break
+        waits_s = min(waits_s, ends_in_s)
+    return way, executor, waits_s
 
 
 def _slack_s(cursor: Cursor, now: float) -> float:
@@ -216,124 +240,68 @@ def _wake_waiting_for_room(state: State, now: float) -> None:
 
 
 def _request_samples(
-    state: State, executor: ExecutorState, cursor: Cursor, key: SetKey, way: Way, now: float
+    state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, now: float
 ) -> int:
+    if ahead.alone:
+        return 1
     return request_size(
         way.executors.latency_of(executor),
         wanted=min(way.indices.size, cursor.job.plan.batch_size),
         idle=executor.idle(now),
         slack_s=_useful_slack_s(cursor, now),
-        most=state.most_samples(key),
+        most=state.most_samples(ahead.samples),
     )
 
 
-def _request_retries(state: State, now: float) -> tuple[bool, bool]:
-    """Request what is demanded. Return whether a reader waits for room, which then is nobody else's, and
-    whether retries are left that nobody with a place can take.
+def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace], now: float) -> bool:
+    """Request what the reader of a batch misses, as much of it as one request takes; ``False`` if it waits
+    for room, which then is nobody else's. Where nobody with a place can take it, it is passed over.
     """
-    put_off: list[tuple[Retry, NDArray[np.int64]]] = []
-    lacks_room = False
-    while (
-        not lacks_room
-        and watch_spending(state, now) is not Spending.STOPPED
-        and state.fleet.has_place(now)
-        and (retry := _next_retry(state, now)) is not None
-    ):
-        wanted = _wanted(state, retry)
-        if not wanted.size:
-            continue
-        payer = payer_of(state, retry, wanted)
-        if payer is None:
-            _refuse(state, retry, wanted, now)
-            continue
-        for way in ways(state, retry.samples, wanted, now):
-            executor = way.executors.choose(now, failed_by=retry.failed_by)
-            if executor is not None:
-                break
-        else:  # those that have places are of no use for it
-            put_off.append((retry, wanted))
-            continue
-        places, mine = way.executors.places(now), way.indices
-        share = 1 if retry.alone else min(state.settings.request_samples, math.ceil(mine.size / places))
-        if retry.urgent:
-            mine, share = _suspects_alone(state, retry, mine, share)
-            room = urgent_room_for(state, retry.samples, share, now)
-        else:
-            mine, later_than_s = _soonest_first(state, retry, mine, share)
-            room = room_for(state, retry.samples, share, later_than_s=later_than_s, now=now)
-        if room:
-            request(state, executor, retry.samples, mine[:room], payer, now, restore=way.restore)
-        if room or retry.urgent:
-            state.retry_queue.put_back(retry, way._replace(indices=mine).without(room))
-        else:
-            _leave_to_lookahead(state, retry, wanted)
-        lacks_room = not room and retry.urgent
-    for retry, wanted in reversed(put_off):
-        state.retry_queue.put_back(retry, wanted)
-    return lacks_room, bool(put_off)
+    key, absent = _absent(state, place)
+    if not absent.size:
+        state.misses.served(place)
+        return True
+    payer = payer_of(state, place.job, key, absent)
+    if payer is None:
+        _refuse(state, state.team_of(place.job), key, absent, now)
+        return True
+    way, executor, _ = _assign(state, key, absent, now)
+    if executor is None:
+        passed_over.add(place)
+        return True
+    count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.places(now)))
+    mine, count = _suspects_alone(state, key, way.indices, count)
+    room = urgent_room_for(state, key, count, now)
+    if room:
+        request(state, executor, key, mine[:room], payer, now, restore=way.restore)
+    return room > 0
 
 
-def _next_retry(state: State, now: float) -> Retry | None:
-    """The retry that goes first, removed; ``None`` if there is none, or if it is another team's turn."""
-    waiting = state.retry_queue.teams
-    if not waiting:
-        return None
-    team = min(sorted(waiting), key=state.teams.turn)
-    if state.teams.several:
-        soonest = _soonest(state, now)
-        if soonest is not None and soonest.turn < state.teams.turn(team):
-            return None
-    return state.retry_queue.take_due(team)
+def _absent(state: State, place: BatchPlace) -> tuple[SetKey, NDArray[np.int64]]:
+    """What a reader misses of a batch and is to be requested; nothing, if its job has closed."""
+    _, key, missed = state.misses[place]
+    samples = state.sets.get(key)
+    if samples is None or place.job not in state.jobs:
+        return key, missed[:0]
+    return key, samples.among(missed, SampleState.ABSENT)
 
 
-def _refuse(state: State, retry: Retry, wanted: NDArray[np.int64], now: float) -> None:
-    """A team may spend no more: say so to its reader, if one waits, and to people."""
-    text, team = state.teams.refusal(retry.team), state.teams[retry.team]
-    if retry.urgent:
-        state.fail_for_a_while(retry.samples, wanted, (text,) * wanted.size, now, reason=SPENDING_CAP)
-    if now >= team.warned_s + _WARN_EVERY_S:
-        team.warned_s = now
+def _refuse(state: State, team: str, key: SetKey, absent: NDArray[np.int64], now: float) -> None:
+    """A team may spend no more: say so to its reader, and to people."""
+    text, fares = state.teams.refusal(team), state.teams[team]
+    state.fail_for_a_while(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
+    if now >= fares.warned_s + _WARN_EVERY_S:
+        fares.warned_s = now
         state.actions.append(Warn(text))
 
 
-def _wanted(state: State, retry: Retry) -> NDArray[np.int64]:
-    """What of a retry is still to be asked for; nothing, if nobody reads that dataset any more."""
-    samples = state.sets.get(retry.samples)
-    if samples is None:
-        return np.empty(0, dtype=np.int64)
-    wanted = samples.among(retry.indices, SampleState.ABSENT)
-    return wanted if state.wants(retry.samples.dataset) else wanted[:0]
-
-
 def _suspects_alone(
-    state: State, retry: Retry, wanted: NDArray[np.int64], share: int
+    state: State, key: SetKey, missed: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], int]:
     """First what has never failed; then, one by one, what has: it may have crashed its function."""
-    suspect = state.set_of(retry.samples).attempts[wanted] > 0
+    suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
-    return np.concatenate((wanted[~suspect], wanted[suspect])), min(share, untried) if untried else 1
-
-
-def _leave_to_lookahead(state: State, retry: Retry, wanted: NDArray[np.int64]) -> None:
-    """There is no room for a retry, since all that is there is needed sooner: look ahead to it again."""
-    job = state.jobs.get(retry.job)
-    if job is not None:
-        position = job.watermark + int(next_use(retry.samples, wanted, job).min())
-        for cursor in job.cursors.values():
-            cursor.look_back(position)
-            state.room_search.waiting[cursor.key] = None
-
-
-def _soonest_first(
-    state: State, retry: Retry, wanted: NDArray[np.int64], share: int
-) -> tuple[NDArray[np.int64], float]:
-    """What is wanted in the order of its next use, and the next use of the last that is asked for now."""
-    if fits(state, retry.samples, share):
-        return wanted, 0.0
-    job = state.jobs.get(retry.job)
-    uses_s = next_use_s(retry.samples, wanted, [job] if job is not None else state.jobs.values())
-    order = np.argsort(uses_s, kind="stable")
-    return wanted[order], float(uses_s[order[share - 1]])
+    return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
 
 
 def watch_spending(state: State, now: float) -> Spending:
@@ -345,26 +313,23 @@ def watch_spending(state: State, now: float) -> Spending:
     return state.ledger.spending
 
 
-def _refuse_retries(state: State, now: float) -> None:
+def _refuse_readers(state: State, now: float) -> None:
     """Tell the readers that wait that the hard cap is reached, once what is in flight has been paid for."""
     if state.samples_in_flight:
         return
     text = state.ledger.refusal()
-    while teams := state.retry_queue.teams:
-        retry = state.retry_queue.take_due(min(teams))
-        samples = state.sets.get(retry.samples)
-        if not retry.urgent or samples is None:
-            continue
-        refused = samples.among(retry.indices, SampleState.ABSENT)
-        if refused.size:
-            state.fail_for_a_while(retry.samples, refused, (text,) * refused.size, now, reason=SPENDING_CAP)
+    for place in list(state.misses.unserved):
+        key, absent = _absent(state, place)
+        if absent.size:
+            state.fail_for_a_while(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
+        state.misses.served(place)
 
 
 def wake_times_s(state: State, now: float) -> Iterator[float]:
     """All times at which something becomes due or possible by the passing of time alone; they lie ahead."""
     for due_s in (
         state.expiries[0][0] if state.expiries else None,
-        state.retry_queue.next_due_s,
+        state.retries.soonest_s(),
         state.leases.soonest_s(),
         state.stragglers.next_late_s(),
     ):
@@ -376,7 +341,7 @@ def wake_times_s(state: State, now: float) -> Iterator[float]:
 
 
 def _opportunities(state: State, now: float) -> Iterator[float | None]:
-    waiting = state.retry_queue.waiting
+    waiting = state.misses.unserved
     if waiting or state.room_search.waiting:
         yield state.room_search.over_at_s(state.events)
         yield state.misses.next_expiry_s(now)

@@ -169,35 +169,31 @@ class EligibleExecutors:
         samples: int = 1,
         other_than: int | None = None,
         failed_by: int | None = None,
-    ) -> ExecutorState | None:
-        """Who is to have the next request; ``None``: nobody has a place for it, or it can wait for one.
+    ) -> tuple[ExecutorState | None, float]:
+        """Who is to have the next request; ``None``: nobody has a place for it, or it can wait for one, at
+        most for the seconds that are returned too (infinite, if only a place or an answer ends that).
 
         The first of its ``samples`` is wanted in ``slack_s``, not above 0 for what is waited for. Only what
         is wanted ``soon`` does not wait while nobody knows how long requests take. ``other_than`` gets it
         only if no other has a place, ``failed_by`` only if no other is in good health.
         """
-        if self._alone:
-            return self.executors[0] if self.places(now) > 0 else None
-        free = [executor for executor in self.executors if self.places_of(executor, now) > 0]
-        if any(self._is_sound(executor) for executor in self.executors if executor.number != failed_by):
-            free = [executor for executor in free if executor.number != failed_by]
+        able = [executor for executor in self.executors if executor.number != failed_by]
+        if not any(self._is_sound(executor) for executor in able):
+            able = list(self.executors)
+        free = [executor for executor in able if self.places_of(executor, now) > 0]
         if not free:
-            return None
+            return None, math.inf
         if slack_s <= 0:  # a reader waits: nothing is to be tried with that
             free = [executor for executor in free if self._is_sound(executor)] or free
-        elif cheaper := self._cheaper(free[0]):
-            enough_s = self._deferrable_s(cheaper, free[0], samples)
-            if not soon if enough_s is None else slack_s > enough_s:
-                return None
-        return next((executor for executor in free if executor.number != other_than), free[0])
-
-    def deferral_ends_in_s(self, now: float, *, slack_s: float, samples: int) -> float:
-        """In what time a request that :meth:`choose` lets wait does so no more; infinite if it waits for
-        a place at any of them, or for answers.
-        """
-        free = next((executor for executor in self.executors if self.places_of(executor, now) > 0), None)
-        enough_s = None if free is None else self._deferrable_s(self._cheaper(free), free, samples)
-        return math.inf if enough_s is None else slack_s - enough_s
+        elif cheaper := [one for one in able[: able.index(free[0])] if self._is_sound(one)]:
+            times_s = [self.latency_of(one).quantile_s(samples, _SLOW) for one in (*cheaper, free[0])]
+            # A slow request there and, since it may come to nothing, one here.
+            enough_s = sum(time_s for time_s in times_s if time_s is not None)
+            if None in times_s and not soon:
+                return None, math.inf
+            if None not in times_s and slack_s > enough_s:
+                return None, slack_s - enough_s
+        return next((executor for executor in free if executor.number != other_than), free[0]), 0.0
 
     def has_changed(self, now: float) -> bool:
         """Whether what :meth:`choose` looks at has changed since it was asked last, time apart."""
@@ -251,25 +247,9 @@ class EligibleExecutors:
             if more_at_s is not None:
                 yield more_at_s
 
-    def has_cheaper(self, free: ExecutorState) -> bool:
-        """Whether there is a cheaper executor than one that has a place, in good health."""
-        return bool(self._cheaper(free))
-
-    def _cheaper(self, than: ExecutorState) -> list[ExecutorState]:
-        """Executors before that one that are worth waiting for."""
-        return [
-            executor for executor in self.executors[: self.executors.index(than)] if self._is_sound(executor)
-        ]
-
-    def _deferrable_s(
-        self, cheaper: Sequence[ExecutorState], dearer: ExecutorState, samples: int
-    ) -> float | None:
-        """What is wanted sooner than that does not wait for a cheaper executor: the time of a slow request
-        there and, since it may come to nothing, here; ``None`` before enough is known.
-        """
-        times_s = [self.latency_of(executor).quantile_s(samples, _SLOW) for executor in (*cheaper, dearer)]
-        known_s = [time_s for time_s in times_s if time_s is not None]
-        return sum(known_s) if len(known_s) == len(times_s) else None
+    def has_cheaper(self, than: ExecutorState) -> bool:
+        """Whether there is a cheaper executor than that one, in good health."""
+        return any(map(self._is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
         """Until when an executor is left alone; not for long, where there is no better one."""

@@ -72,12 +72,18 @@ class CursorSpan(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What was absent when a rank looked at the batches from ``start`` to before ``stop``."""
+    """What was absent when a rank looked at the batches from ``start`` to before ``stop``.
+
+    Of samples that are to be tried again, ``alone`` and ``failed_by`` are those of their
+    :class:`superdl.coordinator.core.queues.Retry`.
+    """
 
     start: int
     stop: int
     samples: SetKey
     indices: NDArray[np.int64]
+    alone: bool = False
+    failed_by: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -133,12 +139,6 @@ class Cursor:
         """What was looked at may not be there any more: look at all of it again."""
         self.lookahead = self.watermark
         self.pending.clear()
-
-    def look_back(self, position: int) -> None:
-        """Something was lost that is wanted at ``position``: look again from there on."""
-        if self.watermark <= position < self.lookahead:
-            self.lookahead = position
-            self.pending = deque(ahead for ahead in self.pending if ahead.start < position)
 
     def put(self, ahead: Ahead) -> None:
         """Add what was found absent, in the order of the plan."""

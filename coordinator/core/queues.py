@@ -11,13 +11,13 @@ import heapq
 import itertools
 import math
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Collection, Container
 
     from numpy.typing import NDArray
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchPlace",
     "CursorKey",
+    "Misses",
     "ReportedMisses",
     "Retry",
-    "RetryQueue",
     "RoomSearch",
     "Stragglers",
     "TimeQueue",
@@ -114,9 +114,8 @@ class TimeQueue(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retry:
-    """Samples that are requested outside of look-ahead: a reader misses them, or an attempt has failed.
+    """Samples that wait for another attempt, to be made for a job.
 
-    ``place``: the batch whose reader waits for them, which makes the retry urgent; ``None`` for the others.
     ``alone``: each gets an invocation of its own, since one of them may crash it. ``failed_by``: the executor
     where they came to nothing; another one is tried before it. ``of_source``: the source did not give them.
     """
@@ -124,99 +123,14 @@ class Retry:
     samples: SetKey
     indices: NDArray[np.int64]
     job: str
-    team: str
-    place: BatchPlace | None = None
     alone: bool = False
     failed_by: int | None = None
     of_source: bool = False
 
-    @property
-    def urgent(self) -> bool:
-        """Whether a reader waits."""
-        return self.place is not None
 
+class Misses(NamedTuple):
+    """What a reader misses of a batch, and until when that is believed."""
 
-class RetryQueue:
-    """By team: urgent retries in order of arrival, then the others in the order in which they become due.
-
-    There is one urgent retry for each batch: readers repeat their misses, which must not make the queue grow.
-    """
-
-    def __init__(self) -> None:
-        self._urgent: dict[BatchPlace, Retry] = {}
-        self._arrivals: dict[str, deque[BatchPlace]] = {}
-        self._due: dict[str, deque[Retry]] = {}
-        self._later: TimeQueue[Retry] = TimeQueue()
-
-    def __len__(self) -> int:
-        return len(self._urgent) + sum(map(len, self._due.values())) + len(self._later)
-
-    def add(self, due_s: float, retry: Retry) -> None:
-        """Queue samples that are requested from ``due_s`` on; nothing, if there are none."""
-        if retry.indices.size:
-            self._later.add(retry, due_s)
-
-    def add_urgent(self, samples: SetKey, indices: NDArray[np.int64], place: BatchPlace, team: str) -> None:
-        """Queue what a reader waits for, before all else; it joins what is queued for that batch already."""
-        if not indices.size:
-            return
-        queued = self._urgent.get(place)
-        if queued is None:
-            queued = Retry(samples, indices, place.job, team, place)
-            self._arrivals.setdefault(team, deque()).append(place)
-        else:
-            queued = replace(queued, indices=np.union1d(queued.indices, indices))
-        self._urgent[place] = queued
-
-    def put_back(self, retry: Retry, indices: NDArray[np.int64]) -> None:
-        """Return what is left of the retry that was taken last to its place at the head."""
-        if not indices.size:
-            return
-        rest = replace(retry, indices=indices)
-        if retry.place is None:
-            self._due.setdefault(retry.team, deque()).appendleft(rest)
-        else:
-            self._urgent[retry.place] = rest
-            self._arrivals.setdefault(retry.team, deque()).appendleft(retry.place)
-
-    @property
-    def teams(self) -> set[str]:
-        """Those that have a retry that is due."""
-        return {*self._arrivals, *self._due}
-
-    def take_due(self, team: str) -> Retry:
-        """The next retry of one of the :attr:`teams`, removed."""
-        if team in self._arrivals:
-            return self._urgent.pop(_taken(self._arrivals, team))
-        return _taken(self._due, team)
-
-    def take_timed(self, now: float) -> list[Retry]:
-        """Remove and return the retries whose time has come: :meth:`make_due`, or add again for later."""
-        return self._later.take_until(now)
-
-    def make_due(self, retry: Retry) -> None:
-        """Let a retry be taken from now on."""
-        self._due.setdefault(retry.team, deque()).append(retry)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a retry is due; it waits for places or room, not for time."""
-        return bool(self._urgent or self._due)
-
-    @property
-    def next_due_s(self) -> float | None:
-        """When the next retry becomes due."""
-        return self._later.soonest_s()
-
-
-def _taken(waiting: dict[str, deque[_Item]], team: str) -> _Item:
-    taken = waiting[team].popleft()
-    if not waiting[team]:
-        del waiting[team]
-    return taken
-
-
-class _Misses(NamedTuple):
     until_s: float
     samples: SetKey
     indices: NDArray[np.int64]
@@ -231,20 +145,41 @@ class ReportedMisses:
     """
 
     def __init__(self) -> None:
-        self._by_batch: dict[BatchPlace, _Misses] = {}
+        self._by_batch: dict[BatchPlace, Misses] = {}
+        self._unserved: dict[BatchPlace, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_batch)
 
+    def __getitem__(self, place: BatchPlace) -> Misses:
+        return self._by_batch[place]
+
+    @property
+    def unserved(self) -> Collection[BatchPlace]:
+        """Batches of which something may have to be requested, in their order of arrival."""
+        return self._unserved.keys()
+
     def report(self, place: BatchPlace, samples: SetKey, indices: NDArray[np.int64], now: float) -> None:
         """A reader says what it misses of a batch."""
         self._by_batch.pop(place, None)
-        self._by_batch[place] = _Misses(now + _BELIEVED_S, samples, indices)
+        self._by_batch[place] = Misses(now + _BELIEVED_S, samples, indices)
+        self._unserved[place] = None
         self._expire(now)
+
+    def reopen(self, samples: SetKey) -> None:
+        """Samples of a set are absent that were not: readers may miss some of them."""
+        self._unserved.update(
+            (place, None) for place, misses in self._by_batch.items() if misses.samples == samples
+        )
+
+    def served(self, place: BatchPlace) -> None:
+        """All that a reader misses of a batch is there, or on its way."""
+        self._unserved.pop(place, None)
 
     def discard(self, place: BatchPlace) -> None:
         """A batch was read."""
         self._by_batch.pop(place, None)
+        self.served(place)
 
     def by_set(self, now: float) -> dict[SetKey, NDArray[np.int64]]:
         """All that readers wait for, by sample set; with duplicates, where several wait for the same."""
@@ -264,7 +199,7 @@ class ReportedMisses:
             place, misses = next(iter(self._by_batch.items()))
             if misses.until_s > now:
                 return
-            del self._by_batch[place]
+            self.discard(place)
 
 
 @dataclass(slots=True)

@@ -195,7 +195,6 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     wanted = state.unique(batch[missed])
     batch_missed(state, place, samples, wanted, now)
     state.misses.report(place, key, wanted, now)
-    state.retry_queue.add_urgent(key, samples.among(wanted, SampleState.ABSENT), place, job.team)
     # The report may be older than the sample, or forged, so the cache is asked before a record is believed
     # spoilt or lost.
     audit(state, key, spoilt[_DOUBTFUL[samples.state[spoilt]]], place, whole=True)

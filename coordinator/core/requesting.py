@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         RequestFailed,
     )
     from superdl.coordinator.core.fleet import ExecutorState
-    from superdl.coordinator.core.queues import Retry
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
@@ -120,19 +119,19 @@ def request(
     send(state, made, now)
 
 
-def payer_of(state: State, retry: Retry, wanted: NDArray[np.int64]) -> str | None:
-    """The job on whose account a retry goes: its own, or where that one's team may spend no more, another's
-    that will need all of it; ``None`` if there is none.
+def payer_of(state: State, job: str, key: SetKey, wanted: NDArray[np.int64]) -> str | None:
+    """The job on whose account goes what a reader of ``job`` waits for: that one, or where its team may spend
+    no more, another that will need all of it; ``None`` if there is none.
     """
-    if state.turn(retry.team) is not None:
-        return retry.job
+    if state.turn(state.team_of(job)) is not None:
+        return job
     others = (
-        job
-        for job in state.jobs.values()
-        if job.dataset == retry.samples.dataset and state.turn(job.team) is not None
+        other
+        for other in state.jobs.values()
+        if other.dataset == key.dataset and state.turn(other.team) is not None
     )
-    needing = (job for job in others if (next_use(retry.samples, wanted, job) < NEVER_SOON).all())
-    return next((job.name for job in needing), None)
+    needing = (other for other in others if (next_use(key, wanted, other) < NEVER_SOON).all())
+    return next((other.name for other in needing), None)
 
 
 def race_stragglers(state: State, now: float) -> None:
@@ -145,7 +144,7 @@ def race_stragglers(state: State, now: float) -> None:
 def _race(state: State, number: int, now: float) -> bool:
     """Make the rival of a straggler, if there is a place for it."""
     late = state.requests[number]
-    executor = state.eligible_for(late.samples.dataset).choose(now, other_than=late.executor)
+    executor, _ = state.eligible_for(late.samples.dataset).choose(now, other_than=late.executor)
     if executor is None or state.turn(late.team) is None:
         return False
     state.stragglers.raced(number)

@@ -15,7 +15,6 @@ import numpy as np
 
 from superdl.coordinator.core import restoring, saving
 from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, FailureKind, ReadBack, Warn
-from superdl.coordinator.core.queues import Retry
 from superdl.coordinator.core.requesting import (
     UNCOUNTED_FAILURES,
     charge,
@@ -23,7 +22,7 @@ from superdl.coordinator.core.requesting import (
     landed,
     settle,
 )
-from superdl.coordinator.core.retrying import await_source, end_outages, try_again, try_at_once
+from superdl.coordinator.core.retrying import await_source, end_outages, try_again, try_at_once, want_again
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome
 
@@ -312,6 +311,5 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
     if spoilt.size:
         samples.move(spoilt, SampleState.ABSENT)
         state.actions.append(Drop(event.samples, spoilt))
-        job = next((job.name for job in state.jobs.values() if job.dataset == event.samples.dataset), "")
-        retry = Retry(event.samples, spoilt, job, state.team_of(job), failed_by=event.executor)
-        state.retry_queue.add(now, retry)
+        reading = [cursor for cursor in state.cursors if cursor.job.dataset == event.samples.dataset]
+        want_again(state, event.samples, spoilt, reading, failed_by=event.executor)

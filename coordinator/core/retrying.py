@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.events import Warn
+from superdl.coordinator.core.jobs import Ahead
 from superdl.coordinator.core.queues import Retry
+from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.throttling import Outage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
+    from superdl.coordinator.core.jobs import Cursor
+    from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import Request, State
 
-__all__ = ["await_source", "end_outages", "release_due", "try_again", "try_at_once"]
+__all__ = ["await_source", "end_outages", "release_due", "try_again", "try_at_once", "want_again"]
 
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, less their whole parts, lie evenly from 0 to 1
@@ -37,21 +43,48 @@ def end_outages(state: State, request: Request) -> None:
 
 
 def release_due(state: State, now: float) -> None:
-    """What has waited for its next attempt is absent from now on, so that a miss of it counts.
+    """What has waited for its next attempt is absent from now on, and looked ahead to again.
 
     While a source gives nothing, one retry in each wait tries it. The others are put off, and spread over the
     wait, lest they all come at once when it is back.
     """
-    for retry in state.retry_queue.take_timed(now):
+    for retry in state.retries.take_until(now):
         outage = state.source_outages.get(retry.samples.dataset) if retry.of_source else None
         if outage is not None and not outage.may_try(state.settings, now):
             spread = int(retry.indices[0]) * _GOLDEN % 1.0  # a core draws no random numbers
             due_s = outage.until_s + spread * state.settings.backoff_after_s(outage.failures)
-            state.retry_queue.add(due_s, retry)
+            state.retries.add(retry, due_s)
             continue
-        state.retry_queue.make_due(retry)
         samples = state.set_of(retry.samples)
-        samples.move(samples.among(retry.indices, SampleState.WAITING), SampleState.ABSENT)
+        absent = samples.among(retry.indices, SampleState.WAITING)
+        samples.move(absent, SampleState.ABSENT)
+        reading = [job for job in state.jobs.values() if job.dataset == retry.samples.dataset]
+        # One job is enough, unless it falls silent before that; then readers of the others miss them.
+        job = min(reading, key=lambda job: (job.lapsed, job.name != retry.job), default=None)
+        cursors = job.cursors.values() if job is not None else ()
+        want_again(state, retry.samples, absent, cursors, alone=retry.alone, failed_by=retry.failed_by)
+
+
+def want_again(
+    state: State,
+    key: SetKey,
+    absent: NDArray[np.int64],
+    cursors: Iterable[Cursor],
+    *,
+    alone: bool = False,
+    failed_by: int | None = None,
+) -> None:
+    """Have samples looked at again that are absent now: by readers who miss them, and by the ranks of those
+    given that have passed over them.
+    """
+    state.misses.reopen(key)
+    for cursor in cursors:
+        places = cursor.job.watermark + next_use(key, absent, cursor.job)
+        passed = (places >= cursor.watermark) & (places < cursor.lookahead)
+        if passed.any():
+            start, stop = int(places[passed].min()), int(places[passed].max()) + 1
+            cursor.put(Ahead(start, stop, key, absent[passed], alone, failed_by))
+            state.wake(cursor)
 
 
 def try_at_once(
@@ -61,9 +94,7 @@ def try_at_once(
     if indices.size:
         state.set_of(request.samples).move(indices, SampleState.WAITING)
         request.counters.retries += indices.size
-        state.retry_queue.add(
-            now, Retry(request.samples, indices, request.job, request.team, failed_by=failed_by)
-        )
+        state.retries.add(Retry(request.samples, indices, request.job, failed_by=failed_by), now)
 
 
 def try_again(
@@ -101,9 +132,7 @@ def try_again(
         due_s = now + max(state.settings.backoff_after_s(attempts), outage_s)
         left = again[tried == attempts]
         failed_by = request.executor if counts else None
-        where = request.samples, left, request.job, request.team
-        retry = Retry(*where, alone=alone, failed_by=failed_by)
-        state.retry_queue.add(due_s, retry)
+        state.retries.add(Retry(request.samples, left, request.job, alone, failed_by), due_s)
 
 
 def await_source(
@@ -125,8 +154,8 @@ def await_source(
     times = samples.not_available(indices, now)
     for count in np.unique(times).tolist():
         due_s = now + state.settings.backoff_after_s(count)
-        where = request.samples, indices[times == count], request.job, request.team
-        state.retry_queue.add(due_s, Retry(*where, of_source=True))
+        retry = Retry(request.samples, indices[times == count], request.job, of_source=True)
+        state.retries.add(retry, due_s)
 
 
 def _turn_elsewhere(

@@ -22,7 +22,7 @@ from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger
 from superdl.coordinator.core.queues import (
     BatchPlace,
     ReportedMisses,
-    RetryQueue,
+    Retry,
     RoomSearch,
     Stragglers,
     TimeQueue,
@@ -125,7 +125,8 @@ class State:
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
     audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
     """Ranks that have passed over samples of which the cache was being asked on behalf of others."""
-    retry_queue: RetryQueue = field(default_factory=RetryQueue)
+    retries: TimeQueue[Retry] = field(default_factory=TimeQueue)
+    """Samples in state WAITING, by the time of their next attempt."""
     misses: ReportedMisses = field(default_factory=ReportedMisses)
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
     """Why samples are in state FAILED."""

@@ -132,15 +132,21 @@ def _stuck_work(state: State, now: float) -> Iterator[str]:
                 yield f"{key} has found something to look ahead to, and nobody will look at it again"
     for eligible in state.fleet.groups:
         free = [executor for executor in eligible.executors if eligible.places_of(executor, now) > 0]
-        blocked = state.retry_queue.waiting or state.ledger.spending is not Spending.FREELY
+        blocked = state.misses.unserved or state.ledger.spending is not Spending.FREELY
         may_ask = any(state.turn(team) is not None for team, _ in eligible.ready.soonest())
         if may_ask and free and not blocked:
             yield f"{len(eligible.ready)} ranks may look ahead, and {free[0].name} has a place"
         until_s = eligible.deferred.soonest_s()
         if until_s is not None and until_s < min(wake_times_s(state, now), default=math.inf):
             yield f"{len(eligible.deferred)} ranks wait for a cheaper executor, and nothing ends that"
-        # With a store, what lies there may wait for a dearer one that can restore it.
-        waits = len(eligible.deferred) and not state.settings.store
+        # With a store, what lies there may wait for a dearer one that can restore it; and so may what has
+        # failed at this one.
+        waits = any(
+            cursor.key in eligible.deferred
+            and not (cursor.pending and cursor.pending[0].failed_by is not None)
+            for cursor in state.cursors
+        )
+        waits = waits and not state.settings.store
         if waits and free and not blocked and not eligible.has_cheaper(free[0]):
             yield f"{len(eligible.deferred)} ranks wait, and no executor is cheaper than {free[0].name}"
     if state.ledger.spending is Spending.FREELY and left_lying(state, now):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ from superdl.coordinator.core import (
 )
 from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.plan import Span
-from superdl.coordinator.core.queues import RetryQueue, Stragglers
+from superdl.coordinator.core.queues import Stragglers
 from superdl.coordinator.core.state import State
 from superdl.coordinator.core.throttling import CircuitBreaker
 from superdl.experiments.simulator.trainer_model import TrainerModel
@@ -107,9 +108,9 @@ def a_trainer_that_skips_a_batch(consumed_one, trainer):
         trainer.world.watch.deliveries[trainer.script.name, trainer.rank].pop()
 
 
-@bug(RetryQueue, "add", "has waited|for ever|run does not end")
-def a_core_that_forgets_retries(add, *what, **how):
-    pass
+@bug(dispatching, "release_due", "has waited|for ever|run does not end")
+def a_core_that_forgets_retries(release_due, state, now):
+    state.retries.take_until(now)
 
 
 @bug(results, "try_again", "more often than allowed")
@@ -247,7 +248,10 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
         monkeypatch.setattr(dispatching, "_wake_deferred", lambda state, now: None)
     else:
         monkeypatch.setattr(EligibleExecutors, "has_changed", lambda self, now: False)
-        monkeypatch.setattr(EligibleExecutors, "deferral_ends_in_s", lambda *what, **how: np.inf)
+        choose = EligibleExecutors.choose
+        monkeypatch.setattr(
+            EligibleExecutors, "choose", lambda *what, **how: (choose(*what, **how)[0], math.inf)
+        )
     with pytest.raises(InvariantError, match="ranks wait|has waited|for ever|starves"):
         CheckedWorld(cheap_and_dear()).run()
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from superdl.coordinator.core import dispatching
 from superdl.coordinator.core.events import (
     ExecutorResized,
     ExecutorsIneligible,
@@ -15,6 +14,7 @@ from superdl.coordinator.core.events import (
     JobClosed,
     RecordsStored,
 )
+from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.super_wire.request import Outcome
@@ -90,8 +90,10 @@ def test_a_rank_that_may_decode_or_restore_waits_no_longer_than_the_sooner_says(
     driver.open(shuffle=False)
     driver.step(RecordsStored(DATASET, np.arange(0, 64, 2), np.ones(32, dtype=np.uint32)))
     driver.ask(0, 8)
-    waits = dict(zip((False, True), times_s, strict=True))
-    monkeypatch.setattr(dispatching, "_executor_for", lambda *args: (None, waits[args[2].restore]))
+    decoding = driver.state.fleet.groups[0]
+    monkeypatch.setattr(
+        EligibleExecutors, "choose", lambda self, now, **how: (None, times_s[self is not decoding])
+    )
     driver.step(ExecutorResized(8))
     until_s = driver.state.fleet.groups[0].deferred.soonest_s()
     assert until_s == pytest.approx(driver.now_s + 5.0, abs=0.01)

@@ -176,10 +176,12 @@ def test_what_was_written_last_is_accounted_for(first):
     assert set(samples.stored_bytes[hanging.indices]) == {int(footprint(np.array([taken]))[0])}
 
 
-def test_what_is_stored_though_its_pointer_did_not_come_is_restored():
+def test_what_is_stored_though_its_pointer_did_not_come_is_restored_if_a_reader_misses_it():
     driver = started()
     first = driver.requests[0]
     stored, wanted = np.ones(first.indices.size, dtype=np.bool_), first.indices.tolist()
     driver.answer(first, Outcome.CACHE_ERROR, pack=4, stored=stored, pointers=~stored)
     driver.wait(5.0)
+    assert restored(driver) == []
+    driver.read(0, missed=tuple(wanted))
     assert restored(driver) == wanted

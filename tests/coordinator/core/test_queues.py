@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.queues import BatchPlace, RetryQueue, TimeQueue
-from superdl.coordinator.core.teams import NO_TEAM
+from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, TimeQueue
 
 CURSORS = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
 
@@ -38,24 +37,39 @@ def test_changing_deadlines_often_does_not_fill_memory():
 
 
 KEY = SetKey(b"data", EVERY_EPOCH)
-PLACE = BatchPlace("job", 0, 0, 7)
+PLACE, OTHER = BatchPlace("job", 0, 0, 7), BatchPlace("job", 1, 0, 7)
 
 
 def at(*indices: int) -> np.ndarray:
     return np.array(indices, dtype=np.int64)
 
 
-def taken(queue: RetryQueue) -> list[list[int]]:
-    found = []
-    while teams := queue.teams:
-        found.append(queue.take_due(min(teams)).indices.tolist())
-    return found
-
-
-def test_repeated_misses_of_a_batch_are_one_retry():
-    queue = RetryQueue()
+def test_repeated_misses_of_a_batch_are_one_entry_that_keeps_its_place():
+    misses = ReportedMisses()
     for _ in range(1000):
-        queue.add_urgent(KEY, at(4, 5), PLACE, NO_TEAM)
-    queue.add_urgent(KEY, at(6, 4), PLACE, NO_TEAM)
-    assert len(queue) == 1
-    assert taken(queue) == [[4, 5, 6]]
+        misses.report(PLACE, KEY, at(4, 5), now=0.0)
+    misses.report(OTHER, KEY, at(1), now=0.0)
+    misses.report(PLACE, KEY, at(6), now=1.0)
+    assert list(misses.unserved) == [PLACE, OTHER]
+    assert misses[PLACE].indices.tolist() == [6]
+
+
+def test_what_was_served_is_looked_at_again_once_samples_of_its_set_are_absent_again():
+    misses = ReportedMisses()
+    misses.report(PLACE, KEY, at(4), now=0.0)
+    misses.served(PLACE)
+    misses.reopen(SetKey(b"other", EVERY_EPOCH))
+    assert not misses.unserved
+    misses.reopen(KEY)
+    assert list(misses.unserved) == [PLACE]
+    misses.discard(PLACE)
+    misses.reopen(KEY)
+    assert not misses.unserved
+
+
+def test_what_a_reader_repeats_no_more_is_not_believed_for_long():
+    misses = ReportedMisses()
+    misses.report(PLACE, KEY, at(4), now=0.0)
+    assert misses.next_expiry_s(2.0) == 3.0
+    assert misses.next_expiry_s(3.0) is None
+    assert not misses.unserved
