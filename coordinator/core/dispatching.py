@@ -109,7 +109,7 @@ def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace
     place = _first_missed(state, passed_over) if state.fleet.has_place(now) else None
     if place is not None and (soonest is None or state.teams.turn(state.team_of(place.job)) <= soonest.turn):
         return place
-    key = soonest.eligible.ready.pop(soonest.team) if soonest is not None else None
+    key = soonest.ranks.pop() if soonest is not None else None
     return None if key is None else state.cursor(*key)
 
 
@@ -346,7 +346,7 @@ def _opportunities(state: State, now: float) -> Iterator[float | None]:
         yield state.room_search.over_at_s(state.events)
         yield state.misses.next_expiry_s(now)
     for eligible in state.fleet.groups:
-        if waiting or len(eligible.ready) or len(eligible.deferred):
+        if waiting or any(map(len, eligible.ready.values())) or len(eligible.deferred):
             yield from eligible.wake_times_s(now)
         yield eligible.deferred.soonest_s()
     if state.ledger.spending is not Spending.FREELY:

@@ -11,12 +11,11 @@ them there may be executors for the store alone: they restore and save for those
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from superdl.coordinator.core.queues import TimeQueue
-from superdl.coordinator.core.teams import ReadyRanks
 from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
 from superdl.coordinator.core.timing import LatencyModel
 
@@ -109,7 +108,7 @@ class EligibleExecutors:
     """The executors that can produce a dataset, in order of preference, and the ranks that read such ones.
 
     Attributes:
-        ready: ranks that may have something to look ahead to.
+        ready: by team, ranks that may have something to look ahead to, by the deadline of that.
         deferred: ranks that wait for a place at a cheaper executor, by the time when they can wait no more.
 
     Args:
@@ -128,7 +127,7 @@ class EligibleExecutors:
         self.executors = tuple(executors)
         self.store_only = tuple(store_only)
         self._restores = restores
-        self.ready = ReadyRanks()
+        self.ready: defaultdict[str, TimeQueue[CursorKey]] = defaultdict(TimeQueue)
         self.deferred: TimeQueue[CursorKey] = TimeQueue()
         self._alone = len(self.executors) == 1
         self._seen: tuple[object, ...] = ()
@@ -262,12 +261,13 @@ class EligibleExecutors:
 
 
 class Soonest(NamedTuple):
-    """The ready rank that goes first: when its team's turn is, its deadline, and who may be asked for it."""
+    """The ready rank that goes first: when its team's turn is, its deadline, and the ranks of which it is the
+    first.
+    """
 
     turn: Turn
     deadline_s: float
-    eligible: EligibleExecutors
-    team: str
+    ranks: TimeQueue[CursorKey]
 
 
 class Fleet:
@@ -344,9 +344,10 @@ class Fleet:
         """
         found: Soonest | None = None
         for eligible in self._groups.values():
-            for team, deadline_s in eligible.ready.soonest():
-                when = turn(team)
-                if when is None or (found and (when, deadline_s) >= found[:2]) or not eligible.has_place(now):
+            for team, ranks in eligible.ready.items():
+                deadline_s = ranks.soonest_s()
+                if deadline_s is None or (when := turn(team)) is None:
                     continue
-                found = Soonest(when, deadline_s, eligible, team)
+                if (found is None or (when, deadline_s) < found[:2]) and eligible.has_place(now):
+                    found = Soonest(when, deadline_s, ranks)
         return found

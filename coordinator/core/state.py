@@ -339,7 +339,7 @@ class State:
         self.room_search.waiting.pop(cursor.key, None)
         eligible = self.eligible_for(cursor.job.dataset)
         eligible.deferred.discard(cursor.key)
-        eligible.ready.add(cursor.key, cursor.job.team, cursor.deadline_s())
+        eligible.ready[cursor.job.team].add(cursor.key, cursor.deadline_s())
 
     def wake_those(self, keys: Iterable[CursorKey]) -> None:
         """Wake what is left of these."""
@@ -351,7 +351,7 @@ class State:
     def rest(self, cursor: Cursor) -> None:
         """A rank has nothing to look ahead to, or is to have nothing."""
         eligible = self.eligible_for(cursor.job.dataset)
-        eligible.ready.discard(cursor.key, cursor.job.team)
+        eligible.ready[cursor.job.team].discard(cursor.key)
         eligible.deferred.discard(cursor.key)
         self.room_search.waiting.pop(cursor.key, None)
 

@@ -14,19 +14,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from superdl.coordinator.core.queues import TimeQueue
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from superdl.coordinator.core.queues import CursorKey
-
-__all__ = ["NO_TEAM", "ReadyRanks", "Team", "TeamState", "Teams", "Turn"]
+__all__ = ["NO_TEAM", "Team", "TeamState", "Teams", "Turn"]
 
 NO_TEAM = ""
 """The team of jobs whose token names none."""
@@ -173,34 +169,3 @@ class Teams:
             f"{state.facts.max_usd:g}, which a request more might pass: to go on, raise max_usd in the "
             "coordinator's token_file"
         )
-
-
-class ReadyRanks:
-    """Ranks that may have something to look ahead to, by team, the earliest deadline of a team first."""
-
-    def __init__(self) -> None:
-        self._by_team: defaultdict[str, TimeQueue[CursorKey]] = defaultdict(TimeQueue)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_team.values()))
-
-    def __contains__(self, key: CursorKey) -> bool:
-        return any(key in ranks for ranks in self._by_team.values())
-
-    def add(self, key: CursorKey, team: str, deadline_s: float) -> None:
-        """Add a rank of a team, or give it another deadline."""
-        self._by_team[team].add(key, deadline_s)
-
-    def discard(self, key: CursorKey, team: str) -> None:
-        """Remove a rank, if it is there."""
-        self._by_team[team].discard(key)
-
-    def soonest(self) -> Iterator[tuple[str, float]]:
-        """The teams that have ranks here, each with its earliest deadline."""
-        for team, ranks in self._by_team.items():
-            if (deadline_s := ranks.soonest_s()) is not None:
-                yield team, deadline_s
-
-    def pop(self, team: str) -> CursorKey | None:
-        """The rank of a team with the earliest deadline, removed; ``None`` if there is none."""
-        return self._by_team[team].pop()

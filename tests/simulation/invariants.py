@@ -127,15 +127,16 @@ def _stuck_work(state: State, now: float) -> Iterator[str]:
         eligible = state.eligible_for(job.dataset)
         for cursor in job.cursors.values():
             key = cursor.key
-            queued = key in eligible.ready or key in eligible.deferred or key in state.room_search.waiting
+            ready = key in eligible.ready[job.team]
+            queued = ready or key in eligible.deferred or key in state.room_search.waiting
             if cursor.pending and not cursor.lapsed and not queued:
                 yield f"{key} has found something to look ahead to, and nobody will look at it again"
     for eligible in state.fleet.groups:
         free = [executor for executor in eligible.executors if eligible.places_of(executor, now) > 0]
         blocked = state.misses.unserved or state.ledger.spending is not Spending.FREELY
-        may_ask = any(state.turn(team) is not None for team, _ in eligible.ready.soonest())
+        may_ask = sum(len(ranks) for team, ranks in eligible.ready.items() if state.turn(team) is not None)
         if may_ask and free and not blocked:
-            yield f"{len(eligible.ready)} ranks may look ahead, and {free[0].name} has a place"
+            yield f"{may_ask} ranks may look ahead, and {free[0].name} has a place"
         until_s = eligible.deferred.soonest_s()
         if until_s is not None and until_s < min(wake_times_s(state, now), default=math.inf):
             yield f"{len(eligible.deferred)} ranks wait for a cheaper executor, and nothing ends that"

@@ -89,11 +89,11 @@ def test_of_several_groups_the_one_with_the_earliest_deadline_goes_first():
 
     def soonest():
         found = fleet.soonest(0.0, turn)
-        return found and (found.eligible, found.deadline_s)
+        return found and (found.ranks, found.deadline_s)
 
     assert soonest() is None
-    late.ready.add(("a", 0), NO_TEAM, 5.0)
-    soon.ready.add(("b", 0), NO_TEAM, 3.0)
-    assert soonest() == (soon, 3.0)
+    late.ready[NO_TEAM].add(("a", 0), 5.0)
+    soon.ready[NO_TEAM].add(("b", 0), 3.0)
+    assert soonest() == (soon.ready[NO_TEAM], 3.0)
     fleet.executors[0].in_flight = 1
-    assert soonest() == (late, 5.0), "the other has no place"
+    assert soonest() == (late.ready[NO_TEAM], 5.0), "the other has no place"
