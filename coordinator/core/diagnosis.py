@@ -67,23 +67,26 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
         if note.start <= place < note.stop
     ]
     indices = job.plan.batch(epoch, position, rank).indices
-    requests = [request for request in state.recent_requests if request.samples == key]
+    requests = [request for request in state.recent_requests if request.order.samples == key]
     # All at once: thousands of requests are remembered.
-    named = np.isin(np.concatenate([indices[:0], *(request.indices for request in requests)]), indices)
-    ends = np.cumsum([0, *(request.indices.size for request in requests)])
+    named = np.isin(np.concatenate([indices[:0], *(request.order.indices for request in requests)]), indices)
+    ends = np.cumsum([0, *(request.order.indices.size for request in requests)])
     for request, begin, end in zip(requests, ends[:-1], ends[1:], strict=True):
         count = int(np.count_nonzero(named[begin:end]))
         if not count:
             continue
-        why = f", racing request {request.hedge_of}" if request.hedge_of is not None else ""
-        account = f"on account of {request.job}{why}"
-        from_where = "from the store, " if request.restore else ""
-        from_where = "into the store, " if request.from_cache else from_where
+        why = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
+        account = f"on account of {request.order.job}{why}"
+        from_where = "from the store, " if request.order.restore else ""
+        from_where = "into the store, " if request.order.from_cache else from_where
         told.append(
-            (request.made_s, f"request {request.number} for {count} of its samples, {from_where}{account}")
+            (
+                request.made_s,
+                f"request {request.order.request_id} for {count} of its samples, {from_where}{account}",
+            )
         )
         if request.ended_s is not None:
-            told.append((request.ended_s, f"request {request.number} ended: {request.ending}"))
+            told.append((request.ended_s, f"request {request.order.request_id} ended: {request.ending}"))
     return sorted(told, key=lambda entry: entry[0])
 
 

@@ -163,7 +163,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if room:
         taken, left = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
         cursor.pending[0] = ahead._replace(indices=left)
-        request(state, executor, ahead.samples, taken, job.name, now, restore=way.restore)
+        request(state, executor, ahead.samples, taken, job, now, restore=way.restore)
     if room == count:
         state.wake(cursor)
     else:
@@ -261,9 +261,10 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
     if not absent.size:
         state.misses.served(place)
         return True
-    payer = payer_of(state, place.job, key, absent)
+    job = state.jobs[place.job]
+    payer = payer_of(state, job, key, absent)
     if payer is None:
-        _refuse(state, state.team_of(place.job), key, absent, now)
+        _refuse(state, job.team, key, absent, now)
         return True
     way, executor, _ = _assign(state, key, absent, now)
     if executor is None:

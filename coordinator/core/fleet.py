@@ -36,15 +36,12 @@ _UNKNOWN_LATE_S = 5.0
 class StoreAccess:
     """How an executor fares with the store: how long restores take it, and whether reading and writing works.
 
-    ``read_probe`` and ``write_probe`` are the requests that try it again, one at a time, after it has not;
     ``saves`` of what the cache holds are in flight. ``keeps``: the last function to decode wrote a pack.
     """
 
     latency: LatencyModel = field(default_factory=LatencyModel)
     reading: CircuitBreaker = field(default_factory=CircuitBreaker)
     writing: CircuitBreaker = field(default_factory=CircuitBreaker)
-    read_probe: int = 0
-    write_probe: int = 0
     saves: int = 0
     keeps: bool = False
 

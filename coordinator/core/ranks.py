@@ -95,9 +95,6 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
     else:
         del state.jobs[job.name]
         state.closed.add(job)
-        for request in state.requests.values():  # what they still do counts there, too
-            if request.counters is job.counters:
-                request.counters = state.closed.counters
         state.ledger.left(job.name)
         state.thrash.forget()
         for key in [
@@ -250,7 +247,7 @@ def forget_empty_sets(state: State, now: float) -> None:
         if samples.idle and key not in misses and not state.is_at(key):
             del state.sets[key]
     kept = {key.dataset for key in state.sets}
-    kept.update(request.samples.dataset for request in state.requests.values())
+    kept.update(request.order.samples.dataset for request in state.requests.values())
     unused = {name for name in state.datasets if name not in kept and not state.wants(name)}
     for dataset in unused & state.unused_datasets:
         del state.datasets[dataset]

@@ -23,7 +23,7 @@ from superdl.coordinator.core.events import CACHED, FailureKind, Prefetch, Reque
 from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
-from superdl.coordinator.core.state import Request
+from superdl.coordinator.core.state import Claim, Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RequestFailed,
     )
     from superdl.coordinator.core.fleet import ExecutorState
+    from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
@@ -89,7 +90,7 @@ def request(
     executor: ExecutorState,
     key: SetKey,
     indices: NDArray[np.int64],
-    job: str,
+    job: Job,
     now: float,
     *,
     restore: bool = False,
@@ -106,32 +107,39 @@ def request(
             state.thrash.forget()
     samples.dropped[indices] = False
     samples.move(indices, SampleState.IN_FLIGHT)
-    reserved = math.ceil(samples.sample_bytes * indices.size)
-    state.reserved_bytes += reserved
+    reserved_bytes = math.ceil(samples.sample_bytes * indices.size)
+    state.reserved_bytes += reserved_bytes
     state.samples_in_flight += indices.size
-    counters = state.jobs.get(job, state.closed).counters
-    unsettled = np.ones(indices.size, dtype=np.bool_)
-    number = next(state.numbers)
-    made = Request(number, key, indices, job, counters, reserved, now, unsettled)
-    made.executor, made.team = executor.number, state.team_of(job)
-    if executor.store is not None:
-        restoring.mark(state, made, executor.store, now, restore=restore)
-    send(state, made, now)
+    claim = Claim(np.ones(indices.size, dtype=np.bool_), reserved_bytes)
+    saves = points = False
+    if executor.store is not None and not restore:
+        saves, points = restoring.keeping(state, executor.store, samples, indices, now)
+    order = Prefetch(
+        next(state.numbers),
+        job.name,
+        key,
+        indices,
+        state.settings.request_ttl_s,
+        executor=executor.number,
+        restore=restore,
+        save=saves,
+        pointers=points,
+    )
+    send(state, Request(order, job, claim, now), now)
 
 
-def payer_of(state: State, job: str, key: SetKey, wanted: NDArray[np.int64]) -> str | None:
+def payer_of(state: State, job: Job, key: SetKey, wanted: NDArray[np.int64]) -> Job | None:
     """The job on whose account goes what a reader of ``job`` waits for: that one, or where its team may spend
     no more, another that will need all of it; ``None`` if there is none.
     """
-    if state.turn(state.team_of(job)) is not None:
+    if state.turn(job.team) is not None:
         return job
     others = (
         other
         for other in state.jobs.values()
         if other.dataset == key.dataset and state.turn(other.team) is not None
     )
-    needing = (other for other in others if (next_use(key, wanted, other) < NEVER_SOON).all())
-    return next((other.name for other in needing), None)
+    return next((other for other in others if (next_use(key, wanted, other) < NEVER_SOON).all()), None)
 
 
 def race_stragglers(state: State, now: float) -> None:
@@ -144,66 +152,60 @@ def race_stragglers(state: State, now: float) -> None:
 def _race(state: State, number: int, now: float) -> bool:
     """Make the rival of a straggler, if there is a place for it."""
     late = state.requests[number]
-    executor, _ = state.eligible_for(late.samples.dataset).choose(now, other_than=late.executor)
+    eligible = state.eligible_for(late.order.samples.dataset)
+    executor, _ = eligible.choose(now, other_than=late.order.executor)
     if executor is None or state.turn(late.team) is None:
         return False
     state.stragglers.raced(number)
-    late.counters.hedges += 1
-    rival = replace(
-        late,
-        number=next(state.numbers),
-        reserved_bytes=0,
-        made_s=now,
+    state.account(late).hedges += 1
+    late.rival = next(state.numbers)
+    order = replace(
+        late.order,
+        request_id=late.rival,
         executor=executor.number,
-        rival=number,
         hedge_of=number,
         # A store that hangs is raced by decoding; and one pack of the samples is enough.
         restore=False,
         save=False,
         pointers=False,
     )
-    late.rival = rival.number
-    send(state, rival, now)
+    send(state, Request(order, late.payer, late.claim, now, rival=number), now)
     return True
 
 
-def send(state: State, made: Request, now: float) -> None:
+def send(state: State, request: Request, now: float) -> None:
     """Have a request carried out, and watch it, unless it is a save, which nobody waits for."""
-    made.counters.invocations += 1
-    made.counters.requests_in_flight += 1
-    state.requests[made.number] = made
-    state.recent_requests.append(made)
-    executor = state.fleet.executors[made.executor]
+    order, counters = request.order, state.account(request)
+    counters.invocations += 1
+    counters.requests_in_flight += 1
+    state.requests[order.request_id] = request
+    state.recent_requests.append(request)
+    executor = state.fleet.executors[order.executor]
     executor.in_flight += 1
-    executor.samples_in_flight += made.indices.size
+    executor.samples_in_flight += order.indices.size
     executor.requests += 1
     executor.concurrency.used(executor.in_flight, now)
-    if not made.from_cache:
-        made.expected_s = state.teams.began(made.team, made.indices.size, capacity=state.fleet.capacity)
-    if made.restore:
-        eligible = state.fleet.restorers((executor,))
-    else:
-        eligible = state.eligible_for(made.samples.dataset)
-    late_s = eligible.late_s(executor, made.indices.size, state.settings.hedge_quantile)
-    if made.restore:
-        late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
-    if made.rival is None and not made.from_cache:
-        state.stragglers.watch(made.number, None if late_s is None else now + max(late_s, _LATE_LEAST_S))
-    state.actions.append(
-        Prefetch(
-            made.number,
-            made.job,
-            made.samples,
-            made.indices,
-            state.settings.request_ttl_s,
-            hedge_of=made.hedge_of,
-            executor=made.executor,
-            restore=made.restore,
-            save=made.save,
-            pointers=made.pointers,
-            from_cache=made.from_cache,
+    if executor.store is not None:
+        executor.store.saves += order.from_cache
+        for breaker, asked in ((executor.store.reading, order.restore), (executor.store.writing, order.save)):
+            if asked and breaker.tripped:
+                breaker.probe = order.request_id
+    if not order.from_cache:
+        request.expected_s = state.teams.began(
+            request.team, order.indices.size, capacity=state.fleet.capacity
         )
-    )
+        if request.rival is None:
+            state.stragglers.watch(order.request_id, _late_at_s(state, executor, order, now))
+    state.actions.append(order)
+
+
+def _late_at_s(state: State, executor: ExecutorState, order: Prefetch, now: float) -> float | None:
+    """When a request will be a straggler; ``None`` if that cannot be said."""
+    able = state.fleet.restorers((executor,)) if order.restore else state.eligible_for(order.samples.dataset)
+    late_s = able.late_s(executor, order.indices.size, state.settings.hedge_quantile)
+    if order.restore:
+        late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
+    return None if late_s is None else now + max(late_s, _LATE_LEAST_S)
 
 
 def stragglers_to_race(state: State, now: float) -> list[int]:
@@ -212,7 +214,7 @@ def stragglers_to_race(state: State, now: float) -> list[int]:
     places = state.fleet.places(now) if len(watched) else 0
     if places <= 0 or not state.settings.hedge_share:
         return []
-    wanted = [number for number in watched.late if state.wants(state.requests[number].samples.dataset)]
+    wanted = [number for number in watched.late if state.wants(state.requests[number].order.samples.dataset)]
     unproven = [number for number in wanted if _is_unproven(state, state.requests[number])][:places]
     allowed = min(watched.affordable(state.settings.hedge_share), places - len(unproven))
     if allowed <= 0:
@@ -220,7 +222,7 @@ def stragglers_to_race(state: State, now: float) -> list[int]:
     wanted = [number for number in wanted if number not in unproven]
     idle = min(allowed, state.fleet.idle(now))
     # Nothing is decoded for nothing but idleness that the store will bring.
-    chosen = [number for number in wanted if not state.requests[number].restore][:idle]
+    chosen = [number for number in wanted if not state.requests[number].order.restore][:idle]
     if len(chosen) < allowed and len(state.misses) and now >= watched.look_again_s:
         watched.look_again_s = now + _LOOK_EVERY_S
         misses = state.misses.by_set(now)
@@ -236,32 +238,34 @@ def _is_unproven(state: State, request: Request) -> bool:
     """Whether the executor of a straggler has never answered, though there is another: no share of all
     requests bounds its rivals, but that it is soon set aside.
     """
-    executor = state.fleet.executors[request.executor]
+    executor = state.fleet.executors[request.order.executor]
     return (
         not executor.latency.answers
         and not (executor.store and executor.store.latency.answers)
-        and len(state.eligible_for(request.samples.dataset).executors) > 1
+        and len(state.eligible_for(request.order.samples.dataset).executors) > 1
     )
 
 
 def _is_missed(state: State, request: Request, misses: Mapping[SetKey, NDArray[np.int64]]) -> bool:
-    if request.samples not in misses:
+    if request.order.samples not in misses:
         return False
-    in_flight = state.set_of(request.samples).among(misses[request.samples], SampleState.IN_FLIGHT)
-    return bool(np.isin(in_flight, request.indices).any())
+    in_flight = state.set_of(request.order.samples).among(
+        misses[request.order.samples], SampleState.IN_FLIGHT
+    )
+    return bool(np.isin(in_flight, request.order.indices).any())
 
 
 def charge(state: State, request: Request, gb_s: float, now: float, *, answer: RequestDone | None) -> float:
     """Account for an invocation, whatever came of it; what it cost in US dollars."""
-    counters = request.counters
+    counters = state.account(request)
     counters.gb_s += gb_s
     record_bytes = 0
     if answer is not None:
         record_bytes = int(answer.record_bytes[answer.outcomes == CACHED].sum())
         counters.store_requests += answer.store_requests
         counters.store_bytes += answer.store_bytes
-    if answer is not None and not request.from_cache:  # else it was there, and counted, before
-        state.stalls.work_for(request.samples.dataset).add(answer, restore=request.restore)
+    if answer is not None and not request.order.from_cache:  # else it was there, and counted, before
+        state.stalls.work_for(request.order.samples.dataset).add(answer, restore=request.order.restore)
         counters.fetch_s += answer.fetch_us / 1e6
         counters.decode_s += answer.decode_us / 1e6
         counters.push_s += answer.push_us / 1e6
@@ -269,17 +273,17 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
         counters.source_requests += answer.source_requests
         counters.record_bytes += record_bytes
     usd = state.ledger.invoked(
-        request.samples.dataset,
-        executor=request.executor,
+        request.order.samples.dataset,
+        executor=request.order.executor,
         gb_s=gb_s,
         source_requests=answer.source_requests if answer else 0,
         source_bytes=answer.source_bytes if answer else 0,
         record_bytes=record_bytes,
-        store_gets=answer.store_requests if answer and request.restore else 0,
-        store_puts=answer.store_requests if answer and not request.restore else 0,
+        store_gets=answer.store_requests if answer and request.order.restore else 0,
+        store_puts=answer.store_requests if answer and not request.order.restore else 0,
         now=now,
     )
-    executor = state.fleet.executors[request.executor]
+    executor = state.fleet.executors[request.order.executor]
     if answer is not None:
         executor.outcomes["answered"] += 1
         if answer.cold_start:
@@ -293,28 +297,22 @@ def charge(state: State, request: Request, gb_s: float, now: float, *, answer: R
 
 def charge_for_nothing(state: State, request: Request, event: RequestFailed, now: float) -> None:
     """Account for a request that came to nothing, unless it was never run."""
-    state.fleet.executors[request.executor].outcomes[event.kind.name.lower()] += 1
+    state.fleet.executors[request.order.executor].outcomes[event.kind.name.lower()] += 1
     if event.refused or (event.kind in UNCOUNTED_FAILURES and not event.gb_s):
-        request.counters.invocations -= 1
+        state.account(request).invocations -= 1
     else:
         charge(state, request, event.gb_s, now, answer=None)
 
 
 def settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:
-    """It is known what becomes of these samples, also for the request that races this one, which takes over
-    the memory that this one has kept free.
-    """
+    """It is known what becomes of these samples, also for the request that races this one."""
+    claim = request.claim
     state.samples_in_flight -= int(np.count_nonzero(settled))
-    request.unsettled &= ~settled
-    rival = state.requests.get(request.rival) if request.rival is not None else None
-    if rival is not None and request.reserved_bytes:
-        rival.reserved_bytes, request.reserved_bytes = request.reserved_bytes, 0
-    if not request.unsettled.any():
-        for holder in (request, rival):
-            # A rival of pointers still writes records over them.
-            if holder is not None and not (holder is rival and request.pointers):
-                state.reserved_bytes -= holder.reserved_bytes
-                holder.reserved_bytes = 0
+    claim.unsettled &= ~settled
+    # A rival of pointers still writes records over them.
+    if not claim.unsettled.any() and not (request.order.pointers and request.rival in state.requests):
+        state.reserved_bytes -= claim.reserved_bytes
+        claim.reserved_bytes = 0
 
 
 def landed(state: State, event: RequestDone | RequestFailed, now: float) -> Request | None:
@@ -322,14 +320,16 @@ def landed(state: State, event: RequestDone | RequestFailed, now: float) -> Requ
     request_id = event.request_id
     request = state.requests.pop(request_id, None)
     if request is not None:
-        request.counters.requests_in_flight -= 1
-        executor = state.fleet.executors[request.executor]
+        state.account(request).requests_in_flight -= 1
+        executor = state.fleet.executors[request.order.executor]
         executor.in_flight -= 1
-        executor.samples_in_flight -= request.indices.size
+        executor.samples_in_flight -= request.order.indices.size
+        if executor.store is not None:
+            executor.store.saves -= request.order.from_cache
         state.stragglers.landed(request_id)
-        if not request.from_cache:
+        if not request.order.from_cache:
             ran_s = _ran_s(request, event, now)
-            state.teams.ended(request.team, request.indices.size, ran_s, expected_s=request.expected_s)
+            state.teams.ended(request.team, request.order.indices.size, ran_s, expected_s=request.expected_s)
     return request
 
 

@@ -45,7 +45,7 @@ __all__ = [
     "came_to_nothing",
     "distrust",
     "is_usable",
-    "mark",
+    "keeping",
     "overtaken",
     "packs_lost",
     "records_stored",
@@ -177,16 +177,16 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
         for executor in (*eligible.executors, *eligible.store_only)
         if executor.store is not None
         and executor.concurrency.capacity
-        and is_usable(state, executor.store.reading, executor.store.read_probe, now)
+        and is_usable(state, executor.store.reading, now)
         and not (executor.decodes and executor.breaker.tripped and eligible.can_turn_elsewhere(executor))
         and not executor.is_resting(now)
     ]
     return state.fleet.restorers(able) if able else None
 
 
-def is_usable(state: State, breaker: CircuitBreaker, probe: int, now: float) -> bool:
+def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
     """Whether the store may be asked: after trouble and a pause, by a single request until it has worked."""
-    return not breaker.tripped or (now >= breaker.open_until_s() and probe not in state.requests)
+    return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
 def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -214,45 +214,41 @@ def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> ND
     return taken[asked | np.isfinite(uses_s)]
 
 
-def mark(state: State, made: Request, access: StoreAccess, now: float, *, restore: bool) -> None:
-    """Say what a request has to do with the store."""
-    samples = state.sets[made.samples]
-    made.restore = restore
-    made.save = (
-        not restore
-        and made.samples.epoch == EVERY_EPOCH
-        and not samples.stored(made.indices).all()
-        and is_usable(state, access.writing, access.write_probe, now)
+def keeping(
+    state: State, access: StoreAccess, samples: SampleSet, indices: NDArray[np.int64], now: float
+) -> tuple[bool, bool]:
+    """Whether a function that decodes writes a pack too, and whether the cache may get pointers into it."""
+    saves = (
+        samples.key.epoch == EVERY_EPOCH
+        and not samples.stored(indices).all()
+        and is_usable(state, access.writing, now)
     )
-    made.pointers = (
-        made.save
+    points = (
+        saves
         and not access.writing.tripped
         and not state.settings.whole_packs
         and now >= samples.pointers_from_s
-        and all_straight(state, made.samples.dataset)
+        and all_straight(state, samples.key.dataset)
     )
-    if restore and access.reading.tripped:
-        access.read_probe = made.number
-    if made.save and access.writing.tripped:
-        access.write_probe = made.number
+    return saves, points
 
 
 def answered(state: State, request: Request, executor: ExecutorState, event: RequestDone, now: float) -> None:
     """Learn from an answer where records lie now and where they do not, and how the store does."""
-    samples, access = state.set_of(request.samples), executor.store
-    if event.pack and event.stored is not None and request.samples.epoch == EVERY_EPOCH:
-        samples.place(request.indices[event.stored], event.pack)
+    samples, access = state.set_of(request.order.samples), executor.store
+    if event.pack and event.stored is not None and request.order.samples.epoch == EVERY_EPOCH:
+        samples.place(request.order.indices[event.stored], event.pack)
     if access is None:
         return
-    if request.save and (event.outcomes == CACHED).any():
+    if request.order.save and (event.outcomes == CACHED).any():
         access.keeps = event.pack > 0
-    if request.save and event.store_trouble:
+    if request.order.save and event.store_trouble:
         distrust(state, request, event.store_trouble, now, writing=True, refused=True)
-    elif request.save and event.pack:
+    elif request.order.save and event.pack:
         access.writing.worked()
-    if not request.restore:
+    if not request.order.restore:
         return
-    _forget(state, samples, request.indices[event.outcomes == _NOT_STORED])
+    _forget(state, samples, request.order.indices[event.outcomes == _NOT_STORED])
     failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
@@ -265,10 +261,10 @@ def came_to_nothing(state: State, request: Request, reason: str, now: float) -> 
     """No answer came to a restore: its samples are decoded next, for one that crashes or hangs a function
     would do so again. Or none came in time to what was to write a pack: the store may hang, and hold it up.
     """
-    if request.restore:
-        _forget(state, state.set_of(request.samples), request.indices[request.unsettled])
-    if request.restore or request.save:
-        distrust(state, request, reason, now, writing=request.save)
+    if request.order.restore:
+        _forget(state, state.set_of(request.order.samples), request.order.indices[request.claim.unsettled])
+    if request.order.restore or request.order.save:
+        distrust(state, request, reason, now, writing=request.order.save)
 
 
 def overtaken(state: State, restore: Request, now: float) -> None:
@@ -282,7 +278,7 @@ def distrust(
     """Blame the store, which failed a request or ``refused`` it; people are told when it is left alone for
     the first time since it has worked.
     """
-    executor = state.fleet.executors[request.executor]
+    executor = state.fleet.executors[request.order.executor]
     if executor.store is None:
         return
     breaker, text = (executor.store.writing, _WRITING) if writing else (executor.store.reading, _READING)

@@ -66,57 +66,71 @@ _BYTES_MAX = 16 * 2**20
 def request_done(state: State, event: RequestDone, now: float) -> None:
     """A function answered; an answer to a request that is not in flight (a second one) changes nothing."""
     request = landed(state, event, now)
-    if request is None or saving.answered(state, request, event, now):
+    if request is None:
         return
-    executor = state.fleet.executors[request.executor]
-    if not _AT_ONCE[event.outcomes].any() and _WORKED[event.outcomes].any():
-        executor.latency_of(restore=request.restore).observe(
-            request.indices.size, now - request.made_s, event.duration_us / 1e6
-        )
-        executor.concurrency.succeeded()
-    _judge(executor, event, request.made_s, now)
-    _judge_loser(state, request, now)
+    order, executor = request.order, state.fleet.executors[request.order.executor]
+    if not order.from_cache:
+        _judge(executor, request, event, now)
+        _judge_loser(state, request, now)
     usd = charge(state, request, event.gb_s, now, answer=event)
     if executor.store is not None:
         restoring.answered(state, request, executor, event, now)
-    executor.samples += int(np.count_nonzero(event.outcomes == CACHED))
-    if request.rival is None and (event.outcomes == CACHED).all():
-        _all_cached(state, request, event, usd, now)
+    if order.from_cache:
+        saving.answered(state, request, event, now)
         return
-    samples, indices, open_ = state.set_of(request.samples), request.indices, request.unsettled
-    cached, tombstoned = open_ & (event.outcomes == CACHED), open_ & (event.outcomes == _TOMBSTONE)
+    executor.samples += int(np.count_nonzero(event.outcomes == CACHED))
+    samples, indices, unsettled = state.set_of(order.samples), order.indices, request.claim.unsettled
+    cached, tombstoned = unsettled & (event.outcomes == CACHED), unsettled & (event.outcomes == _TOMBSTONE)
+    left = unsettled & ~(cached | tombstoned)
+    written_late = ~unsettled & (event.outcomes == CACHED)
     _store(state, request, event, cached)
-    state.has_come(request.samples, indices[cached], now)
+    state.has_come(order.samples, indices[cached], now)
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[tombstoned], SampleState.FAILED)
     for offset in np.flatnonzero(tombstoned):
-        state.remember_failure(request.samples, int(indices[offset]), event.messages.get(int(offset), ""))
-    produced = int(np.count_nonzero(cached))
-    _count(request, produced)
-    request.counters.samples_failed += int(np.count_nonzero(tombstoned))
-    state.ledger.produced(request.samples.dataset, request.job, produced, usd, request.executor)
+        state.remember_failure(order.samples, int(indices[offset]), event.messages.get(int(offset), ""))
+    produced, failed = int(np.count_nonzero(cached)), int(np.count_nonzero(tombstoned))
+    counters = state.account(request)
+    if order.restore:
+        counters.samples_restored += produced
+    else:
+        counters.samples_produced += produced
+    counters.samples_failed += failed
+    state.ledger.produced(order.samples.dataset, order.job, produced, usd, order.executor)
     if produced:
         end_outages(state, request)
-    expired_early = _expired_early(state, request, event, now)
-    uncounted = open_ & _UNCOUNTED[event.outcomes] & (not expired_early)
-    not_restored = open_ & _NOT_RESTORED[event.outcomes] & request.restore
-    unavailable = open_ & (event.outcomes == _UNAVAILABLE)
-    counted = open_ & ~(cached | tombstoned | uncounted | not_restored | unavailable)
-    request.end(now, f"{produced} cached, {int(np.count_nonzero(open_)) - produced} not")
-    _written_late(state, request, event, ~open_ & (event.outcomes == CACHED))
+    request.end(now, f"{produced} cached, {failed + int(np.count_nonzero(left))} not")
+    _written_late(state, request, event, written_late)
     settle(state, request, cached | tombstoned)
-    if request.rival in state.requests:
-        return  # it may still bring the rest
-    settle(state, request, uncounted | counted | not_restored | unavailable)
-    try_at_once(state, request, indices[not_restored], now)
+    if left.any() and request.rival not in state.requests:  # else that one may still bring the rest
+        settle(state, request, left)
+        _try_rest(state, request, event, left, now, some_came=produced > 0)
+
+
+def _try_rest(
+    state: State,
+    request: Request,
+    event: RequestDone,
+    left: NDArray[np.bool_],
+    now: float,
+    *,
+    some_came: bool,
+) -> None:
+    """Have tried again what an answer did not bring: at once, after a while, or when its source is back."""
+    order, messages = request.order, event.messages
+    expired_early = _expired_early(state, request, event, now)
+    uncounted = left & _UNCOUNTED[event.outcomes] & (not expired_early)
+    not_restored = left & _NOT_RESTORED[event.outcomes] & order.restore
+    unavailable = left & (event.outcomes == _UNAVAILABLE)
+    counted = left & ~(uncounted | not_restored | unavailable)
+    try_at_once(state, request, order.indices[not_restored], now)
     _make_room_for_refused(state, request, int(np.count_nonzero(uncounted & (event.outcomes == _CACHE_FULL))))
     why = {
-        int(offset): event.messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
+        int(offset): messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
         for offset in np.flatnonzero(uncounted)
     }
     try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
-    await_source(state, request, np.flatnonzero(unavailable), now, some_came=produced > 0)
-    messages = event.messages
+    await_source(state, request, np.flatnonzero(unavailable), now, some_came=some_came)
     if expired_early:  # else it would be asked for, and paid for, without end
         messages = _with_clocks(state, request, messages, now)
     slow = counted & (event.outcomes == _TIMED_OUT)  # alone, since it keeps a function from all others
@@ -131,30 +145,35 @@ def _make_room_for_refused(state: State, request: Request, refused: int) -> None
     servers say what there is (see :func:`superdl.coordinator.core.auditing.cache_resized`).
     """
     if refused:
-        refused_bytes = math.ceil(state.set_of(request.samples).sample_bytes * refused)
+        refused_bytes = math.ceil(state.set_of(request.order.samples).sample_bytes * refused)
         withheld_bytes = state.withheld_bytes + max(0, state.free_bytes) + refused_bytes
         state.withheld_bytes = min(withheld_bytes, state.budget_bytes)
 
 
-def _judge(executor: ExecutorState, event: RequestDone, made_s: float, now: float) -> None:
+def _judge(executor: ExecutorState, request: Request, event: RequestDone, now: float) -> None:
     """What an answer says of the executor: nothing, where it may be the samples' or the clock's fault."""
+    took_s, worked = now - request.made_s, _WORKED[event.outcomes].any()
+    if worked and not _AT_ONCE[event.outcomes].any():
+        latency = executor.latency_of(restore=request.order.restore)
+        latency.observe(event.outcomes.size, took_s, event.duration_us / 1e6)
+        executor.concurrency.succeeded()
     if not event.cold_start:
-        executor.concurrency.begun(now - made_s - event.duration_us / 1e6, executor.in_flight, now)
-    if _WORKED[event.outcomes].any():
+        executor.concurrency.begun(took_s - event.duration_us / 1e6, executor.in_flight, now)
+    if worked:
         executor.breaker.worked()
     elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
         why = next(iter(event.messages.values()), "no sample could be produced")
-        executor.breaker.failed(why, made_s, now)
+        executor.breaker.failed(why, request.made_s, now)
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:
     """An executor whose request was overtaken by a later one elsewhere may answer none at all."""
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
-    if loser is not None and loser.restore:
+    if loser is not None and loser.order.restore:
         restoring.overtaken(state, loser, now)
-    elif loser is not None and loser.executor != winner.executor and loser.made_s < winner.made_s:
+    elif loser is not None and loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
         reason = f"no answer within {now - loser.made_s:.1f} s, when another executor had answered"
-        state.fleet.executors[loser.executor].breaker.failed(reason, loser.made_s, now)
+        state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.made_s, now)
 
 
 def _expired_early(state: State, request: Request, event: RequestDone, now: float) -> bool:
@@ -166,21 +185,7 @@ def _expired_early(state: State, request: Request, event: RequestDone, now: floa
 def _with_clocks(state: State, request: Request, messages: dict[int, str], now: float) -> dict[int, str]:
     """Add to each message what may be wrong with clocks."""
     words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
-    return {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.indices.size)}
-
-
-def _all_cached(state: State, request: Request, event: RequestDone, usd: float, now: float) -> None:
-    """What nearly every answer says, in fewer steps."""
-    count = request.indices.size
-    _store(state, request, event, np.ones(count, dtype=np.bool_))
-    state.has_come(request.samples, request.indices, now)
-    choose_to_read_back(state, request, request.indices, event.record_bytes, now)
-    _count(request, count)
-    state.ledger.produced(request.samples.dataset, request.job, count, usd, request.executor)
-    end_outages(state, request)
-    state.samples_in_flight -= count
-    state.reserved_bytes -= request.reserved_bytes
-    request.end(now, f"{count} cached")
+    return {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.order.indices.size)}
 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
@@ -190,31 +195,33 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
         return
     charge_for_nothing(state, request, event, now)
     message = f"{event.kind.value}: {event.message}"
-    if saving.failed(state, request, message, now):
+    request.end(now, message)
+    if request.order.from_cache:
+        restoring.distrust(state, request, message, now, writing=True)
+        saving.try_again(state, request, np.ones(request.order.indices.size, dtype=np.bool_), now)
         return
-    executor = state.fleet.executors[request.executor]
+    executor = state.fleet.executors[request.order.executor]
     if event.kind is FailureKind.THROTTLED:
         executor.concurrency.throttled(executor.in_flight, now)
-        state.stalls.work_for(request.samples.dataset).throttled += 1
+        state.stalls.work_for(request.order.samples.dataset).throttled += 1
     elif event.kind is FailureKind.LOST:
         executor.concurrency.lost(executor.in_flight, now)
     if event.kind in UNCOUNTED_FAILURES:
         executor.breaker.refused(message, request.made_s, now)
     else:
         executor.breaker.failed(message, request.made_s, now)
-    request.end(now, message)
-    not_restored = request.restore and event.kind not in UNCOUNTED_FAILURES
+    not_restored = request.order.restore and event.kind not in UNCOUNTED_FAILURES
     timed_out = event.kind is FailureKind.TIMED_OUT
     if not_restored or timed_out:
         restoring.came_to_nothing(state, request, message, now)
     if request.rival in state.requests:
-        settle(state, request, np.zeros_like(request.unsettled))
+        settle(state, request, np.zeros_like(request.claim.unsettled))
         return  # the rival may still bring all
-    left = np.flatnonzero(request.unsettled)
+    left = np.flatnonzero(request.claim.unsettled)
     messages = dict.fromkeys(left.tolist(), message)
-    settle(state, request, request.unsettled.copy())
+    settle(state, request, request.claim.unsettled.copy())
     if not_restored:
-        try_at_once(state, request, request.indices[left], now)
+        try_at_once(state, request, request.order.indices[left], now)
         return
     if event.kind is FailureKind.LOST:
         unsuspected = _unsuspected(state, request, left)
@@ -231,11 +238,11 @@ def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> N
     An executor that drops requests says no more than a function that dies of a sample. So the first silence
     is nobody's fault, nor are a few more while functions begin late, which goes before dropping.
     """
-    unanswered = state.set_of(request.samples).unanswered
-    executor = state.fleet.executors[request.executor]
+    unanswered = state.set_of(request.order.samples).unanswered
+    executor = state.fleet.executors[request.order.executor]
     bound = _UNANSWERED_MAX if executor.concurrency.was_crowded(request.made_s) else 1
     unsuspected = np.empty(offsets.size, dtype=np.bool_)
-    for place, index in enumerate(request.indices[offsets].tolist()):
+    for place, index in enumerate(request.order.indices[offsets].tolist()):
         unanswered[index] = unanswered.get(index, 0) + 1
         unsuspected[place] = unanswered[index] <= bound
     return unsuspected
@@ -243,50 +250,42 @@ def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> N
 
 def _store(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:
     """The cache holds these records, or pointers, now."""
-    samples, indices, lengths = state.set_of(request.samples), request.indices, event.record_bytes
+    samples, indices, lengths = state.set_of(request.order.samples), request.order.indices, event.record_bytes
     if event.pointers is None:
         samples.store(indices[written], lengths[written])
         return
     whole, pointed = written & ~event.pointers, written & event.pointers
     samples.store(indices[whole], lengths[whole])
     samples.point(indices[pointed], lengths[pointed])
-    restoring.withdraw_pointers(state, request.samples.dataset)
+    restoring.withdraw_pointers(state, request.order.samples.dataset)
 
 
 def _written_late(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:
     """Delete what the loser of a race has written after it was dropped: nobody would account for it. Where it
     has written a pointer over a record, or a record over a pointer, account for what is there now.
     """
-    samples = state.set_of(request.samples)
-    late = samples.among(request.indices[written], SampleState.ABSENT)
+    samples = state.set_of(request.order.samples)
+    late = samples.among(request.order.indices[written], SampleState.ABSENT)
     if late.size:
-        state.actions.append(Drop(request.samples, late))
-    over = written & (samples.state[request.indices] == SampleState.RESIDENT)
+        state.actions.append(Drop(request.order.samples, late))
+    over = written & (samples.state[request.order.indices] == SampleState.RESIDENT)
     if (event.pointers is not None or samples.pointed is not None) and over.any():
-        samples.move(request.indices[over], SampleState.CHECKING)
+        samples.move(request.order.indices[over], SampleState.CHECKING)
         _store(state, request, event, over)
-
-
-def _count(request: Request, samples: int) -> None:
-    """So many samples are cached that were not."""
-    if request.restore:
-        request.counters.samples_restored += samples
-    else:
-        request.counters.samples_produced += samples
 
 
 def choose_to_read_back(
     state: State, request: Request, indices: NDArray[np.int64], record_bytes: NDArray[np.int64], now: float
 ) -> None:
     """Have one of the records that an answer brought read back, if it is time to."""
-    executor = state.fleet.executors[request.executor]
+    executor = state.fleet.executors[request.order.executor]
     every_s = _DOUBTED_EVERY_S if executor.breaker.corrupts else _EVERY_S
     if not indices.size or now < executor.read_back_s + every_s:
         return
     executor.read_back_s = now
     place = state.events % indices.size  # any would do
     if record_bytes[place] <= _BYTES_MAX:
-        state.actions.append(ReadBack(request.samples, int(indices[place]), request.executor))
+        state.actions.append(ReadBack(request.order.samples, int(indices[place]), request.order.executor))
 
 
 def record_read_back(state: State, event: RecordReadBack, now: float) -> None:

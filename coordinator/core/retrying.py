@@ -38,8 +38,8 @@ _BLAMED_ON_EXECUTOR_MAX = 2
 def end_outages(state: State, request: Request) -> None:
     """Samples were produced, or restored, which says nothing of their source."""
     state.outage.failures = 0
-    if not request.restore:
-        state.source_outages.pop(request.samples.dataset, None)
+    if not request.order.restore:
+        state.source_outages.pop(request.order.samples.dataset, None)
 
 
 def release_due(state: State, now: float) -> None:
@@ -92,9 +92,9 @@ def try_at_once(
 ) -> None:
     """Have samples tried again without a wait, by no fault of theirs: elsewhere, or in another way."""
     if indices.size:
-        state.set_of(request.samples).move(indices, SampleState.WAITING)
-        request.counters.retries += indices.size
-        state.retries.add(Retry(request.samples, indices, request.job, failed_by=failed_by), now)
+        state.set_of(request.order.samples).move(indices, SampleState.WAITING)
+        state.account(request).retries += indices.size
+        state.retries.add(Retry(request.order.samples, indices, request.order.job, failed_by=failed_by), now)
 
 
 def try_again(
@@ -111,7 +111,7 @@ def try_again(
     offsets = _turn_elsewhere(state, request, offsets, now, counts=counts)
     if not offsets.size:
         return
-    samples, indices = state.set_of(request.samples), request.indices[offsets]
+    samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
     if counts:
         samples.attempts[indices] += 1
     spent = samples.attempts[indices] >= state.settings.attempts
@@ -119,20 +119,20 @@ def try_again(
         texts = tuple(messages.get(int(offset), "") for offset in offsets[spent])
         samples.attempts[indices[spent]] = 0
         samples.clear_failures(indices[spent])
-        state.fail_for_a_while(request.samples, indices[spent], texts, now)
-        request.counters.samples_failed += int(spent.sum())
+        state.fail_for_a_while(request.order.samples, indices[spent], texts, now)
+        state.account(request).samples_failed += int(spent.sum())
     again = indices[~spent]
     if not again.size:
         return
     samples.move(again, SampleState.WAITING)
-    request.counters.retries += again.size
+    state.account(request).retries += again.size
     tried = samples.attempts[again]
     outage_s = 0.0 if counts else _outage_wait_s(state, messages.get(int(offsets[0]), ""), now)
     for attempts in np.unique(tried).tolist():
         due_s = now + max(state.settings.backoff_after_s(attempts), outage_s)
         left = again[tried == attempts]
-        failed_by = request.executor if counts else None
-        state.retries.add(Retry(request.samples, left, request.job, alone, failed_by), due_s)
+        failed_by = request.order.executor if counts else None
+        state.retries.add(Retry(request.order.samples, left, request.order.job, alone, failed_by), due_s)
 
 
 def await_source(
@@ -146,15 +146,15 @@ def await_source(
     offsets = _turn_elsewhere(state, request, offsets, now, counts=False)
     if not offsets.size:
         return
-    samples, indices = state.set_of(request.samples), request.indices[offsets]
+    samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
     if not some_came:
-        state.source_outages.setdefault(request.samples.dataset, Outage()).failed(state.settings, now)
+        state.source_outages.setdefault(request.order.samples.dataset, Outage()).failed(state.settings, now)
     samples.move(indices, SampleState.WAITING)
-    request.counters.retries += indices.size
+    state.account(request).retries += indices.size
     times = samples.not_available(indices, now)
     for count in np.unique(times).tolist():
         due_s = now + state.settings.backoff_after_s(count)
-        retry = Retry(request.samples, indices[times == count], request.job, of_source=True)
+        retry = Retry(request.order.samples, indices[times == count], request.order.job, of_source=True)
         state.retries.add(retry, due_s)
 
 
@@ -165,18 +165,19 @@ def _turn_elsewhere(
 
     The executor is more likely to blame than the samples; but each is excused by it a few times only.
     """
-    executor = state.fleet.executors[request.executor]
+    executor = state.fleet.executors[request.order.executor]
     if not (
-        executor.breaker.tripped and state.eligible_for(request.samples.dataset).can_turn_elsewhere(executor)
+        executor.breaker.tripped
+        and state.eligible_for(request.order.samples.dataset).can_turn_elsewhere(executor)
     ):
         return offsets
-    samples, indices = state.set_of(request.samples), request.indices[offsets]
+    samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
     turns = np.ones(offsets.size, dtype=np.bool_)
     if counts:
         for place, index in enumerate(indices.tolist()):
             samples.blamed_on_executor[index] = samples.blamed_on_executor.get(index, 0) + 1
             turns[place] = samples.blamed_on_executor[index] <= _BLAMED_ON_EXECUTOR_MAX
-    try_at_once(state, request, indices[turns], now, failed_by=request.executor)
+    try_at_once(state, request, indices[turns], now, failed_by=request.order.executor)
     return offsets[~turns]
 
 

@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.events import OUTCOME_ORDER
-from superdl.coordinator.core.requesting import charge, send
-from superdl.coordinator.core.restoring import answered as note_places
+from superdl.coordinator.core.events import OUTCOME_ORDER, Prefetch
+from superdl.coordinator.core.requesting import send
 from superdl.coordinator.core.restoring import distrust, is_usable
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.state import Request
-from superdl.coordinator.core.teams import NO_TEAM
+from superdl.coordinator.core.state import Claim, Request
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.events import RequestDone
-    from superdl.coordinator.core.fleet import ExecutorState, StoreAccess
-    from superdl.coordinator.core.samples import SampleSet, SetKey
+    from superdl.coordinator.core.fleet import ExecutorState
+    from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
-__all__ = ["answered", "failed", "left_lying", "next_save_s", "save_one"]
+__all__ = ["answered", "left_lying", "next_save_s", "save_one", "try_again"]
 
 _NOT_CACHED = OUTCOME_ORDER.index(Outcome.NOT_CACHED)
 _WAIT_S = 1.0
@@ -48,8 +46,8 @@ def save_one(state: State, now: float) -> bool:
     if samples is not None:  # else all of it has gone
         still = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
         for other in state.requests.values():  # it was dropped meanwhile, and has come again
-            if other.from_cache and other.samples == key:
-                still = still[~np.isin(still, other.indices)]
+            if other.order.from_cache and other.order.samples == key:
+                still = still[~np.isin(still, other.order.indices)]
         if still.size:
             _request(state, executor, key, still, now)
     return True
@@ -85,7 +83,7 @@ def _saver(state: State, now: float) -> ExecutorState | None:
         if access is None or executor.idle(now) <= 0 or executor.places(now) <= 0:
             continue
         half = max(1, executor.concurrency.capacity // 2)
-        if access.saves < half and is_usable(state, access.writing, access.write_probe, now):
+        if access.saves < half and is_usable(state, access.writing, now):
             return executor
     return None
 
@@ -104,68 +102,35 @@ def _request(
 ) -> None:
     """Ask for a save; it goes on the account of a job that reads the samples, if there is one."""
     job = next((job for job in state.jobs.values() if job.dataset == key.dataset), None)
-    made = Request(
+    order = Prefetch(
         next(state.numbers),
+        job.name if job is not None else "",
         key,
         indices,
-        job.name if job is not None else "",
-        (job or state.closed).counters,
-        0,
-        now,
-        np.zeros(indices.size, dtype=np.bool_),
-        team=job.team if job is not None else NO_TEAM,
+        state.settings.request_ttl_s,
         executor=executor.number,
         save=True,
         from_cache=True,
     )
-    access = _access(executor)
-    access.saves += 1
-    if access.writing.tripped:
-        access.write_probe = made.number
-    send(state, made, now)
+    send(state, Request(order, job, Claim(np.zeros(indices.size, dtype=np.bool_), 0), now), now)
 
 
-def answered(state: State, request: Request, event: RequestDone, now: float) -> bool:
-    """A pack was written, or not: what the cache had no longer is forgotten, the rest is tried again;
-    ``False`` if the request was no save.
-    """
-    if not request.from_cache:
-        return False
-    executor = state.fleet.executors[request.executor]
-    charge(state, request, event.gb_s, now, answer=event)
-    stored = np.zeros(request.indices.size, dtype=np.bool_)
+def answered(state: State, request: Request, event: RequestDone, now: float) -> None:
+    """A pack was written, or not: what the cache had no longer is forgotten, the rest is tried again."""
+    stored = np.zeros(request.order.indices.size, dtype=np.bool_)
     if event.pack and event.stored is not None:
         stored = event.stored
     left = ~stored & (event.outcomes != _NOT_CACHED)
-    _access(executor).saves -= 1
-    note_places(state, request, executor, event, now)
     if left.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")
         distrust(state, request, reason, now, writing=True)
-    _put_back(state, request, left, now)
+    try_again(state, request, left, now)
     request.end(now, f"{int(np.count_nonzero(stored))} saved")
-    return True
 
 
-def failed(state: State, request: Request, reason: str, now: float) -> bool:
-    """No answer came to a request, which is tried again if it was a save; ``False`` if it was none."""
-    if not request.from_cache:
-        return False
-    executor = state.fleet.executors[request.executor]
-    _access(executor).saves -= 1
-    request.end(now, reason)
-    distrust(state, request, reason, now, writing=True)
-    _put_back(state, request, np.ones(request.indices.size, dtype=np.bool_), now)
-    return True
-
-
-def _put_back(state: State, request: Request, left: NDArray[np.bool_], now: float) -> None:
-    samples: SampleSet | None = state.sets.get(request.samples)
+def try_again(state: State, request: Request, left: NDArray[np.bool_], now: float) -> None:
+    """Let what was not saved wait for another save, as far as it is still in the cache."""
+    key = request.order.samples
+    samples = state.sets.get(key)
     if samples is not None:
-        state.has_come(request.samples, samples.among(request.indices[left], SampleState.RESIDENT), now)
-
-
-def _access(executor: ExecutorState) -> StoreAccess:
-    if executor.store is None:
-        raise RuntimeError(f"the executor {executor.name} was asked to save, and does not see the store")
-    return executor.store
+        state.has_come(key, samples.among(request.order.indices[left], SampleState.RESIDENT), now)

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import Action
+    from superdl.coordinator.core.events import Action, Prefetch
     from superdl.coordinator.core.fleet import EligibleExecutors
     from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
     from superdl.coordinator.core.teams import Turn
 
-__all__ = ["EPOCH_SETS_MAX", "AuditInFlight", "Request", "State"]
+__all__ = ["EPOCH_SETS_MAX", "AuditInFlight", "Claim", "Request", "State"]
 
 EPOCH_SETS_MAX = 8
 """So many epochs of a random recipe have a sample set at once, for each job that reads it."""
@@ -61,39 +61,35 @@ _NONE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
-class Request:
-    """A prefetch request, the cache memory kept free for it, and once it has ended, how."""
+class Claim:
+    """What two requests that race share: of which samples it is not known yet what becomes of them, and the
+    cache memory that is kept free for them.
+    """
 
-    number: int
-    samples: SetKey
-    indices: NDArray[np.int64]
-    job: str
-    counters: JobCounters
-    """Whose account it goes on, though the job be closed and opened again before it is answered."""
-    reserved_bytes: int
-    made_s: float
     unsettled: NDArray[np.bool_]
-    """Of which samples it is not known yet what becomes of them; two requests that race share this array."""
-    team: str = NO_TEAM
-    """On whose account it goes, likewise."""
-    expected_s: float = 0.0
-    """What it was expected to take when it was made."""
-    executor: int = 0
-    """Whose functions carry it out."""
+    reserved_bytes: int
+
+
+@dataclass(slots=True)
+class Request:
+    """A request that was sent, and once it has ended, how."""
+
+    order: Prefetch
+    payer: Job | None
+    """On whose account it goes, though that job may close before it is answered; ``None``: on nobody's."""
+    claim: Claim
+    made_s: float
     rival: int | None = None
     """The request that races this one, whichever came first."""
-    hedge_of: int | None = None
-    """The straggler that this one was made to race."""
-    restore: bool = False
-    """The records come from the store."""
-    save: bool = False
-    """What is decoded goes to the store, too."""
-    pointers: bool = False
-    """The cache may get pointers to it there."""
-    from_cache: bool = False
-    """Nothing is decoded: what goes to the store is in the cache already, and stays what it is there."""
+    expected_s: float = 0.0
+    """What it was expected to take when it was made."""
     ended_s: float | None = None
     ending: str = ""
+
+    @property
+    def team(self) -> str:
+        """The team on whose account it goes."""
+        return NO_TEAM if self.payer is None else self.payer.team
 
     def end(self, now: float, ending: str) -> None:
         """It was answered, or came to nothing."""
@@ -311,6 +307,12 @@ class State:
     def cursors(self) -> list[Cursor]:
         """Those of all open ranks."""
         return [cursor for job in self.jobs.values() for cursor in job.cursors.values()]
+
+    def account(self, request: Request) -> JobCounters:
+        """Where a request is counted: with all jobs that have closed, once its own has."""
+        payer = request.payer
+        is_open = payer is not None and self.jobs.get(payer.name) is payer
+        return payer.counters if payer is not None and is_open else self.closed.counters
 
     def team_of(self, job: str) -> str:
         """The team of an open job; for any other, none."""

@@ -188,6 +188,8 @@ class CircuitBreaker:
         self._tripped_s = -math.inf
         self.reason = ""
         """Why it was set aside last; empty once it has worked again."""
+        self.probe = 0
+        """The request that tries it again after a pause, of what is tried by one at a time."""
         self.corrupts = False
         """Whether what it wrote last, of what was read back, came out otherwise."""
 

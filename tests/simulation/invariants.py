@@ -65,14 +65,14 @@ def _stalls(state: State) -> Iterator[str]:
 def _memory(state: State) -> Iterator[str]:
     if state.resident_bytes != sum(samples.resident_bytes for samples in state.sets.values()):
         yield f"{state.resident_bytes} bytes are resident, but not in the sample sets"
-    if state.reserved_bytes != sum(request.reserved_bytes for request in state.requests.values()):
+    if state.reserved_bytes != sum(one.claim.reserved_bytes for one in _unpaired(state.requests)):
         yield f"{state.reserved_bytes} bytes are reserved, but not by the requests in flight"
 
 
 def _waits(state: State) -> Iterator[str]:
     expected = {
         SampleState.IN_FLIGHT: sum(
-            int(np.count_nonzero(request.unsettled)) for request in _unpaired(state.requests)
+            int(np.count_nonzero(request.claim.unsettled)) for request in _unpaired(state.requests)
         ),
         SampleState.CHECKING: sum(audit.indices.size for audit in state.audits.values()),
     }
@@ -92,7 +92,7 @@ def _unpaired(requests: dict[int, Request]) -> Iterator[Request]:
 
 
 def _teams(state: State) -> Iterator[str]:
-    in_flight = Counter(request.team for request in state.requests.values() if not request.from_cache)
+    in_flight = Counter(request.team for request in state.requests.values() if not request.order.from_cache)
     for team in state.teams:
         if team.in_flight != in_flight[team.facts.name]:
             yield f"team {team.facts.name}: {team.in_flight} requests are counted, which is wrong"
@@ -100,11 +100,13 @@ def _teams(state: State) -> Iterator[str]:
 
 def _executors(state: State) -> Iterator[str]:
     for executor in state.fleet.executors:
-        theirs = [request for request in state.requests.values() if request.executor == executor.number]
-        samples = sum(request.indices.size for request in theirs)
-        if executor.store and executor.store.saves != sum(request.from_cache for request in theirs):
+        theirs = [request for request in state.requests.values() if request.order.executor == executor.number]
+        samples = sum(request.order.indices.size for request in theirs)
+        if executor.store and executor.store.saves != sum(request.order.from_cache for request in theirs):
             yield f"{executor.store.saves} saves are counted at {executor.name}, which is wrong"
-        if not (executor.decodes or all(request.restore or request.from_cache for request in theirs)):
+        if not (
+            executor.decodes or all(request.order.restore or request.order.from_cache for request in theirs)
+        ):
             yield f"{executor.name} is to decode, which is for the store alone"
         if (len(theirs), samples) != (executor.in_flight, executor.samples_in_flight):
             yield (
@@ -187,11 +189,15 @@ def _store(state: State) -> Iterator[str]:
             yield f"{key}: {samples.stored_count} places are counted, which is wrong"
     yield from _pointers(state)
     for request in state.requests.values():
-        blind = state.fleet.executors[request.executor].store is None
-        if (request.restore or request.save) and (blind or request.samples.epoch != EVERY_EPOCH):
-            yield f"request {request.number} has to do with a store that it cannot see"
-        if (request.restore and request.save) or (request.pointers and not request.save):
-            yield f"request {request.number} restores and saves, or has pointers to nothing saved"
+        blind = state.fleet.executors[request.order.executor].store is None
+        if (request.order.restore or request.order.save) and (
+            blind or request.order.samples.epoch != EVERY_EPOCH
+        ):
+            yield f"request {request.order.request_id} has to do with a store that it cannot see"
+        if (request.order.restore and request.order.save) or (
+            request.order.pointers and not request.order.save
+        ):
+            yield f"request {request.order.request_id} restores and saves, or has pointers to nothing saved"
     for job in state.jobs.values():
         if job.straight != all(cursor.sees_store for cursor in job.cursors.values()):
             yield f"{job.name} is straight, or not, against its ranks"

@@ -74,7 +74,7 @@ def a_core_that_ignores_the_budget(fitting, free_bytes, size_bytes, count):
 def a_core_that_forgets_what_it_reserved(landed, state, event, now):
     found = landed(state, event, now)
     if found is not None:
-        state.reserved_bytes -= found.reserved_bytes
+        state.reserved_bytes -= found.claim.reserved_bytes
     return found
 
 
@@ -266,9 +266,9 @@ def saves_with_all_functions(_, state, now):
     return idle[0] if idle else None
 
 
-def forgets_that_it_has_saved(note_places, state, request, executor, event, now):
-    note_places(state, request, executor, replace(event, pack=0), now)
-    state.has_come(request.samples, request.indices, now)
+def forgets_that_it_has_saved(answered, state, request, executor, event, now):
+    answered(state, request, executor, replace(event, pack=0), now)
+    state.has_come(request.order.samples, request.order.indices, now)
 
 
 def never_saves(save_one, state, now):
@@ -280,7 +280,7 @@ def never_saves(save_one, state, now):
     [
         (saving, "_request", saves_what_has_gone, "saved that is not cached"),
         (saving, "_saver", saves_with_all_functions, "functions that readers wait for"),
-        (saving, "note_places", forgets_that_it_has_saved, "saved that lies in the store"),
+        (restoring, "answered", forgets_that_it_has_saved, "saved that lies in the store"),
         (dispatching, "save_one", never_saves, "wait to be saved, and somebody has time"),
     ],
 )

@@ -279,4 +279,6 @@ def test_the_first_answer_wins_and_the_second_changes_nothing(first):
     assert driver.core.state.resident_bytes == resident_bytes
     assert driver.core.job("job").counters.samples_produced == before + one.indices.size
     assert driver.core.job("job").counters.requests_in_flight == len(driver.core.state.requests)
-    assert driver.state.reserved_bytes == sum(r.reserved_bytes for r in driver.state.requests.values())
+    assert driver.state.reserved_bytes == sum(
+        one.claim.reserved_bytes for one in driver.state.requests.values()
+    )
