@@ -199,20 +199,16 @@ class Plan:
             PlanError: If epoch or rank is out of range, or not ``0 <= start <= stop <= batches_per_epoch``.
         """
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
-        start, stop = self._checked_range(start, stop)
+        stop = _bounded("stop", stop, 0, self.batches_per_epoch)
+        start = _bounded("start", start, 0, stop)
         rank = _bounded("rank", rank, 0, self.replicas - 1)
-        slots, lengths = self._slices(start, stop, rank)
+        first, lengths = self._slices(start, stop, rank)
         if self._mixing is not None:
-            first = self._mixing.before(slots)
-            lengths = self._mixing.before(slots + lengths) - first
-            places = np.repeat(first - np.cumsum(lengths) + lengths, lengths)
-            places += np.arange(places.size, dtype=np.int64)
-        else:
-            full = self.length // self.global_batch_size
-            places = self._full_places(start, min(stop, full), rank)
-            if start < stop and stop > full:
-                part = self._part(rank, int(lengths[-1]))
-                places = np.concatenate((places, full * self.global_batch_size + part))
+            end = self._mixing.before(first + lengths)
+            first = self._mixing.before(first)
+            lengths = end - first
+        places = np.arange(int(lengths.sum()), dtype=np.int64) * self._step
+        places += np.repeat(first - (np.cumsum(lengths) - lengths) * self._step, lengths)
         padding = places >= self.length
         if padding.any():
             places %= self.length
@@ -278,30 +274,18 @@ class Plan:
         np.minimum.at(soonest, owners, used)
         return soonest
 
-    def _checked_range(self, start: int, stop: int) -> tuple[int, int]:
-        stop = _bounded("stop", stop, 0, self.batches_per_epoch)
-        return _bounded("start", start, 0, stop), stop
+    @property
+    def _step(self) -> int:
+        """From one order position of a rank's part of a global batch to the next."""
+        return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where a rank's contiguous slices of global batches begin, in slots, and their lengths."""
+        """Return where a rank's parts of global batches begin, in slots, and their lengths."""
         begin = np.arange(start, stop, dtype=np.int64) * self.global_batch_size
         lengths = np.full(stop - start, self.batch_size, dtype=np.int64)
         full, rest = divmod(self._slots, self.global_batch_size)
         lengths[begin == full * self.global_batch_size] = -(-rest // self.replicas)
-        return begin + rank * lengths, lengths
-
-    def _full_places(self, start: int, stop: int, rank: int) -> NDArray[np.int64]:
-        """Return the order positions of one rank in full global batches, end to end."""
-        if start >= stop:
-            return np.empty(0, dtype=np.int64)
-        first = np.arange(start, stop, dtype=np.int64) * self.global_batch_size
-        return (first[:, None] + self._part(rank, self.batch_size)).reshape(-1)
-
-    def _part(self, rank: int, length: int) -> NDArray[np.int64]:
-        """Return which order positions of a global batch a rank takes, of which each takes ``length``."""
-        if self.draws is not None and self.draws.repeats > 1:
-            return np.arange(length, dtype=np.int64) * self.replicas + rank
-        return np.arange(length, dtype=np.int64) + rank * length
+        return begin + rank * (lengths if self._step == 1 else 1), lengths
 
     def _indices(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         return order_of(self.size, self.seed, epoch).forward(places) if self.shuffle else places
