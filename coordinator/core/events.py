@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from superdl.coordinator.core.teams import NO_TEAM
 from superdl.super_wire.request import Outcome
@@ -63,8 +63,20 @@ OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 
 
+class Event:
+    """Something that has happened."""
+
+    __slots__ = ()
+
+
+class Action:
+    """Something that the core wants done."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class JobOpened:
+class JobOpened(Event):
     """A rank of a job is there; again for every rank, and again whenever one reconnects.
 
     ``epoch`` and ``position`` say where a new rank will begin, so that looking ahead begins there.
@@ -83,14 +95,14 @@ class JobOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class TeamsChanged:
+class TeamsChanged(Event):
     """What teams may have; one that is not named keeps what it had."""
 
     teams: tuple[Team, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class JobClosed:
+class JobClosed(Event):
     """A rank of a job has said goodbye."""
 
     job: str
@@ -98,7 +110,7 @@ class JobClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class FillUp:
+class FillUp(Event):
     """Bring a job's samples, in its first epoch's order and up to a size and cost. Again: a sign of life."""
 
     job: str
@@ -108,7 +120,7 @@ class FillUp:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchesAsked:
+class BatchesAsked(Event):
     """A sampler asked for batches [start, stop) of an epoch; it has given out all before ``yielded``.
 
     ``sees_store``: its readers read records straight out of the store.
@@ -124,7 +136,7 @@ class BatchesAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRead:
+class BatchRead(Event):
     """A read report: what a reader found of a batch, and what it still misses (offsets in the batch).
 
     ``straight`` of its samples came straight out of the store.
@@ -146,7 +158,7 @@ class BatchRead:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestDone:
+class RequestDone(Event):
     """A function answered: one entry for each sample of the request, in its order.
 
     ``outcomes`` are places in :data:`OUTCOME_ORDER`; times in microseconds, lengths in bytes; ``messages`` by
@@ -190,7 +202,7 @@ class FailureKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestFailed(Event):
     """A request came to nothing; ``gb_s`` are billed all the same, and so is the invocation, unless it was
     ``refused`` before a function was asked.
     """
@@ -203,7 +215,7 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class Audited(Event):
     """What the cache holds: record length in bytes, 0 for none, negative for a tombstone; ``pointers``."""
 
     audit_id: int
@@ -212,7 +224,7 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordReadBack:
+class RecordReadBack(Event):
     """A record that an executor had just written was read; ``fault`` says what is wrong with it, if anything
     is.
     """
@@ -224,31 +236,31 @@ class RecordReadBack:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReset:
+class CacheReset(Event):
     """The cache was seen to have restarted or been emptied: nothing is believed of it any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class CacheEvicted:
+class CacheEvicted(Event):
     """The server has dropped records of its own accord, nobody knows which."""
 
 
 @dataclass(frozen=True, slots=True)
-class CacheGrew:
+class CacheGrew(Event):
     """The server's memory exceeds what the core accounts for, by ``excess_bytes`` over the budget."""
 
     excess_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class CacheResized:
+class CacheResized(Event):
     """What of the cache's memory records may take now, as the servers say: after every look at them."""
 
     budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorResized:
+class ExecutorResized(Event):
     """How many requests an executor, by its number, takes at once: ``burst`` of them right away (all, if it
     is ``None``), and ``per_s`` more each second, as AWS Lambda adds environments. ``backlog`` more may wait
     there for a free function (as many as ``capacity``, if it is ``None``), so that none idles between two.
@@ -264,7 +276,7 @@ class ExecutorResized:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorsIneligible:
+class ExecutorsIneligible(Event):
     """These executors, by number, cannot produce the samples of a dataset: they see no files of this machine,
     or may not read the source. There is another that can.
     """
@@ -274,7 +286,7 @@ class ExecutorsIneligible:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsStored:
+class RecordsStored(Event):
     """These samples of a dataset lie in the store, in packs of these numbers (uint32, none is 0).
 
     The dataset is known: the event comes with or after its :class:`JobOpened`. It replaces what was known of
@@ -287,19 +299,19 @@ class RecordsStored:
 
 
 @dataclass(frozen=True, slots=True)
-class PacksLost:
+class PacksLost(Event):
     """These packs are gone, or of no use: nothing lies there any more."""
 
     packs: NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event):
     """Time has passed; see :attr:`superdl.coordinator.core.Core.wake_at_s`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetch:
+class Prefetch(Action):
     """Ask a function for these samples; answered by ``RequestDone`` or ``RequestFailed``.
 
     ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
@@ -323,7 +335,7 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(Action):
     """Ask the cache whether it holds these samples; answered by ``Audited``.
 
     ``whole``: read each record to its end and check it, since a reader says that it is spoilt.
@@ -336,7 +348,7 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Action):
     """Delete these samples' records; not answered."""
 
     samples: SetKey
@@ -344,7 +356,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteTombstones:
+class WriteTombstones(Action):
     """Write tombstones that expire, for ``reason``; not answered."""
 
     samples: SetKey
@@ -355,7 +367,7 @@ class WriteTombstones:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBack:
+class ReadBack(Action):
     """Read a record that an executor has just written, and check it; answered by ``RecordReadBack``, or not
     at all where it is not there.
     """
@@ -366,31 +378,7 @@ class ReadBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Warn:
+class Warn(Action):
     """Tell people; not answered."""
 
     message: str
-
-
-Event: TypeAlias = (
-    Audited
-    | BatchRead
-    | BatchesAsked
-    | CacheEvicted
-    | CacheGrew
-    | CacheReset
-    | CacheResized
-    | ExecutorResized
-    | ExecutorsIneligible
-    | FillUp
-    | JobClosed
-    | JobOpened
-    | PacksLost
-    | RecordReadBack
-    | RecordsStored
-    | RequestDone
-    | RequestFailed
-    | TeamsChanged
-    | Tick
-)
-Action: TypeAlias = Audit | Drop | Prefetch | ReadBack | Warn | WriteTombstones
