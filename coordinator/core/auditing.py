@@ -108,18 +108,14 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
     state.foreign_bytes = 0
     state.emptied = True
     state.room_search.reset()
-    for cursor in state.cursors:
-        cursor.look_again()
-        state.wake(cursor)
+    state.look_again(state.cursors)
 
 
 def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
     """Ask again about what is believed resident, as each rank comes to it."""
     for samples in state.sets.values():
         samples.doubt()
-    for cursor in state.cursors:
-        cursor.look_again()
-        state.wake(cursor)
+    state.look_again(state.cursors)
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:

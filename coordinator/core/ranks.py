@@ -100,7 +100,7 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
         for key in [
             key for key, samples in state.sets.items() if samples.idle and key.dataset == job.dataset
         ]:
-            if key.epoch != EVERY_EPOCH and not state.is_at(key):
+            if key.epoch != EVERY_EPOCH and not state.need(key):
                 del state.sets[key]
 
 
@@ -244,7 +244,7 @@ def forget_empty_sets(state: State, now: float) -> None:
     """
     misses = state.misses.by_set(now)
     for key, samples in list(state.sets.items()):
-        if samples.idle and key not in misses and not state.is_at(key):
+        if samples.idle and key not in misses and not state.need(key):
             del state.sets[key]
     kept = {key.dataset for key in state.sets}
     kept.update(request.order.samples.dataset for request in state.requests.values())

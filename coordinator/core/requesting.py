@@ -74,7 +74,7 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
     """Some executors are not to be asked for a dataset, and all others are."""
     if event.executors == state.ineligible.get(event.dataset, frozenset()):
         return
-    reading = [cursor for cursor in state.cursors if cursor.job.dataset == event.dataset]
+    reading = state.reading(event.dataset)
     for cursor in reading:
         state.rest(cursor)
     if event.executors:

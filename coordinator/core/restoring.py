@@ -46,7 +46,6 @@ __all__ = [
     "distrust",
     "is_usable",
     "keeping",
-    "overtaken",
     "packs_lost",
     "records_stored",
     "share_in_cache",
@@ -105,11 +104,7 @@ def _forget(state: State, samples: SampleSet, indices: NDArray[np.int64]) -> Non
         return
     samples.place(indices, 0)
     _drop(state, samples, samples.pointers_among(indices))
-    for job in state.jobs.values():
-        if job.straight and job.dataset == samples.key.dataset:
-            for cursor in job.cursors.values():
-                cursor.look_again()
-                state.wake(cursor)
+    state.look_again(cursor for cursor in state.reading(samples.key.dataset) if cursor.job.straight)
 
 
 def _drop(state: State, samples: SampleSet, pointed: NDArray[np.int64]) -> None:
@@ -132,11 +127,7 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
     if not pointed.size:
         return
     _drop(state, samples, pointed)
-    for job in state.jobs.values():
-        if job.dataset == dataset and not job.straight:
-            for cursor in job.cursors.values():
-                cursor.look_again()
-                state.wake(cursor)
+    state.look_again(cursor for cursor in state.reading(dataset) if not cursor.job.straight)
 
 
 def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -265,11 +256,6 @@ def came_to_nothing(state: State, request: Request, reason: str, now: float) -> 
         _forget(state, state.set_of(request.order.samples), request.order.indices[request.claim.unsettled])
     if request.order.restore or request.order.save:
         distrust(state, request, reason, now, writing=request.order.save)
-
-
-def overtaken(state: State, restore: Request, now: float) -> None:
-    """Decoding was quicker than a restore that had begun long before."""
-    distrust(state, restore, f"no answer within {now - restore.made_s:.1f} s", now, writing=False)
 
 
 def distrust(

@@ -167,12 +167,17 @@ def _judge(executor: ExecutorState, request: Request, event: RequestDone, now: f
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:
-    """An executor whose request was overtaken by a later one elsewhere may answer none at all."""
+    """An executor whose request was overtaken by a later one elsewhere may answer none at all; and the store
+    too, if decoding was quicker than a restore that had begun long before.
+    """
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
-    if loser is not None and loser.order.restore:
-        restoring.overtaken(state, loser, now)
-    elif loser is not None and loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
-        reason = f"no answer within {now - loser.made_s:.1f} s, when another executor had answered"
+    if loser is None:
+        return
+    silent_s = now - loser.made_s
+    if loser.order.restore:
+        restoring.distrust(state, loser, f"no answer within {silent_s:.1f} s", now, writing=False)
+    elif loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
+        reason = f"no answer within {silent_s:.1f} s, when another executor had answered"
         state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.made_s, now)
 
 
@@ -310,5 +315,5 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
     if spoilt.size:
         samples.move(spoilt, SampleState.ABSENT)
         state.actions.append(Drop(event.samples, spoilt))
-        reading = [cursor for cursor in state.cursors if cursor.job.dataset == event.samples.dataset]
+        reading = state.reading(event.samples.dataset)
         want_again(state, event.samples, spoilt, reading, failed_by=event.executor)

@@ -258,41 +258,29 @@ class State:
         readers = sum(job.dataset == key.dataset for job in self.jobs.values())
         if len(epochs) < EPOCH_SETS_MAX * max(1, readers):
             return True
-        if waited_for:
-            epochs.sort(key=lambda other: (self.is_at(other), -other.epoch))
-        for other in epochs:
-            samples = self.sets[other]
-            kept = self._is_read(other) if waited_for else self.is_at(other)
-            if kept or samples.under_way:
-                continue
-            resident = samples.having(SampleState.RESIDENT)
-            if resident.size:
-                samples.move(resident, SampleState.ABSENT)
-                self.actions.append(Drop(other, resident))
-            del self.sets[other]
-            return True
-        return False
+        needs = {other: self.need(other) for other in epochs if not self.sets[other].under_way}
+        spare = [other for other, need in needs.items() if need <= waited_for]
+        if not spare:
+            return False
+        chosen = min(spare, key=lambda other: (needs[other], -other.epoch))
+        samples = self.sets.pop(chosen)
+        resident = samples.having(SampleState.RESIDENT)
+        if resident.size:
+            samples.move(resident, SampleState.ABSENT)
+            self.actions.append(Drop(chosen, resident))
+        return True
 
-    def _is_read(self, key: SetKey) -> bool:
-        """Whether a rank has read all before that epoch, and nothing after it."""
-        return any(first == key.epoch for first, _ in self._epochs_at(key.dataset))
-
-    def is_at(self, key: SetKey) -> bool:
-        """Whether a rank reads or looks at samples of that set."""
-        return any(
-            first <= key.epoch <= last or key.epoch == EVERY_EPOCH
-            for first, last in self._epochs_at(key.dataset)
-        )
-
-    def _epochs_at(self, dataset: bytes) -> Iterator[tuple[int, int]]:
-        """For each rank that reads a dataset: the epoch that it reads, and the one that it looks ahead to."""
-        for job in self.jobs.values():
-            if job.dataset == dataset:
-                for cursor in job.cursors.values():
-                    yield (
-                        job.epoch_and_position(cursor.watermark)[0],
-                        job.epoch_and_position(cursor.lookahead)[0],
-                    )
+    def need(self, key: SetKey) -> int:
+        """Return 2 if a rank reads samples of that set, 1 if one only looks ahead to some, and 0 else."""
+        need = 0
+        for cursor in self.reading(key.dataset):
+            first, last = (
+                cursor.job.epoch_and_position(at)[0] for at in (cursor.watermark, cursor.lookahead)
+            )
+            if key.epoch in (first, EVERY_EPOCH):
+                return 2
+            need = max(need, int(first <= key.epoch <= last))
+        return need
 
     def eligible_for(self, dataset: bytes) -> EligibleExecutors:
         """The executors that can produce a dataset."""
@@ -307,6 +295,10 @@ class State:
     def cursors(self) -> list[Cursor]:
         """Those of all open ranks."""
         return [cursor for job in self.jobs.values() for cursor in job.cursors.values()]
+
+    def reading(self, dataset: bytes) -> list[Cursor]:
+        """Those of the ranks that read a dataset."""
+        return [cursor for cursor in self.cursors if cursor.job.dataset == dataset]
 
     def account(self, request: Request) -> JobCounters:
         """Where a request is counted: with all jobs that have closed, once its own has."""
@@ -349,6 +341,12 @@ class State:
             cursor = self.cursor(name, rank)
             if cursor is not None:
                 self.wake(cursor)
+
+    def look_again(self, cursors: Iterable[Cursor]) -> None:
+        """Have ranks look again at all that they have looked ahead to: it may not be there any more."""
+        for cursor in cursors:
+            cursor.look_again()
+            self.wake(cursor)
 
     def rest(self, cursor: Cursor) -> None:
         """A rank has nothing to look ahead to, or is to have nothing."""

@@ -156,8 +156,6 @@ class Teams:
     def may_spend(self, name: str, request_usd: float) -> bool:
         """Whether one more request keeps within what a team may spend, if each in flight costs so much."""
         state = self[name]
-        if state.facts.max_usd == math.inf:
-            return True
         expected_usd = state.usd + (state.in_flight + 1) * request_usd
         return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd
 
