@@ -20,9 +20,10 @@ from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Conc
 from superdl.coordinator.core.timing import LatencyModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from superdl.coordinator.core.queues import CursorKey
+    from superdl.coordinator.core.settings import ExecutorFacts
     from superdl.coordinator.core.teams import Turn
 
 __all__ = ["EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess"]
@@ -271,22 +272,19 @@ class Fleet:
     """All executors, in order of preference.
 
     Args:
-        names: what people call them, the cheapest first; at least one.
-        see_store: the numbers of those whose functions see a store.
-        store_only: the numbers of those that are for it alone.
+        several: what is known of each, the cheapest first; at least one decodes.
+        store: whether there is one.
     """
 
-    def __init__(
-        self, names: Sequence[str], see_store: Container[int] = (), store_only: Container[int] = ()
-    ) -> None:
+    def __init__(self, several: Sequence[ExecutorFacts], *, store: bool = False) -> None:
         self.executors = tuple(
             ExecutorState(
                 number,
-                name,
-                store=StoreAccess() if number in see_store else None,
-                decodes=number not in store_only,
+                facts.name,
+                store=StoreAccess() if store and facts.sees_store else None,
+                decodes=facts.decodes,
             )
-            for number, name in enumerate(names)
+            for number, facts in enumerate(several)
         )
         self._restorers: dict[tuple[int, ...], EligibleExecutors] = {}
         self._groups: dict[frozenset[int], EligibleExecutors] = {}

@@ -23,7 +23,7 @@ from superdl.coordinator.core.requesting import (
     settle,
 )
 from superdl.coordinator.core.retrying import await_source, end_outages, try_again, try_at_once, want_again
-from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.samples import SampleState, count_again
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
@@ -243,14 +243,10 @@ def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> N
     An executor that drops requests says no more than a function that dies of a sample. So the first silence
     is nobody's fault, nor are a few more while functions begin late, which goes before dropping.
     """
-    unanswered = state.set_of(request.order.samples).unanswered
     executor = state.fleet.executors[request.order.executor]
     bound = _UNANSWERED_MAX if executor.concurrency.was_crowded(request.made_s) else 1
-    unsuspected = np.empty(offsets.size, dtype=np.bool_)
-    for place, index in enumerate(request.order.indices[offsets].tolist()):
-        unanswered[index] = unanswered.get(index, 0) + 1
-        unsuspected[place] = unanswered[index] <= bound
-    return unsuspected
+    unanswered = state.set_of(request.order.samples).unanswered
+    return count_again(unanswered, request.order.indices[offsets]) <= bound
 
 
 def _store(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:

@@ -6,7 +6,7 @@ does not answer) uses up none; the waits grow for as long as nothing succeeds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.jobs import Ahead
 from superdl.coordinator.core.queues import Retry
 from superdl.coordinator.core.room import next_use
-from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.samples import SampleState, count_again
 from superdl.coordinator.core.throttling import Outage
 
 if TYPE_CHECKING:
@@ -91,10 +91,7 @@ def try_at_once(
     state: State, request: Request, indices: NDArray[np.int64], now: float, *, failed_by: int | None = None
 ) -> None:
     """Have samples tried again without a wait, by no fault of theirs: elsewhere, or in another way."""
-    if indices.size:
-        state.set_of(request.order.samples).move(indices, SampleState.WAITING)
-        state.account(request).retries += indices.size
-        state.retries.add(Retry(request.order.samples, indices, request.order.job, failed_by=failed_by), now)
+    _wait(state, request, indices, np.zeros(indices.size), now, failed_by=failed_by)
 
 
 def try_again(
@@ -122,17 +119,11 @@ def try_again(
         state.fail_for_a_while(request.order.samples, indices[spent], texts, now)
         state.account(request).samples_failed += int(spent.sum())
     again = indices[~spent]
-    if not again.size:
-        return
-    samples.move(again, SampleState.WAITING)
-    state.account(request).retries += again.size
-    tried = samples.attempts[again]
-    outage_s = 0.0 if counts else _outage_wait_s(state, messages.get(int(offsets[0]), ""), now)
-    for attempts in np.unique(tried).tolist():
-        due_s = now + max(state.settings.backoff_after_s(attempts), outage_s)
-        left = again[tried == attempts]
-        failed_by = request.order.executor if counts else None
-        state.retries.add(Retry(request.order.samples, left, request.order.job, alone, failed_by), due_s)
+    waits_s = _backoffs_s(state, samples.attempts[again])
+    if not counts:
+        waits_s = np.maximum(waits_s, _outage_wait_s(state, messages.get(int(offsets[0]), ""), now))
+    failed_by = request.order.executor if counts else None
+    _wait(state, request, again, waits_s, now, alone=alone, failed_by=failed_by)
 
 
 def await_source(
@@ -149,13 +140,33 @@ def await_source(
     samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
     if not some_came:
         state.source_outages.setdefault(request.order.samples.dataset, Outage()).failed(state.settings, now)
-    samples.move(indices, SampleState.WAITING)
+    if not samples.unavailable:
+        samples.unavailable_since_s = now
+    waits_s = _backoffs_s(state, count_again(samples.unavailable, indices))
+    _wait(state, request, indices, waits_s, now, of_source=True)
+
+
+def _wait(
+    state: State,
+    request: Request,
+    indices: NDArray[np.int64],
+    waits_s: NDArray[np.float64],
+    now: float,
+    **how: Any,
+) -> None:
+    """Have samples of a request wait for their next attempts, each for so many seconds."""
+    if not indices.size:
+        return
+    key = request.order.samples
+    state.set_of(key).move(indices, SampleState.WAITING)
     state.account(request).retries += indices.size
-    times = samples.not_available(indices, now)
-    for count in np.unique(times).tolist():
-        due_s = now + state.settings.backoff_after_s(count)
-        retry = Retry(request.order.samples, indices[times == count], request.order.job, of_source=True)
-        state.retries.add(retry, due_s)
+    for wait_s in np.unique(waits_s).tolist():
+        retry = Retry(key, indices[waits_s == wait_s], request.order.job, **how)
+        state.retries.add(retry, now + wait_s)
+
+
+def _backoffs_s(state: State, times: NDArray[Any]) -> NDArray[np.float64]:
+    return np.array([state.settings.backoff_after_s(count) for count in times.tolist()])
 
 
 def _turn_elsewhere(
@@ -174,9 +185,7 @@ def _turn_elsewhere(
     samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
     turns = np.ones(offsets.size, dtype=np.bool_)
     if counts:
-        for place, index in enumerate(indices.tolist()):
-            samples.blamed_on_executor[index] = samples.blamed_on_executor.get(index, 0) + 1
-            turns[place] = samples.blamed_on_executor[index] <= _BLAMED_ON_EXECUTOR_MAX
+        turns = count_again(samples.blamed_on_executor, indices) <= _BLAMED_ON_EXECUTOR_MAX
     try_at_once(state, request, indices[turns], now, failed_by=request.order.executor)
     return offsets[~turns]
 

@@ -8,6 +8,7 @@ at together. Why a state changes is :mod:`superdl.coordinator.core.core`'s.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["EVERY_EPOCH", "CacheMemory", "SampleSet", "SampleState", "SetKey", "footprint"]
+__all__ = ["EVERY_EPOCH", "CacheMemory", "SampleSet", "SampleState", "SetKey", "count_again", "footprint"]
 
 EVERY_EPOCH = -1
 """``SetKey.epoch`` of a deterministic recipe: the samples of all epochs are the same."""
@@ -84,6 +85,12 @@ def _footprint_of_one(record_bytes: int) -> int:
     return int(footprint(np.array([record_bytes]))[0])
 
 
+def count_again(counts: Counter[int], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Count each of ``indices`` once more; return how often each has been."""
+    counts.update(indices.tolist())
+    return np.array([counts[index] for index in indices.tolist()], dtype=np.int64)
+
+
 @dataclass(slots=True)
 class CacheMemory:
     """Cache memory that the records of several sample sets take together."""
@@ -129,9 +136,9 @@ class SampleSet:
         self._by_pack: tuple[NDArray[np.int64], NDArray[np.uint32]] | None = None
         self._moved = 0
         self._doubted: NDArray[np.bool_] | None = None
-        self.unanswered: dict[int, int] = {}
-        self.blamed_on_executor: dict[int, int] = {}
-        self.unavailable: dict[int, int] = {}
+        self.unanswered: Counter[int] = Counter()
+        self.blamed_on_executor: Counter[int] = Counter()
+        self.unavailable: Counter[int] = Counter()
         self.unavailable_since_s = 0.0
         self.resident_bytes = 0
         self.resident_count = 0
@@ -262,14 +269,6 @@ class SampleSet:
             if counts:
                 for index in indices.tolist():
                     counts.pop(index, None)
-
-    def not_available(self, indices: NDArray[np.int64], now: float) -> NDArray[np.int64]:
-        """Count that the source did not give these; return how often in a row it has not, for each."""
-        if not self.unavailable:
-            self.unavailable_since_s = now
-        for index in indices.tolist():
-            self.unavailable[index] = self.unavailable.get(index, 0) + 1
-        return np.array([self.unavailable[index] for index in indices.tolist()])
 
     @property
     def idle(self) -> bool:

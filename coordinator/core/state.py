@@ -170,16 +170,10 @@ class State:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        see_store = [
-            number for number, facts in enumerate(settings.executors) if settings.store and facts.sees_store
-        ]
-        store_only = [number for number, facts in enumerate(settings.executors) if not facts.decodes]
-        self.fleet = Fleet([facts.name for facts in settings.executors], see_store, store_only)
-        if (
-            not settings.store_read_only
-            and len(see_store) > 0
-            and any(facts.decodes and not facts.sees_store for facts in settings.executors)
-        ):
+        self.fleet = Fleet(settings.executors, store=settings.store)
+        see_store = any(executor.store is not None for executor in self.fleet.executors)
+        blind = any(executor.decodes and executor.store is None for executor in self.fleet.executors)
+        if see_store and blind and not settings.store_read_only:
             self.unsaved = UnsavedQueue()
         self.ledger = Ledger(
             [facts.prices for facts in settings.executors],
