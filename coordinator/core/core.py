@@ -81,7 +81,6 @@ class Core:
         expire_tombstones(state, now)
         ranks.lapse(state, now)
         if now >= self._forget_at_s:
-            ranks.forget_silent_ranks(state, now)
             ranks.forget_empty_sets(state, now)
             self._forget_at_s = now + _FORGET_EVERY_S
         dispatch(state, now)

@@ -74,7 +74,8 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     missing_bytes = samples.sample_bytes * count - free_bytes
     if fill.to_store and missing_bytes > 0:
         free_bytes += _let_go(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
-    under_way_bytes = state.samples_in_flight * samples.sample_bytes
+    in_flight = sum(int(np.count_nonzero(one.claim.unsettled)) for one in state.requests.values())
+    under_way_bytes = in_flight * samples.sample_bytes
     left_bytes = fill.size_bytes - _there_bytes(state, job, key) - under_way_bytes
     fitting = math.floor(min(count, max(0.0, free_bytes) / samples.sample_bytes))
     allowed = math.floor(min(count, max(0.0, left_bytes) / samples.sample_bytes))

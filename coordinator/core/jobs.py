@@ -216,8 +216,6 @@ class Job:
     """That nobody reads it, and how far it is to fill the cache or the store."""
     is_full: str = ""
     """Why it may fill no further."""
-    lapsed: bool = False
-    """Whether no rank of it has shown a sign of life lately."""
     beyond_share: bool = False
     """Whether its team held more of the cache than its share, when memory was short last."""
     straight: bool = False
@@ -237,9 +235,10 @@ class Job:
         """The sample set that this job reads in ``epoch``."""
         return SetKey(self.dataset, epoch if self.random else EVERY_EPOCH)
 
-    def lapsed_changed(self) -> None:
-        """A rank has fallen silent, or come back."""
-        self.lapsed = all(cursor.lapsed for cursor in self.cursors.values())
+    @property
+    def lapsed(self) -> bool:
+        """Whether no rank of it has shown a sign of life lately."""
+        return bool(self.cursors) and all(cursor.lapsed for cursor in self.cursors.values())
 
     def sees_store_changed(self) -> None:
         """A rank has come or gone, or its readers see the store now, or do not; what was passed over because
@@ -254,7 +253,8 @@ class Job:
     @property
     def _living(self) -> list[Cursor]:
         """The ranks that show signs of life; all, if none does."""
-        return [cursor for cursor in self.cursors.values() if cursor.lapsed == self.lapsed]
+        lapsed = self.lapsed
+        return [cursor for cursor in self.cursors.values() if cursor.lapsed == lapsed]
 
     @property
     def watermark(self) -> int:

@@ -20,7 +20,7 @@ from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.requesting import executors_ineligible
 from superdl.coordinator.core.restoring import withdraw_pointers
-from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.timing import Pace
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ __all__ = [
     "batch_read",
     "batches_asked",
     "forget_empty_sets",
-    "forget_silent_ranks",
     "job_closed",
     "job_opened",
     "lapse",
@@ -70,9 +69,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
         # A directory may well be seen by readers, and restoring is soon done where their first page says no.
         cursor.sees_store = state.settings.store and not state.settings.whole_packs
         job.cursors[event.rank] = cursor
-        job.lapsed_changed()
         job.sees_store_changed()
-        state.cursors_of[job.dataset] += 1
         state.ledger.joined(job.name)
     renew(state, cursor, now)
     state.wake(cursor)
@@ -86,22 +83,14 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
     job = cursor.job
     del job.cursors[cursor.rank]
     state.want(cursor, 0)
-    state.cursors_of[job.dataset] -= 1
     state.rest(cursor)
     state.room_search.reset()
     job.sees_store_changed()
-    if job.cursors:
-        job.lapsed_changed()
-    else:
+    if not job.cursors:
         del state.jobs[job.name]
         state.closed.add(job)
         state.ledger.left(job.name)
         state.thrash.forget()
-        for key in [
-            key for key, samples in state.sets.items() if samples.idle and key.dataset == job.dataset
-        ]:
-            if key.epoch != EVERY_EPOCH and not state.need(key):
-                del state.sets[key]
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
@@ -201,41 +190,29 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
 def renew(state: State, cursor: Cursor, now: float) -> None:
     """A rank shows a sign of life."""
     cursor.last_seen_s = now
-    if cursor.key not in state.leases:  # one entry each, looked at again if it was renewed
+    if cursor.lapsed or cursor.key not in state.leases:  # one entry each, looked at again if it was renewed
         state.leases.add(cursor.key, now + state.settings.lease_s)
     if cursor.lapsed:
         cursor.lapsed = False
-        cursor.job.lapsed_changed()
         state.wake(cursor)
 
 
 def lapse(state: State, now: float) -> None:
-    """See whose lease has ended."""
+    """See whose lease has ended, and forget the ranks that have been silent for ``forget_s``."""
+    settings = state.settings
     for name, rank in state.leases.take_until(now):
         cursor = state.cursor(name, rank)
         if cursor is None:
             continue
-        job = cursor.job
-        ends_s = cursor.last_seen_s + state.settings.lease_s
-        if ends_s > now:
-            state.leases.add((name, rank), ends_s)
+        if cursor.last_seen_s + settings.forget_s <= now:
+            job_closed(state, JobClosed(name, rank), now)
             continue
-        cursor.lapsed = True
-        job.lapsed_changed()
-        state.rest(cursor)
-        state.want(cursor, 0)
-
-
-def forget_silent_ranks(state: State, now: float) -> None:
-    """Forget the ranks that have been silent for ``forget_s``."""
-    silent = [
-        JobClosed(job.name, rank)
-        for job in state.jobs.values()
-        for rank, cursor in job.cursors.items()
-        if now - cursor.last_seen_s > state.settings.forget_s
-    ]
-    for event in silent:
-        job_closed(state, event, now)
+        if cursor.last_seen_s + settings.lease_s <= now:
+            cursor.lapsed = True
+            state.rest(cursor)
+            state.want(cursor, 0)
+        again_s = settings.forget_s if cursor.lapsed else settings.lease_s
+        state.leases.add(cursor.key, cursor.last_seen_s + again_s)
 
 
 def forget_empty_sets(state: State, now: float) -> None:

@@ -109,7 +109,6 @@ def request(
     samples.move(indices, SampleState.IN_FLIGHT)
     reserved_bytes = math.ceil(samples.sample_bytes * indices.size)
     state.reserved_bytes += reserved_bytes
-    state.samples_in_flight += indices.size
     claim = Claim(np.ones(indices.size, dtype=np.bool_), reserved_bytes)
     saves = points = False
     if executor.store is not None and not restore:
@@ -307,7 +306,6 @@ def charge_for_nothing(state: State, request: Request, event: RequestFailed, now
 def settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:
     """It is known what becomes of these samples, also for the request that races this one."""
     claim = request.claim
-    state.samples_in_flight -= int(np.count_nonzero(settled))
     claim.unsettled &= ~settled
     # A rival of pointers still writes records over them.
     if not claim.unsettled.any() and not (request.order.pointers and request.rival in state.requests):

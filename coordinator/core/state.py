@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -138,11 +138,8 @@ class State:
     thrash: Thrash = field(default_factory=Thrash)
     recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=REQUESTS_KEPT))
     """The newest ones, ended or not, for people who ask about a batch."""
-    cursors_of: Counter[bytes] = field(default_factory=Counter)
-    """Number of open ranks by dataset."""
     wanted_bytes: int = 0
     """What all ranks would like to look ahead to, in memory of the cache."""
-    samples_in_flight: int = 0
     outage: Outage = field(default_factory=Outage)
     """Of all that produces samples."""
     source_outages: dict[bytes, Outage] = field(default_factory=dict)
@@ -313,7 +310,7 @@ class State:
 
     def wants(self, dataset: bytes) -> bool:
         """Whether any open job reads that dataset."""
-        return self.cursors_of[dataset] > 0
+        return any(job.dataset == dataset for job in self.jobs.values())
 
     def want(self, cursor: Cursor, wanted_bytes: int) -> None:
         """A rank would like to look ahead so far."""
