@@ -127,7 +127,6 @@ class EligibleExecutors:
         self._restores = restores
         self.ready: defaultdict[str, TimeQueue[CursorKey]] = defaultdict(TimeQueue)
         self.deferred: TimeQueue[CursorKey] = TimeQueue()
-        self._alone = len(self.executors) == 1
         self._seen: tuple[object, ...] = ()
 
     def latency_of(self, executor: ExecutorState) -> LatencyModel:
@@ -136,8 +135,6 @@ class EligibleExecutors:
 
     def places(self, now: float) -> int:
         """How many more requests may be made."""
-        if self._alone:
-            return self.executors[0].places(now)
         return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
 
     def has_place(self, now: float) -> bool:
@@ -149,7 +146,7 @@ class EligibleExecutors:
         one.
         """
         places = executor.places(now)
-        if self._alone or not executor.breaker.tripped:
+        if not self._is_set_aside(executor):
             return places
         return 0 if now < self._open_until_s(executor) else min(places, 1 - executor.in_flight)
 
@@ -225,7 +222,7 @@ class EligibleExecutors:
         one at the slowest other, or after a while. ``None``: that cannot be said.
         """
         late_s = self.latency_of(executor).quantile_s(samples, quantile)
-        if late_s is not None or self._alone:
+        if late_s is not None or len(self.executors) == 1:
             return late_s
         others_s = [self.latency_of(other).quantile_s(samples, _SLOW) for other in self.executors]
         return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
@@ -250,12 +247,15 @@ class EligibleExecutors:
 
     def _open_until_s(self, executor: ExecutorState) -> float:
         """Until when an executor is left alone; not for long, where there is no better one."""
-        if self._alone or not executor.breaker.tripped:
+        if not self._is_set_aside(executor):
             return -math.inf
         return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
 
     def _is_sound(self, executor: ExecutorState) -> bool:
-        return executor.concurrency.capacity > 0 and (self._alone or not executor.breaker.tripped)
+        return executor.concurrency.capacity > 0 and not self._is_set_aside(executor)
+
+    def _is_set_aside(self, executor: ExecutorState) -> bool:
+        return executor.breaker.tripped and len(self.executors) > 1
 
 
 class Soonest(NamedTuple):
@@ -286,7 +286,6 @@ class Fleet:
             )
             for number, facts in enumerate(several)
         )
-        self._restorers: dict[tuple[int, ...], EligibleExecutors] = {}
         self._groups: dict[frozenset[int], EligibleExecutors] = {}
         self.eligible(frozenset())
 
@@ -297,14 +296,6 @@ class Fleet:
             able = [each for each in self.executors if each.decodes and each.number not in ineligible]
             store_only = [each for each in self.executors if not each.decodes]
             found = self._groups[ineligible] = EligibleExecutors(able, store_only=store_only)
-        return found
-
-    def restorers(self, executors: Sequence[ExecutorState]) -> EligibleExecutors:
-        """Some executors, as who may be asked to restore; no rank waits for them alone."""
-        numbers = tuple(executor.number for executor in executors)
-        found = self._restorers.get(numbers)
-        if found is None:
-            found = self._restorers[numbers] = EligibleExecutors(executors, restores=True)
         return found
 
     @property

@@ -20,6 +20,7 @@ import numpy as np
 from superdl.coordinator.core import restoring
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, FailureKind, Prefetch, RequestDone, Warn
+from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
@@ -142,19 +143,33 @@ def payer_of(state: State, job: Job, key: SetKey, wanted: NDArray[np.int64]) -> 
 
 
 def race_stragglers(state: State, now: float) -> None:
-    """Make the rivals of stragglers; again, while that leaves functions idle, which another executor has."""
-    made = 1
-    while made:
-        made = sum(_race(state, number, now) for number in stragglers_to_race(state, now))
+    """Make the rivals of the stragglers that deserve one: a share of all requests, while functions are idle
+    or a reader waits.
+    """
+    watched = state.stragglers
+    if not len(watched) or not state.settings.hedge_share:
+        return
+    misses: Mapping[SetKey, NDArray[np.int64]] = {}
+    if len(state.misses) and now >= watched.look_again_s:
+        watched.look_again_s = now + _LOOK_EVERY_S
+        misses = state.misses.by_set(now)
+    for number in watched.late:
+        late = state.requests[number]
+        # Nothing is decoded for nothing but idleness that the store will bring.
+        idle = not late.order.restore and state.fleet.idle(now) > 0
+        affordable = watched.affordable(state.settings.hedge_share) > 0
+        deserved = affordable and (idle or _is_missed(state, late, misses))
+        if state.wants(late.order.samples.dataset) and (deserved or _is_unproven(state, late)):
+            _race(state, number, now)
 
 
-def _race(state: State, number: int, now: float) -> bool:
+def _race(state: State, number: int, now: float) -> None:
     """Make the rival of a straggler, if there is a place for it."""
     late = state.requests[number]
     eligible = state.eligible_for(late.order.samples.dataset)
     executor, _ = eligible.choose(now, other_than=late.order.executor)
     if executor is None or state.turn(late.team) is None:
-        return False
+        return
     state.stragglers.raced(number)
     state.account(late).hedges += 1
     late.rival = next(state.numbers)
@@ -169,7 +184,6 @@ def _race(state: State, number: int, now: float) -> bool:
         pointers=False,
     )
     send(state, Request(order, late.payer, late.claim, now, rival=number), now)
-    return True
 
 
 def send(state: State, request: Request, now: float) -> None:
@@ -200,37 +214,15 @@ def send(state: State, request: Request, now: float) -> None:
 
 def _late_at_s(state: State, executor: ExecutorState, order: Prefetch, now: float) -> float | None:
     """When a request will be a straggler; ``None`` if that cannot be said."""
-    able = state.fleet.restorers((executor,)) if order.restore else state.eligible_for(order.samples.dataset)
+    able = (
+        EligibleExecutors((executor,), restores=True)
+        if order.restore
+        else state.eligible_for(order.samples.dataset)
+    )
     late_s = able.late_s(executor, order.indices.size, state.settings.hedge_quantile)
     if order.restore:
         late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
     return None if late_s is None else now + max(late_s, _LATE_LEAST_S)
-
-
-def stragglers_to_race(state: State, now: float) -> list[int]:
-    """The stragglers that deserve a rival now."""
-    watched = state.stragglers
-    places = state.fleet.places(now) if len(watched) else 0
-    if places <= 0 or not state.settings.hedge_share:
-        return []
-    wanted = [number for number in watched.late if state.wants(state.requests[number].order.samples.dataset)]
-    unproven = [number for number in wanted if _is_unproven(state, state.requests[number])][:places]
-    allowed = min(watched.affordable(state.settings.hedge_share), places - len(unproven))
-    if allowed <= 0:
-        return unproven
-    wanted = [number for number in wanted if number not in unproven]
-    idle = min(allowed, state.fleet.idle(now))
-    # Nothing is decoded for nothing but idleness that the store will bring.
-    chosen = [number for number in wanted if not state.requests[number].order.restore][:idle]
-    if len(chosen) < allowed and len(state.misses) and now >= watched.look_again_s:
-        watched.look_again_s = now + _LOOK_EVERY_S
-        misses = state.misses.by_set(now)
-        chosen += [
-            number
-            for number in wanted
-            if number not in chosen and _is_missed(state, state.requests[number], misses)
-        ]
-    return unproven + chosen[:allowed]
 
 
 def _is_unproven(state: State, request: Request) -> bool:

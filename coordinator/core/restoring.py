@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, Warn
+from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.room import next_use_s
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
 from superdl.super_wire.request import Outcome
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.events import PacksLost, RecordsStored, RequestDone
-    from superdl.coordinator.core.fleet import EligibleExecutors, ExecutorState, StoreAccess
+    from superdl.coordinator.core.fleet import ExecutorState, StoreAccess
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import SampleSet
     from superdl.coordinator.core.state import Request, State
@@ -172,7 +173,7 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
         and not (executor.decodes and executor.breaker.tripped and eligible.can_turn_elsewhere(executor))
         and not executor.is_resting(now)
     ]
-    return state.fleet.restorers(able) if able else None
+    return EligibleExecutors(able, restores=True) if able else None
 
 
 def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
