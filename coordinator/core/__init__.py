@@ -10,11 +10,11 @@ event                   changes                                       may cause 
 ``JobOpened``           a dataset, a job, a rank's cursor, its lease  looking ahead begins
 ``JobClosed``           the cursor and the job's share of hours end   room to search again
 ``BatchesAsked``        the cursor: asked, yielded; the lease         the cursor seeks another place
-``BatchRead``           watermark, pace, account, lease               urgent retries, ``Audit``, ``Drop``
+``BatchRead``           watermark, pace, account, lease, misses       ``Audit``, ``Drop``
 ``RequestDone``         residency, latency, account                   ``ReadBack``, retries, tombstones
 ``RequestFailed``       limits, circuit breaker, account              retries, tombstones
-``RecordReadBack``      circuit breaker, residency                    ``Drop``, ``Warn``, a retry
-``Audited``             residency                                     urgent retries, ranks look back
+``RecordReadBack``      circuit breaker, residency                    ``Drop``, ``Warn``, ranks look again
+``Audited``             residency                                     ranks and readers look again
 ``CacheReset``          nothing is resident or failed                 all ranks look again
 ``CacheEvicted``        what is resident is doubted                   all ranks look again, and ``Audit``
 ``CacheGrew``           memory that is not ours                       ``Drop``
@@ -28,8 +28,8 @@ event                   changes                                       may cause 
 ======================= ============================================= ====================================
 
 The stories can be read top to bottom: of a rank in ``ranks`` and ``lookahead``, of a request in
-``dispatching``, ``neighbours``, ``requesting`` and ``results``, of a sample in ``samples``, ``auditing`` and
-``room``, of a dollar in ``ledger``.
+``dispatching``, ``neighbours``, ``requesting``, ``results`` and ``retrying``, of a sample in ``samples``,
+``auditing`` and ``room``, of a dollar in ``ledger``.
 """
 
 from __future__ import annotations
