@@ -17,12 +17,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-import redis.exceptions
 
 from superdl.coordinator.cache.info import CacheInfo, combined
 from superdl.coordinator.cache.nodes import CacheNodes
-from superdl.super_wire.cache import MAX_BULK_BYTES, Credentials
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError
+from superdl.super_wire.cache import MAX_BULK_BYTES, Credentials, ErrorReply
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError, SuperError
 from superdl.super_wire.ids import ID_BYTES, split_ids
 from superdl.super_wire.keys import (
     FINGERPRINT_KEY,
@@ -51,8 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.cache.nodes import Command
-    from superdl.super_wire.cache import Node
+    from superdl.coordinator.cache.nodes import Words
 
 __all__ = ["A_POINTER", "LOCK_TTL_S", "Cache", "LockHeldError"]
 
@@ -61,6 +59,7 @@ A_POINTER = 2**40
 
 LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
+_PART_BYTES = 4 * 2**20
 _DIGEST = re.compile(rb"[0-9a-f]+")
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
 _CURSORS = 2**64  # of one server's SCAN
@@ -99,12 +98,20 @@ _Told = TypeVar("_Told")
 def _as_asked(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
-    """A reply of another shape than was asked for is a lost connection, as one is that is no reply."""
+    """A reply of another shape than was asked for is a lost connection, as one is that is no reply: it must
+    not end a coordinator.
+    """
 
     @functools.wraps(method)
     async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
-        with self._nodes.errors():
+        try:
             return await method(self, *args, **options)
+        except SuperError:
+            raise
+        except Exception as error:
+            raise CacheUnreachableError(
+                f"the cache at {self.address} answers what is no reply: {type(error).__name__}: {error}"
+            ) from error
 
     return call
 
@@ -137,13 +144,8 @@ class Cache:
     async def info(self) -> CacheInfo:
         """Memory, policy and identity of the server, or of a cluster's masters together."""
         masters = await self._nodes.masters(afresh=True)  # a shard that was added tells nobody
-
-        async def of(node: Node) -> CacheInfo:
-            return CacheInfo.of_server(
-                await self._nodes.at(node, "INFO"), await self._nodes.at(node, "DBSIZE")
-            )
-
-        infos = await asyncio.gather(*(of(master.node) for master in masters))
+        asked = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
+        infos = [CacheInfo.of_server(*told) for told in await asyncio.gather(*asked)]
         hosts = len({master.node.host for master in masters})
         return combined(infos, [master.slots for master in masters], hosts) if len(infos) > 1 else infos[0]
 
@@ -244,7 +246,7 @@ class Cache:
         keys = cache_keys(ids)
         for at in range(0, len(keys), _PIPELINE_KEYS):
             some = keys[at : at + _PIPELINE_KEYS]
-            commands: list[Command] = []
+            commands: list[Words] = []
             for key in some:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
             asked = [key for key in some for _ in range(2)]
@@ -281,8 +283,14 @@ class Cache:
     async def record(self, sample_id: bytes) -> bytes | None:
         """A whole record; ``None`` where there is none."""
         (key,) = cache_keys(sample_id)
-        found = await self._nodes.one(key, "GET", key)
-        return None if found is None else _bytes(found)
+        parts, size = list[bytes](), 0
+        while not parts or len(parts[-1]) == _PART_BYTES:
+            part = await self._nodes.one(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
+            parts.append(_bytes(part))
+            size += len(parts[-1])
+        # A large one may have been dropped meanwhile.
+        gone = len(parts) > 1 and await self._nodes.one(key, "STRLEN", key) != size
+        return None if gone else b"".join(parts) or None
 
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
@@ -292,7 +300,7 @@ class Cache:
         if place >= len(masters):  # there are fewer than there were
             return 0, b""
         scan = ("SCAN", at, "MATCH", RECORD_PREFIX + b"*", "COUNT", count)
-        following, keys = await self._nodes.at(masters[place].node, *scan)
+        ((following, keys),) = await self._nodes.at(masters[place].node, scan)
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
         found = bytes.fromhex(b"".join(digits).decode())
         if following := int(following):
@@ -308,7 +316,7 @@ class Cache:
     async def bury(self, ids: bytes, tombstones: Sequence[Tombstone], expires_in_s: float) -> None:
         """Write tombstones that expire, where there is no record."""
         keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
-        commands: list[Command] = [
+        commands: list[Words] = [
             ("SET", key, pack_tombstone(tombstone, sample_id), "PX", expires_in_ms, "NX")
             for key, sample_id, tombstone in zip(keys, split_ids(ids), tombstones, strict=True)
         ]
@@ -324,18 +332,17 @@ class Cache:
         self, positions: dict[bytes, bytes], *, block_ms: int, count: int
     ) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
         """Entries after ``positions`` of several streams, waiting up to ``block_ms`` for the first."""
-        read = ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", *positions, *positions.values())
-        found = await self._nodes.one(next(iter(positions)), *read)
-        # Fields that are None are an entry's that was deleted.
+        read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
+        found = await self._nodes.one(next(iter(positions)), *read, *positions, *positions.values())
         return [
-            (_bytes(stream), [(_entry_id(number), dict(entry or {})) for number, entry in entries])
+            (_bytes(stream), [(_entry_id(number), _fields(entry)) for number, entry in entries])
             for stream, entries in found or []
         ]
 
     @_as_asked
     async def empty_stream(self, stream: bytes, expires_in_s: float) -> bytes:
         """Make a stream anew, and let it expire; the id after which its entries come."""
-        commands: list[Command] = [
+        commands: list[Words] = [
             ("UNLINK", stream),  # a stream that was given the largest id takes no other
             ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
             ("PEXPIRE", stream, int(expires_in_s * 1000)),
@@ -349,7 +356,7 @@ class Cache:
         found: list[bool] = []
         for start in range(0, len(streams), _PIPELINE_KEYS):
             some, expires_in_ms = streams[start : start + _PIPELINE_KEYS], int(expires_in_s * 1000)
-            commands: list[Command] = [("PEXPIRE", stream, expires_in_ms) for stream in some]
+            commands: list[Words] = [("PEXPIRE", stream, expires_in_ms) for stream in some]
             found += map(bool, self._nodes.checked(await self._nodes.each(some, commands)))
         return found
 
@@ -359,7 +366,7 @@ class Cache:
 
     async def delete(self, stream: bytes) -> None:
         """Delete a stream."""
-        await self._nodes.unlink([stream])
+        await self._nodes.one(stream, "UNLINK", stream)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -372,6 +379,12 @@ def _bytes(reply: Any) -> bytes:
     return reply
 
 
+def _fields(entry: Any) -> dict[bytes, bytes]:
+    """The fields of a stream's entry; of one that was deleted there are none."""
+    words = entry or []
+    return dict(zip(map(_bytes, words[::2]), map(_bytes, words[1::2]), strict=True))
+
+
 def _entry_id(reply: Any) -> bytes:
     if not _ENTRY_ID.fullmatch(_bytes(reply)):
         raise ValueError(f"{reply[:40]!r} instead of the id of a stream's entry")
@@ -380,6 +393,6 @@ def _entry_id(reply: Any) -> bytes:
 
 def _or_absent(reply: Any) -> Any:
     """A reply to a pipelined read; what holds no string at all is as good as absent."""
-    if isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE"):
+    if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE"):
         return b""
     return reply

@@ -9,7 +9,6 @@ from superdl.coordinator.core import headroom_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
 __all__ = ["CacheInfo", "CacheLoad", "combined"]
 
@@ -39,9 +38,10 @@ class CacheInfo:
     """CPU seconds of each node's main thread, which runs all commands, since it started."""
 
     @classmethod
-    def of_server(cls, info: Mapping[str, Any], keys: int) -> CacheInfo:
+    def of_server(cls, text: bytes, keys: int) -> CacheInfo:
         """From the answers to INFO and DBSIZE."""
-        used_memory, maxmemory, node = int(info["used_memory"]), int(info["maxmemory"]), str(info["run_id"])
+        info = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
+        used_memory, maxmemory, node = int(info["used_memory"]), int(info["maxmemory"]), info["run_id"]
         busy_s = [
             float(info.get(f"used_cpu_{kind}_main_thread", info.get(f"used_cpu_{kind}", 0.0)))
             for kind in ("user", "sys")
@@ -50,7 +50,7 @@ class CacheInfo:
             nodes=frozenset({node}),
             used_memory=used_memory,
             maxmemory=maxmemory,
-            policy=str(info["maxmemory_policy"]),
+            policy=info["maxmemory_policy"],
             system_memory=int(info.get("total_system_memory", 0)),
             keys=int(keys),
             evicted_keys=int(info.get("evicted_keys", 0)),

@@ -16,7 +16,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from superdl.super_wire.cache.refusals import is_passing, no_redis, refusal, tls_failure, unheard
+from superdl.super_wire.cache.refusals import no_redis, refusal, tls_failure, unheard
 from superdl.super_wire.cache.resp import (
     ErrorReply,
     MalformedReplyError,
@@ -171,8 +171,6 @@ class CacheConnection:
 
     def refused(self, text: str) -> CacheError:
         """The error for an error reply: ``CacheUnreachableError`` if it passes by itself."""
-        if is_passing(text):
-            return CacheUnreachableError(f"the cache at {self.address} is not ready: {text}")
         return refusal(self.address, text)
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
@@ -199,7 +197,7 @@ class CacheConnection:
             except MalformedReplyError as error:
                 raise no_redis(self.address, received[at:], error) from error
             if found is None:
-                received, at = received[at:] + self._next_piece(began_s, until_s), 0
+                received, at = self._longer(received[at:], began_s, until_s), 0
                 if len(received) > _MAX_ANSWER_BYTES:
                     raise self._failure(ProtocolDoubtError("an endless answer"))
                 continue
@@ -215,6 +213,22 @@ class CacheConnection:
     def close(self) -> None:
         """Close this process's end; a copy that a fork left in another process is not disturbed."""
         self._socket.close()
+
+    def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
+        """What was received and at least one piece more; as long again where so much is here, since a reply
+        that was cut off is parsed from its beginning.
+        """
+        pieces = [received, self._next_piece(began_s, until_s)]
+        more = len(pieces[1])
+        while more < len(received) and (self.pending or self._is_readable()):
+            pieces.append(self._next_piece(began_s, until_s))
+            more += len(pieces[-1])
+        return b"".join(pieces)
+
+    def _is_readable(self) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _next_piece(self, began_s: float, until_s: float) -> bytes:
         """What comes next; nothing where an encrypted record is not whole yet."""

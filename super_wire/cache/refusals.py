@@ -59,7 +59,11 @@ def is_redirection(text: str) -> bool:
 
 
 def refusal(address: CacheAddress | str, text: str) -> CacheError:
-    """The error for an error reply of the cache, with the remedy where one is known."""
+    """The error for an error reply of the cache, with the remedy where one is known:
+    ``CacheUnreachableError`` if it passes by itself.
+    """
+    if is_passing(text):
+        return CacheUnreachableError(f"the cache at {address} is not ready: {text}")
     if wants_credentials(text):
         return WrongPasswordError(
             f"the cache at {address} refused: {text} (set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD in "
@@ -68,8 +72,8 @@ def refusal(address: CacheAddress | str, text: str) -> CacheError:
     remedy = ""
     if text.startswith("NOPERM"):
         remedy = (
-            " (a reader needs GET on super:r1:* and XADD on super:n1:*, in a cluster also CLUSTER SLOTS and "
-            "ASKING)"
+            " (docs/cache.md has the rights of each user: a reader needs GET on super:r1:* and XADD on "
+            "super:n1:*, in a cluster also CLUSTER SLOTS and ASKING)"
         )
     elif is_redirection(text):
         remedy = " (this is a node of a Redis Cluster that refused CLUSTER SLOTS: let the user call it)"

@@ -13,19 +13,18 @@ PROGRAM = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*s
 
 TRAINING = {"torch", "torchvision", "sklearn", "tensorboard"}
 GRPC = {"grpc", "google.protobuf", "superdl.super_wire.coordinator_pb2"}
-CLIENTS = {"boto3", "redis"}
 
 # module: what importing it must not load
 LIGHT = {
-    "superdl.super_wire": TRAINING | GRPC | CLIENTS | {"PIL"},
-    "superdl.coordinator.core": TRAINING | GRPC | CLIENTS | {"PIL", "asyncio"},
+    "superdl.super_wire": TRAINING | GRPC | {"boto3", "PIL"},
+    "superdl.coordinator.core": TRAINING | GRPC | {"boto3", "PIL", "asyncio"},
     "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL"},
     "superdl.lambda_prefetch.handler": TRAINING | GRPC,
     "superdl.super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
-    "superdl.sampler": GRPC | CLIENTS | {"PIL", "tensorboard"},
-    "superdl.sampler.embedded.supervisor": TRAINING | GRPC | CLIENTS,
-    "superdl": TRAINING | GRPC | CLIENTS | {"PIL", "numpy"},
-    "superdl.main": TRAINING | GRPC | CLIENTS | {"PIL", "numpy"},
+    "superdl.sampler": GRPC | {"boto3", "PIL", "tensorboard"},
+    "superdl.sampler.embedded.supervisor": TRAINING | GRPC | {"boto3"},
+    "superdl": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
+    "superdl.main": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
 }
 
 

@@ -51,10 +51,8 @@ ROOMS = {
     "coordinator/core": Room(
         may=frozenset({"numpy", "super_wire"}), stdlib=PURE_STDLIB, builtins_not=IO_BUILTINS
     ),
-    "coordinator": Room(may=frozenset({"super_wire", "numpy", "pydantic", "redis"}) | AWS | GRPC),
-    "lambda_prefetch": Room(
-        may=frozenset({"super_wire", "numpy", "PIL", "redis", "aws_lambda_powertools"}) | AWS
-    ),
+    "coordinator": Room(may=frozenset({"super_wire", "numpy", "pydantic"}) | AWS | GRPC),
+    "lambda_prefetch": Room(may=frozenset({"super_wire", "numpy", "PIL", "aws_lambda_powertools"}) | AWS),
     # Steps that come with SUPER: each needs an extra, and is imported where a recipe names it.
     "lambda_prefetch/audio_steps.py": Room(
         may=frozenset({"lambda_prefetch", "super_wire", "numpy", "soundfile", "soxr"})
@@ -63,7 +61,7 @@ ROOMS = {
         may=frozenset({"lambda_prefetch", "super_wire", "numpy", "tokenizers"})
     ),
     "lambda_prefetch/video_steps.py": Room(may=frozenset({"lambda_prefetch", "super_wire", "numpy", "av"})),
-    "super_dataset": Room(may=frozenset({"super_wire", "torch", "numpy", "redis"})),
+    "super_dataset": Room(may=frozenset({"super_wire", "torch", "numpy"})),
     # Transforms for one image want a PIL image.
     "super_dataset/pictures.py": Room(
         may=frozenset({"super_wire", "super_dataset", "torch", "numpy", "PIL"}),
@@ -297,7 +295,6 @@ def test_listed_importer_of_an_optional_package_does_import_it(path, package):
         ("coordinator/core/a.py", TYPING.format("import socket"), "pure"),
         ("coordinator/core/a.py", "import logging, threading", "pure"),
         ("coordinator/core/a.py", "import grpc", "not in the table"),
-        ("coordinator/core/a.py", "import redis", "not in the table"),
         ("coordinator/core/a.py", "import boto3", "not in the table"),
         ("coordinator/core/a.py", "def f(p):\n    return open(p).read()", "no I/O"),
         ("coordinator/core/a.py", "from superdl.super_wire import coordinator_pb2", "stubs"),

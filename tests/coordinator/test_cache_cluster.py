@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import warnings
 
 import numpy as np
 import pytest
@@ -51,12 +49,8 @@ def on(cluster, use, credentials=None):
     """Run ``use(cache)`` on a cache of its own and give what it gives."""
 
     async def run():
-        try:
-            async with open_cache(cluster.url, credentials) as cache:
-                return await use(cache)
-        finally:
-            for _ in range(10):  # redis-py's connections that were refused close in a later pass of the loop
-                await asyncio.sleep(0)
+        async with open_cache(cluster.url, credentials) as cache:
+            return await use(cache)
 
     return asyncio.run(run())
 
@@ -177,7 +171,7 @@ def test_streams_on_their_way_are_waited_for(cluster):
         positions = {report_stream(job): await cache.empty_stream(report_stream(job), 60.0) for job in "ab"}
         cluster.begin_move(slot, (source + 1) % 3)
         cluster.move_keys(slot, (source + 1) % 3, [report_stream("a")])
-        with pytest.raises(CacheUnreachableError, match="does not serve for now"):
+        with pytest.raises(CacheUnreachableError, match="is not ready: TRYAGAIN"):
             await cache.read_streams(positions, block_ms=1, count=1)
         cluster.move_keys(slot, (source + 1) % 3)
         cluster.end_move(slot, (source + 1) % 3)
@@ -239,11 +233,8 @@ def test_a_user_needs_few_permissions(cluster, certificates):
 
     credentials = Credentials("super", "pw", ca_file=certificates.ca_file)
     on(cluster, use, credentials)
-    with pytest.raises(CacheError, match="refuses"):
+    with pytest.raises(CacheError, match="refused"):
         on(cluster, lambda cache: cache.info(), Credentials("super", "wrong", ca_file=certificates.ca_file))
-    with warnings.catch_warnings():  # redis-py leaves a refused connection to the loop, which has ended
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 def test_a_node_beyond_loopback_needs_tls():
@@ -255,7 +246,7 @@ def test_a_node_beyond_loopback_needs_tls():
             client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
         with pytest.raises(
             ConfigError,
-            match=rf"node elsewhere.* redis://10\.1\.2\.3:{server.port} is beyond loopback.*rediss://",
+            match=rf"the cache at redis://10\.1\.2\.3:{server.port} is beyond loopback.*rediss://",
         ):
             on(server, lambda cache: cache.info())
     finally:

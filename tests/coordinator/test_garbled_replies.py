@@ -149,6 +149,7 @@ def test_a_garbled_reply_is_a_lost_connection_at_most(servers, group, monkeypatc
     monkeypatch.setattr("superdl.coordinator.cache.read_reports._BLOCK_MS", 1)
     monkeypatch.setattr("superdl.coordinator.cache.outcomes._BLOCK_MS", 1)
     monkeypatch.setattr("superdl.coordinator.cache.nodes._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("superdl.super_wire.cache.commands._GRACE_S", 0.1)
 
     async def work(name, valkey):
         async with garbled_cache(valkey) as (garbler, uses, engine):

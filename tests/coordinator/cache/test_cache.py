@@ -259,7 +259,7 @@ def test_a_wrong_password_is_refused_and_not_repeated(guarded, monkeypatch, pass
         monkeypatch.delenv("SUPER_CACHE_PASSWORD", raising=False)
     else:
         monkeypatch.setenv("SUPER_CACHE_PASSWORD", password)
-    refusal = f"the cache at {address} refuses.*set SUPER_CACHE_USERNAME"
+    refusal = f"the cache at {address} refused.*set SUPER_CACHE_USERNAME"
     with pytest.raises(CacheError, match=refusal) as caught:
         on(address, lambda cache: cache.info())
     assert not isinstance(caught.value, CacheUnreachableError)
@@ -273,7 +273,7 @@ def test_what_a_user_may_not_do_is_refused(valkey, monkeypatch):
         client.execute_command("ACL", "SETUSER", "super", "on", ">pw", "~*", "+@all", "-getrange")
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "super")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pw")
-    with pytest.raises(CacheError, match="refuses.*getrange.*docs/cache.md"):
+    with pytest.raises(CacheError, match="refused.*getrange.*docs/cache.md"):
         on(valkey.url, lambda cache: cache.audit(an_id(0)))
 
 

@@ -11,7 +11,9 @@ MB = 2**20
 
 def a_node(name, *, used=0, maxmemory=0, policy="noeviction", system=0, keys=0, evicted=0):
     said = {"run_id": name, "used_memory": used, "maxmemory": maxmemory, "maxmemory_policy": policy}
-    return CacheInfo.of_server({**said, "total_system_memory": system, "evicted_keys": evicted}, keys)
+    said |= {"total_system_memory": system, "evicted_keys": evicted}
+    lines = ("# Server", *(f"{name}:{value}" for name, value in said.items()), "")
+    return CacheInfo.of_server("\r\n".join(lines).encode(), keys)
 
 
 @pytest.mark.parametrize(
