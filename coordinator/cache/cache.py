@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from superdl.coordinator.cache.info import CacheInfo, combined
-from superdl.coordinator.cache.nodes import CacheNodes
+from superdl.coordinator.cache.nodes import CacheNodes, string
+from superdl.coordinator.cache.streams import Streams
 from superdl.super_wire.cache import MAX_BULK_BYTES, Credentials, ErrorReply
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError, SuperError
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError
 from superdl.super_wire.ids import ID_BYTES, split_ids
 from superdl.super_wire.keys import (
     FINGERPRINT_KEY,
@@ -63,7 +64,6 @@ _PART_BYTES = 4 * 2**20
 _DIGEST = re.compile(rb"[0-9a-f]+")
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
 _CURSORS = 2**64  # of one server's SCAN
-_ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 
 # The lock's value is 32 hex digits of this instance, then the owner. Renew it if it is ours; take it if none
 # holds it or, where ARGV[4] says so, another instance of our owner. Answers what was done, and in how many
@@ -98,20 +98,11 @@ _Told = TypeVar("_Told")
 def _as_asked(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
-    """A reply of another shape than was asked for is a lost connection, as one is that is no reply: it must
-    not end a coordinator.
-    """
 
     @functools.wraps(method)
     async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
-        try:
+        with self._nodes.errors():
             return await method(self, *args, **options)
-        except SuperError:
-            raise
-        except Exception as error:
-            raise CacheUnreachableError(
-                f"the cache at {self.address} answers what is no reply: {type(error).__name__}: {error}"
-            ) from error
 
     return call
 
@@ -139,6 +130,7 @@ class Cache:
         self._has_held_lock = False
         given = credentials or Credentials.from_environment(os.environ)
         self._nodes = CacheNodes(address, replace(given, insecure=given.insecure or insecure))
+        self.streams = Streams(self._nodes)
 
     @_as_asked
     async def info(self) -> CacheInfo:
@@ -160,7 +152,7 @@ class Cache:
         """
         given = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
         reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *given)
-        done, expires_in_ms = _bytes(reply[0]), int(reply[1])
+        done, expires_in_ms = string(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
                 f"another coordinator owns the cache at {self.address}: end it, give this one another "
@@ -187,14 +179,14 @@ class Cache:
         agreed = await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY)
         if agreed is None and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
-        if not _DIGEST.fullmatch(_bytes(agreed or b"")):
+        if not _DIGEST.fullmatch(string(agreed or b"")):
             raise ValueError(f"{agreed!r} is no digest")
-        return _bytes(agreed).decode(), False
+        return string(agreed).decode(), False
 
     @_as_asked
     async def spent_usd(self) -> float:
         """What coordinators of this cache have spent before; ``ConfigError`` if what is written is no sum."""
-        written = _bytes(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
+        written = string(await self._nodes.one(SPENT_KEY, "GET", SPENT_KEY) or b"0")
         try:
             spent_usd = float(written)
         except ValueError:
@@ -209,7 +201,7 @@ class Cache:
     @_as_asked
     async def teams_usd(self) -> dict[str, float]:
         """What the requests of each team have cost before; ``ConfigError`` if what is written is no sums."""
-        written = _bytes(await self._nodes.one(TEAMS_SPENT_KEY, "GET", TEAMS_SPENT_KEY) or b"{}")
+        written = string(await self._nodes.one(TEAMS_SPENT_KEY, "GET", TEAMS_SPENT_KEY) or b"{}")
         try:
             teams_usd = {str(name): float(usd) for name, usd in dict(json.loads(written)).items()}
         except (ValueError, TypeError):
@@ -230,7 +222,7 @@ class Cache:
     @_as_asked
     async def history(self) -> bytes:
         """What :meth:`keep_history` wrote last; empty if nothing."""
-        return _bytes(await self._nodes.one(HISTORY_KEY, "GET", HISTORY_KEY) or b"")
+        return string(await self._nodes.one(HISTORY_KEY, "GET", HISTORY_KEY) or b"")
 
     async def keep_history(self, told: bytes) -> None:
         """Write down what jobs did, for the coordinators to come."""
@@ -286,7 +278,7 @@ class Cache:
         parts, size = list[bytes](), 0
         while not parts or len(parts[-1]) == _PART_BYTES:
             part = await self._nodes.one(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
-            parts.append(_bytes(part))
+            parts.append(string(part))
             size += len(parts[-1])
         # A large one may have been dropped meanwhile.
         gone = len(parts) > 1 and await self._nodes.one(key, "STRLEN", key) != size
@@ -327,68 +319,9 @@ class Cache:
         for key, each in zip(cache_keys(ids), split_ids(ids), strict=True):
             await self._nodes.one(key, "SET", key, pack_tombstone(note, each), "PX", int(expires_in_s * 1000))
 
-    @_as_asked
-    async def read_streams(
-        self, positions: dict[bytes, bytes], *, block_ms: int, count: int
-    ) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
-        """Entries after ``positions`` of several streams, waiting up to ``block_ms`` for the first."""
-        read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
-        found = await self._nodes.one(next(iter(positions)), *read, *positions, *positions.values())
-        return [
-            (_bytes(stream), [(_entry_id(number), _fields(entry)) for number, entry in entries])
-            for stream, entries in found or []
-        ]
-
-    @_as_asked
-    async def empty_stream(self, stream: bytes, expires_in_s: float) -> bytes:
-        """Make a stream anew, and let it expire; the id after which its entries come."""
-        commands: list[Words] = [
-            ("UNLINK", stream),  # a stream that was given the largest id takes no other
-            ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
-            ("PEXPIRE", stream, int(expires_in_s * 1000)),
-        ]
-        replies = self._nodes.checked(await self._nodes.each([stream] * len(commands), commands))
-        return _entry_id(replies[1])
-
-    @_as_asked
-    async def keep_streams(self, streams: Sequence[bytes], expires_in_s: float) -> list[bool]:
-        """Let streams expire later; of each, whether it is there."""
-        found: list[bool] = []
-        for start in range(0, len(streams), _PIPELINE_KEYS):
-            some, expires_in_ms = streams[start : start + _PIPELINE_KEYS], int(expires_in_s * 1000)
-            commands: list[Words] = [("PEXPIRE", stream, expires_in_ms) for stream in some]
-            found += map(bool, self._nodes.checked(await self._nodes.each(some, commands)))
-        return found
-
-    async def delete_entries(self, stream: bytes, numbers: Sequence[bytes]) -> None:
-        """Delete entries of a stream, which stays; what is not there is no error."""
-        await self._nodes.one(stream, "XDEL", stream, *numbers)
-
-    async def delete(self, stream: bytes) -> None:
-        """Delete a stream."""
-        await self._nodes.one(stream, "UNLINK", stream)
-
     async def close(self) -> None:
         """Close all connections."""
         await self._nodes.close()
-
-
-def _bytes(reply: Any) -> bytes:
-    if not isinstance(reply, bytes):
-        raise TypeError(f"{str(reply)[:40]!r} instead of a string")
-    return reply
-
-
-def _fields(entry: Any) -> dict[bytes, bytes]:
-    """The fields of a stream's entry; of one that was deleted there are none."""
-    words = entry or []
-    return dict(zip(map(_bytes, words[::2]), map(_bytes, words[1::2]), strict=True))
-
-
-def _entry_id(reply: Any) -> bytes:
-    if not _ENTRY_ID.fullmatch(_bytes(reply)):
-        raise ValueError(f"{reply[:40]!r} instead of the id of a stream's entry")
-    return _bytes(reply)
 
 
 def _or_absent(reply: Any) -> Any:

@@ -7,6 +7,7 @@ second attempt where a connection breaks are :mod:`superdl.super_wire.cache`'s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -20,14 +21,14 @@ from superdl.super_wire.cache import (
     exchange,
     refusal,
 )
-from superdl.super_wire.errors import CacheError, CacheUnreachableError
+from superdl.super_wire.errors import CacheError, CacheUnreachableError, SuperError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from superdl.super_wire.cache import Credentials, SlotMap
 
-__all__ = ["CacheNodes", "Master", "Words"]
+__all__ = ["CacheNodes", "Master", "Words", "string"]
 
 Words: TypeAlias = "tuple[bytes | str | int, ...]"
 """A command."""
@@ -100,6 +101,20 @@ class CacheNodes:
                 raise refusal(self.address, answer.text)
         return answers
 
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """A reply of another shape than was asked for is a lost connection, as one is that is no reply: it
+        must not end a coordinator.
+        """
+        try:
+            yield
+        except SuperError:
+            raise
+        except Exception as error:
+            raise CacheUnreachableError(
+                f"the cache at {self.address} answers what is no reply: {type(error).__name__}: {error}"
+            ) from error
+
     async def masters(self, *, afresh: bool = False) -> list[Master]:
         """Who holds records, in a lasting order; ``afresh``: as the cluster says now."""
 
@@ -164,6 +179,13 @@ class CacheNodes:
             nodes.close()
         else:
             self._idle.append(nodes)
+
+
+def string(reply: Any) -> bytes:
+    """A reply that must be a string; ``TypeError`` if it is something else."""
+    if not isinstance(reply, bytes):
+        raise TypeError(f"{str(reply)[:40]!r} instead of a string")
+    return reply
 
 
 def _as_bytes(word: bytes | str | int) -> bytes:

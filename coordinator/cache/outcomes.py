@@ -30,13 +30,8 @@ __all__ = ["OutcomeReader"]
 _log = logging.getLogger(__name__)
 
 _BLOCK_MS = 1000
-_COUNT = 256
-_KEEP_S = 3600.0
-"""The stream outlives its coordinator by this: longer than a function may run, so that one that is late makes
-no stream anew, which would never expire."""
-
+_COUNT = 16
 _PAUSE_S = 0.005  # in which outcomes gather: a read costs as much for one as for many
-_START = b"0-0"
 
 
 class OutcomeReader:
@@ -52,14 +47,17 @@ class OutcomeReader:
         self._cache = cache
         self.stream = outcome_stream(os.urandom(16).hex())
         self._key = self.stream.encode()
-        self._position = _START
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self.unreadable = 0
         self.unawaited = 0
 
     async def begin(self) -> None:
-        """Make the stream, with an expiry; ``CacheError`` if the cache does not answer or refuses."""
-        await self._cache.empty_stream(self._key, _KEEP_S)
+        """Make the stream; ``CacheError`` if the cache does not answer or refuses.
+
+        It outlives its coordinator for longer than a function may run, so that one that is late makes no
+        stream anew, which would never expire.
+        """
+        await self._cache.streams.begin(self._key)
 
     @contextlib.contextmanager
     def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
@@ -78,14 +76,13 @@ class OutcomeReader:
 
     async def keep(self) -> None:
         """Keep the stream from expiring, and see that it is still there; errors as of :meth:`begin`."""
-        (is_there,) = await self._cache.keep_streams([self._key], _KEEP_S)
+        (is_there,) = await self._cache.streams.keep([self._key])
         if not is_there:
             await self.begin()  # first, so that what is asked for from now on finds it
             self.lost()
 
     def lost(self) -> None:
-        """What the stream held is gone: who waits is told, and whatever it holds from now on is new."""
-        self._position = _START
+        """What the stream held is gone: who waits is told."""
         waiting, self._waiting = self._waiting, {}
         if waiting:
             lost = counted(len(waiting), "request")
@@ -96,14 +93,10 @@ class OutcomeReader:
 
     async def read_once(self) -> None:
         """Wait up to a second for outcomes, and hand them out; errors as of :meth:`begin`."""
-        found = await self._cache.read_streams({self._key: self._position}, block_ms=_BLOCK_MS, count=_COUNT)
-        for _, entries in found:
-            if entries:
-                self._position = entries[-1][0]
-                for _, entry in entries:
-                    self._take(entry)
-                await self._cache.delete_entries(self._key, [number for number, _ in entries])
-                await asyncio.sleep(_PAUSE_S)
+        for _, entries in await self._cache.streams.take([self._key], block_ms=_BLOCK_MS, count=_COUNT):
+            for entry in entries:
+                self._take(entry)
+            await asyncio.sleep(_PAUSE_S)
 
     def _take(self, entry: dict[bytes, bytes]) -> None:
         try:

@@ -199,7 +199,6 @@ class Upkeep:
     def _lost(self, nodes: frozenset[str]) -> None:
         """A server was restarted or emptied, or another one has its place."""
         self._kept_usd = 0.0
-        self._reports.rewind()
         if self._outcomes is not None:  # in a cluster its node may be the new one, or lack its last entries
             self._outcomes.lost()
         if self._nodes & nodes and len(nodes) > 1:

@@ -291,7 +291,8 @@ class CacheConnection:
         # Without TLS on our side, a peer that wants it hangs up; without it on theirs, they wait for more.
         doubt = hung_up or (silent and self.address.tls)
         hint = unheard(self.address, encrypted=self._tls is not None) if doubt and not self._heard else ""
-        return CacheUnreachableError(f"the cache at {self.address} is not to be reached: {reason}{hint}")
+        kind = ProtocolDoubtError if isinstance(error, ProtocolDoubtError) else CacheUnreachableError
+        return kind(f"the cache at {self.address} is not to be reached: {reason}{hint}")
 
 
 def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:

@@ -111,14 +111,14 @@ def test_lock_digest_and_streams_are_the_clusters(cluster):
         assert await cache.agree_on_fingerprint("aa") == ("aa", True)
         assert await cache.agree_on_fingerprint("bb") == ("aa", False)
         streams = [report_stream(f"job-{n}") for n in range(20)]
-        positions = {stream: await cache.empty_stream(stream, 60.0) for stream in streams}
-        waiting = asyncio.create_task(cache.read_streams(positions, block_ms=5000, count=10))
-        append(cluster, streams[3])
-        ((stream, entries),) = await waiting
-        assert (stream, entries[0][1]) == (streams[3], {b"x": b""})
-        await cache.keep_streams(streams, 60.0)
         for stream in streams:
-            await cache.delete(stream)
+            await cache.streams.begin(stream)
+        waiting = asyncio.create_task(cache.streams.take(streams, block_ms=5000, count=10))
+        append(cluster, streams[3])
+        assert await waiting == [(streams[3], [{b"x": b""}])]
+        assert await cache.streams.keep(streams) == [True] * 20
+        for stream in streams:
+            await cache.streams.delete(stream)
         await cache.release_lock()
 
     on(cluster, use)
@@ -168,15 +168,17 @@ def test_streams_on_their_way_are_waited_for(cluster):
     source = cluster.owners[slot]
 
     async def use(cache):
-        positions = {report_stream(job): await cache.empty_stream(report_stream(job), 60.0) for job in "ab"}
+        streams = [report_stream(job) for job in "ab"]
+        for stream in streams:
+            await cache.streams.begin(stream)
         cluster.begin_move(slot, (source + 1) % 3)
         cluster.move_keys(slot, (source + 1) % 3, [report_stream("a")])
         with pytest.raises(CacheUnreachableError, match="is not ready: TRYAGAIN"):
-            await cache.read_streams(positions, block_ms=1, count=1)
+            await cache.streams.take(streams, block_ms=1, count=1)
         cluster.move_keys(slot, (source + 1) % 3)
         cluster.end_move(slot, (source + 1) % 3)
         append(cluster, report_stream("b"))
-        ((stream, _),) = await cache.read_streams(positions, block_ms=1, count=1)
+        ((stream, _),) = await cache.streams.take(streams, block_ms=1, count=1)
         assert stream == report_stream("b")
 
     on(cluster, use)
@@ -225,10 +227,10 @@ def test_a_user_needs_few_permissions(cluster, certificates):
         await cache.bury(an_id(1), [Tombstone("k", "undecodable", "m", permanent=False)], 60.0)
         await cache.scan_records(0, count=10)
         await cache.drop(ids(range(50)))
-        last = await cache.empty_stream(report_stream("j"), 60.0)
-        await cache.read_streams({report_stream("j"): last}, block_ms=1, count=1)
-        await cache.keep_streams([report_stream("j")], 60.0)
-        await cache.delete(report_stream("j"))
+        await cache.streams.begin(report_stream("j"))
+        await cache.streams.take([report_stream("j")], block_ms=1, count=1)
+        await cache.streams.keep([report_stream("j")])
+        await cache.streams.delete(report_stream("j"))
         await cache.release_lock()
 
     credentials = Credentials("super", "pw", ca_file=certificates.ca_file)

@@ -116,11 +116,11 @@ async def garbled_cache(valkey):
             "scan": lambda: cache.scan_records(0, count=100),
             "drop": lambda: cache.drop(IDS),
             "bury": lambda: cache.bury(IDS, [tombstone] * 3, 60.0),
-            "streams": lambda: cache.empty_stream(STREAM, 60.0),
+            "streams": lambda: cache.streams.begin(STREAM),
             "upkeep": upkeep.once,
             "reports": reports.read_once,
             "outcomes": outcomes.read_once,
-            "follow": lambda: reports.follow(f"job{len(reports._followed)}"),
+            "follow": lambda: reports.follow(f"job{len(reports.jobs)}"),
         }
         try:
             yield garbler, uses, engine

@@ -291,7 +291,7 @@ def test_an_unreachable_cache_is_named_when_a_job_is_opened(run, valkey, source)
     async def work(coordinator):
         dataset = await coordinator.register(source)
         valkey.kill()
-        with pytest.raises(Exception, match=f"the cache at {valkey.unix_url} does not answer"):
+        with pytest.raises(Exception, match=f"the cache at {valkey.unix_url} is not to be reached"):
             await coordinator.open(dataset)
         valkey.start()
         await coordinator.open(dataset)

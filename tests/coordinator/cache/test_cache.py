@@ -232,10 +232,10 @@ def test_every_command_names_an_unreachable_cache(valkey):
         lambda cache: cache.audit(an_id(0)),
         lambda cache: cache.drop(an_id(0)),
         lambda cache: cache.bury(an_id(0), [a_tombstone()], 1.0),
-        lambda cache: cache.read_streams({b"s": b"0-0"}, block_ms=1, count=1),
-        lambda cache: cache.empty_stream(b"s", 1.0),
-        lambda cache: cache.keep_streams([b"s"], 1.0),
-        lambda cache: cache.delete(b"s"),
+        lambda cache: cache.streams.take([b"s"], block_ms=1, count=1),
+        lambda cache: cache.streams.begin(b"s"),
+        lambda cache: cache.streams.keep([b"s"]),
+        lambda cache: cache.streams.delete(b"s"),
     ]
     for command in commands:
         with pytest.raises(CacheUnreachableError, match=valkey.url):

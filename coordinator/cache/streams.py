@@ -1,0 +1,112 @@
+"""Streams in the cache, to which others append and which the coordinator empties: read reports and outcomes.
+
+What is read is deleted at once, so that every read begins at the beginning: no position can be lost, or be
+moved by a forged id.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from superdl.coordinator.cache.nodes import string
+from superdl.super_wire.cache import ProtocolDoubtError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from superdl.coordinator.cache.nodes import CacheNodes, Words
+
+__all__ = ["Streams"]
+
+_log = logging.getLogger(__name__)
+
+_EXPIRE_MS = 3_600_000
+_ENTRIES_MAX = 16_384
+_PIPELINE_KEYS = 1000
+_ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+_LAST_MS = 2**62  # of the 2**64 that an id can tell: no clock is there
+
+
+class Streams:
+    """The streams of one cache. They expire unless they are kept, and raise as
+    :meth:`CacheNodes.checked` does.
+    """
+
+    def __init__(self, nodes: CacheNodes) -> None:
+        self._nodes = nodes
+
+    async def begin(self, stream: bytes) -> None:
+        """Make a stream, without what it held."""
+        commands: list[Words] = [
+            ("UNLINK", stream),  # a stream that was given the largest id takes no other
+            ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
+            ("PEXPIRE", stream, _EXPIRE_MS),
+        ]
+        self._nodes.checked(await self._nodes.each([stream] * len(commands), commands))
+
+    async def keep(self, streams: Sequence[bytes]) -> list[bool]:
+        """Let streams expire in an hour from now; of each, whether it is there."""
+        found: list[bool] = []
+        for start in range(0, len(streams), _PIPELINE_KEYS):
+            some = streams[start : start + _PIPELINE_KEYS]
+            commands: list[Words] = [("PEXPIRE", stream, _EXPIRE_MS) for stream in some]
+            found += map(bool, self._nodes.checked(await self._nodes.each(some, commands)))
+        return found
+
+    async def take(
+        self, streams: Sequence[bytes], *, block_ms: int, count: int
+    ) -> list[tuple[bytes, list[dict[bytes, bytes]]]]:
+        """The oldest entries of several streams in one slot, up to ``count`` of each, waiting up to
+        ``block_ms`` for the first. They are deleted; where that fails, they come again.
+
+        A stream is begun again where nothing could be added to it any more, and all are where their entries
+        do not fit into a reply.
+        """
+        count = max(1, min(count, _ENTRIES_MAX // len(streams)))
+        read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
+        try:
+            found = await self._nodes.one(streams[0], *read, *streams, *[b"0-0"] * len(streams))
+        except ProtocolDoubtError:
+            for stream in streams:
+                await self.begin(stream)
+            raise
+        with self._nodes.errors():
+            taken = [_Taken.of(stream, entries) for stream, entries in found or []]
+            if not {each.stream for each in taken} <= {*streams}:
+                raise ValueError("entries of a stream that was not asked for")
+        if taken:
+            deletions: list[Words] = [("XDEL", each.stream, *each.numbers) for each in taken]
+            self._nodes.checked(await self._nodes.each([each.stream for each in taken], deletions))
+        for each in taken:
+            if int(each.numbers[-1].partition(b"-")[0]) > _LAST_MS:
+                _log.warning(
+                    "the stream %s was given an id after which hardly any is left, and is begun again: a "
+                    "reader's credentials may have been used to forge it",
+                    each.stream.decode(),
+                    extra={"cause": "forged report"},
+                )
+                await self.begin(each.stream)
+        return [(each.stream, each.entries) for each in taken]
+
+    async def delete(self, stream: bytes) -> None:
+        """Delete a stream."""
+        await self._nodes.one(stream, "UNLINK", stream)
+
+
+class _Taken(NamedTuple):
+    """What was read of a stream: the ids of entries, and the fields of each."""
+
+    stream: bytes
+    numbers: list[bytes]
+    entries: list[dict[bytes, bytes]]
+
+    @classmethod
+    def of(cls, stream: Any, entries: Any) -> _Taken:
+        numbers = [string(number) for number, _ in entries]
+        if not numbers or not all(map(_ENTRY_ID.fullmatch, numbers)):
+            raise ValueError(f"{numbers[:1]!r} instead of the ids of a stream's entries")
+        all_words = [[*map(string, words or [])] for _, words in entries]  # None of one that was deleted
+        fields = [dict(zip(words[::2], words[1::2], strict=True)) for words in all_words]
+        return cls(string(stream), numbers, fields)
