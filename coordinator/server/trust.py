@@ -113,7 +113,9 @@ class TrustSettings:
 
 
 def warn_if_insecure(settings: TrustSettings) -> None:
-    """Say what ``insecure`` allows here and now, loudly; nothing if it allows nothing."""
+    """Say what ``insecure`` allows at this coordinator's ports, loudly; nothing if it allows nothing. What it
+    allows at the cache, the cache's client says.
+    """
     if lacks := settings.lacks():
         _log.warning(
             "INSECURE: listening on %s with %s: whoever reaches this port may read what functions can read, "
@@ -125,9 +127,6 @@ def warn_if_insecure(settings: TrustSettings) -> None:
         _log.warning(
             "INSECURE: whoever reaches %s reads all metrics: it has %s", settings.metrics_listen, lacks
         )
-    cache = CacheAddress.parse(settings.cache)
-    if not (cache.local or cache.tls):
-        _log.warning("INSECURE: the cache's password and all samples go to %s in plain text", settings.cache)
 
 
 def check_listen_address(listen: str, name: str = "listen") -> None:

@@ -100,11 +100,6 @@ def test_with_both_it_may_listen_anywhere_and_nobody_is_warned(token, caplog):
     assert not caplog.text
 
 
-def test_a_cache_in_plain_text_beyond_loopback_is_warned_of(caplog):
-    warn_if_insecure(Settings(cache="redis://10.1.2.3", insecure=True))
-    assert "INSECURE: the cache's password and all samples go to redis://10.1.2.3" in caplog.text
-
-
 @pytest.mark.parametrize("token", ["zq", "0123456789abcdef,short", "0123456789 abcdef", "ü" * 20])
 def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused_and_not_repeated(token):
     with pytest.raises(ConfigError, match="16 to 512 letters.*openssl rand") as caught:
