@@ -43,6 +43,10 @@ async def reading(valkey):
         await cache.close()
 
 
+def where(event):
+    return event.job, event.position
+
+
 def send(valkey, job="job", **changes):
     with valkey.client() as client:
         client.xadd(report_stream(job), dataclasses.replace(REPORT, **changes).to_fields())
@@ -208,8 +212,8 @@ def test_an_id_that_only_a_forger_gives_hides_no_report_that_follows(either, cap
                     while client.xlen(report_stream("job")):
                         await reader.read_once()
                     send(either, position=turn)
-                    await read_until(reader, lambda turn=turn: events[-1].position == turn)
-            return [(event.job, event.position) for event in events if event.position != REPORT.position]
+                    await read_until(reader, lambda turn=turn: ("job", turn) in map(where, events))
+            return [where(event) for event in events if event.position != REPORT.position]
 
     assert sorted(asyncio.run(work())) == [(job, turn) for job in ("another", "job") for turn in range(2)]
     told = [record for record in caplog.records if getattr(record, "cause", "") == "forged report"]
