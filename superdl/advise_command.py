@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console(stderr=arguments.json)
     directory = Path(arguments.spec)
-    if (directory / "report.json").is_file() or (directory / "manifest.json").is_file():
+    if (directory / "report.json").is_file():
         if arguments.overrides or arguments.quick or arguments.ranks is not None:
             raise ConfigError("--set, --quick and --ranks are of a spec, and this is a run: leave them out")
         advice = advise_run(read_run(directory))

@@ -260,11 +260,11 @@ def _measured_by(run: RunFiles) -> Measured:
     """What a run's report says of its parts."""
     from superdl.experiments.spec import parse_spec
 
-    if run.report is None or not run.trained:
+    if not run.trained:
         raise ConfigError(f"{run.directory} has no report of a run that trained: name one, or its spec")
     spec = parse_spec(run.spec)
     check_loader(spec.loader.kind, runs_functions=spec.loader.runs_functions)
-    room = run.report.get("room")
+    room = run.facts.get("room")
     jobs = [one.job for one in run.trained]
     produced = sum(job.get("samples_produced", 0) for job in jobs)
     if not room or not produced:
@@ -272,10 +272,10 @@ def _measured_by(run: RunFiles) -> Measured:
         raise ConfigError(f"{run.directory} does not say what functions take, since {why}: name its spec")
     total = {name: sum(one.figures[name] or 0 for one in run.trained) for name in _FIGURES}
     steps = spec.training.steps_per_epoch
-    samples = int(run.report["train_samples"])
+    samples = int(run.facts["train_samples"])
     whole = math.ceil(samples / (spec.loader.batch_size * run.ranks))
-    functions, about = int(room["functions"]), run.report["environment"]
-    if shares_cores(run.report["executor"]):
+    functions, about = int(room["functions"]), run.facts["environment"]
+    if shares_cores(run.facts["executor"]):
         cores = int(about["usable_cpus"])
         busy = 1 if about["device"] == "cuda" else spec.training.threads or int(about["torch_threads"])
         functions = functions_beside(functions, busy, cores)

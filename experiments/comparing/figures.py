@@ -190,7 +190,7 @@ def _images_per_s(
     wall_s = math.fsum(one["wall_s"] for one in trained)
     if len(runs) > 1:
         begins = [begin for run in runs if (begin := run.end_s(warmup_epochs)) is not None]
-        ends = [end for run in runs for end in run.ends_s.values()]
+        ends = [end for run in runs if (end := run.end_s(len(run.report["epochs"]))) is not None]
         wall_s = max(ends, default=0.0) - min(begins, default=math.inf)
     return sum(one["samples"] for one in trained) / wall_s if wall_s > 0 else None
 

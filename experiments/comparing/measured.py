@@ -1,10 +1,11 @@
-"""What a comparison needs of a run: its report, and when its epochs ended. The rest is left to `figures`."""
+"""What a comparison needs of a run: its report. The rest is left to `figures`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from superdl.experiments.reporting.run_files import REPORT_NAME
 from superdl.super_wire import user_text
 from superdl.super_wire.errors import ConfigError
 
@@ -22,10 +23,9 @@ _FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """One run: its ``report``; ``ends_s`` are timestamps of its epochs' ends, that of its start by -1."""
+    """One run, by its ``report``."""
 
     report: Mapping[str, Any]
-    ends_s: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def first_epoch(self) -> int:
@@ -39,7 +39,9 @@ class RunMeasured:
 
     def end_s(self, epochs: int) -> float | None:
         """When so many epochs had ended: a timestamp; of none, when its start had."""
-        return self.ends_s.get(self.first_epoch + epochs - 1 if epochs else -1)
+        epoch = self.first_epoch + epochs - 1 if epochs else None
+        ends = [phase.get("ended_at_s") for phase in self.phases if phase["epoch"] == epoch]
+        return ends[-1] if ends else None
 
     @property
     def phases(self) -> list[dict[str, Any]]:
@@ -77,10 +79,10 @@ def read_measured_run(directory: Path) -> RunMeasured:
         ConfigError: there is no report of ``superdl run`` in it, or not one of this version's.
 
     """
-    path = directory / "report.json"
+    path = directory / REPORT_NAME
     if not path.exists():
-        raise ConfigError(f"{directory} holds no report.json, so no run has ended there")
-    return RunMeasured(read_json(path, _FORMAT), _epoch_ends(directory / "utilization.jsonl"))
+        raise ConfigError(f"{directory} holds no {REPORT_NAME}, so no run was begun there")
+    return RunMeasured(read_json(path, _FORMAT))
 
 
 def read_json(path: Path, expected: int) -> dict[str, Any]:
@@ -97,14 +99,3 @@ def read_json(path: Path, expected: int) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != expected:
         raise ConfigError(f"{path} is not of format {expected}, which this version reads: make it again")
     return content
-
-
-def _epoch_ends(path: Path) -> dict[int, float]:
-    """When the start and each epoch ended: the last sample of each, which is taken on the border."""
-    ends: dict[int, float] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        row = user_text.load_json(line, str(path))
-        if row["epoch"] is not None or row["split"] == "start":
-            epoch = -1 if row["epoch"] is None else int(row["epoch"])
-            ends[epoch] = max(ends.get(epoch, 0.0), float(row["at_s"]))
-    return ends

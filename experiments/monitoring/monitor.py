@@ -72,6 +72,7 @@ class PhaseUsage:
 
     CPU seconds are exact to the system's tick, since each phase begins and ends with a sample; highest
     figures and the GPU's mean are of ``samples``. What was not there, a group or the GPU, is absent, not 0.
+    ``ended_at_s`` is a Unix timestamp.
     """
 
     epoch: int | None
@@ -81,6 +82,7 @@ class PhaseUsage:
     groups: dict[str, GroupUsage]
     gpu_percent: float | None
     gpu_memory_bytes_max: int | None
+    ended_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,5 +228,13 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
     gpu = [sample.gpu for sample in samples[1:] if sample.gpu is not None]
     memory = [one.memory_bytes for one in gpu if one.memory_bytes is not None]
     busy = [one.busy_percent for one in gpu if one.busy_percent is not None]
-    mean_busy = fmean(busy) if busy else None
-    return PhaseUsage(epoch, split, wall_s, len(samples), groups, mean_busy, max(memory, default=None))
+    return PhaseUsage(
+        epoch,
+        split,
+        wall_s,
+        len(samples),
+        groups,
+        gpu_percent=fmean(busy) if busy else None,
+        gpu_memory_bytes_max=max(memory, default=None),
+        ended_at_s=last.at_s,
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from superdl.experiments.output import write_whole
 from superdl.experiments.reporting.page import Cell, Table, render
 from superdl.experiments.reporting.quantities import count, share
-from superdl.experiments.reporting.run_files import OF_A_RUN, read_run
+from superdl.experiments.reporting.run_files import REPORT_NAME, read_run
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def read_book(directory: Path) -> Book:
         children = sorted(child for child in directory.iterdir() if child.is_dir())
     except OSError as error:
         raise ConfigError(f"{directory} cannot be read: {error.strerror}") from error
-    places = {file.parent for name in OF_A_RUN for file in directory.rglob(name)}
-    found = sorted(place for place in places if not places & set(place.parents))
+    found = sorted(file.parent for file in directory.rglob(REPORT_NAME))
     rows = []
     for place in found:
         name = str(place.relative_to(directory))
@@ -63,7 +62,7 @@ def read_book(directory: Path) -> Book:
         rows += [row] if run.facts else []
     for child in children:
         if not any(place.is_relative_to(child) for place in found):
-            broken.setdefault(child.name, f"no run lies in it: it has neither of {' and '.join(OF_A_RUN)}")
+            broken.setdefault(child.name, f"no run lies in it: it has no {REPORT_NAME}")
     if not rows and not broken:
         raise ConfigError(f"{directory} holds no runs: name the directory that superdl run writes them into")
     return Book(directory, sorted(rows, key=lambda row: (str(row["begun"]), str(row["run"]))), broken)
@@ -124,7 +123,7 @@ def _row(run: RunFiles) -> dict[str, Any]:
         "ranks": run.ranks,
         "batch (a rank)": loader.get("batch_size"),
         "precision": facts.get("precision"),
-        "epochs": sum(one.complete for one in run.trained),
+        "epochs": len(run.trained),
         "top-1 (% right)": _times(facts.get("val_accuracy"), 100),
         "top-5 (% right)": _times(facts.get("val_top5_accuracy"), 100),
         "time (s)": facts.get("wall_s"),

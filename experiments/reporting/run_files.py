@@ -1,21 +1,20 @@
-"""Reads what a run has left in its directory, whole or not: report, manifest, steps, stalls, utilisation.
+"""Reads what a run has left in its directory, whole or not: report, manifest, steps, utilisation.
 
-A run that was killed has no report: then its passes are added up from the steps that it wrote. What is made
-of it all is left to `run_page`.
+A run writes its report at its start and after each epoch, so one that was killed has the epochs before. What
+is made of it all is left to `run_page`.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from superdl.experiments.records import PassTotals, StepRecord
-from superdl.experiments.stalls import stall_summary
+from superdl.experiments.records import StepRecord
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import read_json
 
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["OF_A_RUN", "Pass", "RunFiles", "StepColumns", "UsageRow", "read_run", "run_of_report"]
+__all__ = ["REPORT_NAME", "Pass", "RunFiles", "StepColumns", "UsageRow", "read_run", "run_of_report"]
 
-OF_A_RUN = ("manifest.json", "report.json")
-"""Files of which a run leaves at least one."""
+REPORT_NAME = "report.json"
 
 Made = TypeVar("Made")
 _Key = tuple[int, str]
@@ -40,17 +38,14 @@ class StepColumns:
 
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in ("wait_s", "compute_s", "total_s", "loss", "accuracy")}
-        self.totals = PassTotals()
-        self.begun_at_s = self.ended_at_s = float("nan")
+        self.begun_at_s = float("nan")
 
     def add(self, step: StepRecord) -> None:
         """Append one step."""
         if not len(self):
             self.begun_at_s = step.finished_at_s - step.total_s
-        self.ended_at_s = step.finished_at_s
         for name, column in self._columns.items():
             column.append(getattr(step, name))
-        self.totals.add(step)
 
     def __len__(self) -> int:
         return len(self._columns["total_s"])
@@ -60,23 +55,16 @@ class StepColumns:
 
 
 class Pass(NamedTuple):
-    """A pass over a split and its figures, as `experiments.records.PassSummary` names them.
-
-    ``complete`` is False for one that has not come to its end. ``of_rank_0``: added up from the steps of one
-    rank of several, where a report has those of all.
-    """
+    """A pass over a split and its figures, as `experiments.records.PassSummary` names them."""
 
     epoch: int
     split: str
     figures: dict[str, Any]
-    complete: bool = True
-    of_rank_0: bool = False
 
     @property
     def name(self) -> str:
         """As tables name it; epochs are counted from 1 for people."""
-        of_what = ("" if self.complete else ", in part") + (", of rank 0" if self.of_rank_0 else "")
-        return f"{self.epoch + 1} {self.split}{of_what}"
+        return f"{self.epoch + 1} {self.split}"
 
     @property
     def job(self) -> dict[str, Any]:
@@ -109,7 +97,6 @@ class RunFiles:
     """
 
     directory: Path
-    report: dict[str, Any] | None
     facts: dict[str, Any]
     steps: dict[_Key, StepColumns]
     usage_by_rank: dict[int, list[UsageRow]]
@@ -118,7 +105,7 @@ class RunFiles:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The spec, with all its defaults; paths of the machine are left out without a report."""
+        """The spec, with all its defaults."""
         return self.facts.get("spec") or {}
 
     @property
@@ -154,37 +141,35 @@ def read_run(directory: Path) -> RunFiles:
         ConfigError: the directory is of no run.
 
     """
-    if not any((directory / name).is_file() for name in OF_A_RUN):
-        below = [f"{depth}{name}" for depth in ("*/", "*/*/") for name in OF_A_RUN]
-        has_runs = any(any(directory.glob(pattern)) for pattern in below)
+    if not (directory / REPORT_NAME).is_file():
         remedy = "name one that superdl run has written"
-        if has_runs:
+        if any(any(directory.glob(f"{depth}{REPORT_NAME}")) for depth in ("*/", "*/*/")):
             remedy = f"its runs are below it: name one, or show all by superdl report --book {directory}"
-        raise ConfigError(
-            f"{directory} is no directory of a run: it has neither {' nor '.join(OF_A_RUN)}; {remedy}"
-        )
+        raise ConfigError(f"{directory} is no directory of a run: it has no {REPORT_NAME}; {remedy}")
     files = _Files(directory)
-    report = files.mapping("report.json")
-    facts = {**(files.mapping("manifest.json") or {}), **(report or {})}
+    facts = files.mapping("manifest.json") | files.mapping(REPORT_NAME)
     steps: dict[_Key, StepColumns] = {}
     for step in files.rows("steps.jsonl", _step):
         steps.setdefault((step.epoch, step.split), StepColumns()).add(step)
-    stalls: dict[_Key, list[tuple[str, float]]] = {}
-    for key, stall in files.rows("stalls.jsonl", _stall):
-        stalls.setdefault(key, []).append(stall)
     usage = {0: list(files.rows("utilization.jsonl", _usage))}
     for path in directory.glob("utilization-rank*.jsonl"):  # of this host; other hosts have their own
         usage[int(path.stem.removeprefix("utilization-rank"))] = list(files.rows(path.name, _usage))
-    passes = _passes(
-        (report or {}).get("epochs", ()), steps, stalls, several=int(facts.get("ranks") or 1) > 1
-    )
-    return RunFiles(directory, report, facts, steps, usage, tuple(passes), tuple(files.troubles))
+    return RunFiles(directory, facts, steps, usage, _passes(facts), tuple(files.troubles))
 
 
 def run_of_report(report: dict[str, Any]) -> RunFiles:
     """A run as its report alone tells it."""
-    passes = _passes(report["epochs"], {}, {}, several=report["ranks"] > 1)
-    return RunFiles(Path(report["directory"]), report, report, {}, {}, tuple(passes), ())
+    return RunFiles(Path(report["directory"]), report, {}, {}, _passes(report), ())
+
+
+def _passes(facts: dict[str, Any]) -> tuple[Pass, ...]:
+    """All passes of the report's epochs, in order."""
+    return tuple(
+        Pass(one["epoch"], split, one[split])
+        for one in facts.get("epochs", ())
+        for split in ("train", "val")
+        if one.get(split)
+    )
 
 
 class _Files:
@@ -194,15 +179,15 @@ class _Files:
         self._directory = directory
         self.troubles: list[str] = []
 
-    def mapping(self, name: str) -> dict[str, Any] | None:
+    def mapping(self, name: str) -> dict[str, Any]:
         try:
             content = read_json(self._directory / name, name)
         except FileNotFoundError:
-            return None
+            return {}
         except ConfigError as error:
             self.troubles.append(str(error))
-            return None
-        return content if isinstance(content, dict) else None
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def rows(self, name: str, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
         """What ``make`` makes of each row; of a run that was killed, the last may be half of one."""
@@ -230,38 +215,6 @@ def _step(row: dict[str, Any]) -> StepRecord:
     return StepRecord(**{name: row[name] for name in _STEP_FIELDS if name in row})
 
 
-def _stall(row: dict[str, Any]) -> tuple[_Key, tuple[str, float]]:
-    return (row["epoch"], row["split"]), (row["cause"], row["wait_s"])
-
-
 def _usage(row: dict[str, Any]) -> UsageRow:
     at_s, subject, *others = UsageRow._fields
     return UsageRow(row[at_s], row[subject], *(row.get(name) for name in others))
-
-
-def _passes(
-    epochs: list[dict[str, Any]],
-    steps: dict[_Key, StepColumns],
-    stalls: dict[_Key, list[tuple[str, float]]],
-    *,
-    several: bool,
-) -> Iterator[Pass]:
-    """All passes in order: those of the report's ``epochs``, and others from their steps.
-
-    Steps are written as they are done, and all of a pass at its end: one that another follows is complete.
-    """
-    told: dict[_Key, dict[str, Any]] = {
-        (one["epoch"], split): one[split] for one in epochs for split in ("train", "val") if one.get(split)
-    }
-    keys = sorted(told.keys() | steps.keys(), key=lambda one: (one[0], one[1] != "train"))
-    for key in keys:
-        if key in told:
-            yield Pass(*key, told[key])
-            continue
-        columns, complete = steps[key], key != keys[-1]
-        summary = columns.totals.summary(
-            columns.ended_at_s - columns.begun_at_s,
-            None,
-            stall_summary(stalls.get(key, []), len(columns)) if complete else None,
-        )
-        yield Pass(*key, asdict(summary), complete, of_rank_0=several)

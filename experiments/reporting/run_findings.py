@@ -83,31 +83,26 @@ def findings(run: RunFiles) -> list[tuple[str, str]]:
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
     epochs = _epochs(run)
-    if run.report is None:
-        running = ", so it goes on, or was killed" if run.status == "running" else ""
-        steps = f"what follows is added up from the steps that it wrote, of {epochs} and what came after"
-        told = steps if run.trained else "no step was written"
-        return "It left no report:", f"its manifest says {run.status}{running}; {told}."
-    took = f"{epochs} in {seconds(run.report['wall_s'])}"
+    took = f"{epochs} in {seconds(run.facts.get('wall_s'))}"
     if run.status == "finished":
         return "It finished:", f"{took}."
+    if run.status == "running":
+        return "It goes on, or was killed:", f"{took} so far."
     how = "It was interrupted" if run.status == "interrupted" else "It failed"
-    return how, f"after {took}: {run.report.get('reason') or 'no reason is known'}."
+    return how, f"after {took}: {run.facts.get('reason') or 'no reason is known'}."
 
 
 def _epochs(run: RunFiles) -> str:
     """How far the run came, and from where, if it went on from another's checkpoint."""
     planned = run.spec.get("epochs")
-    cut = {one.epoch for one in run.passes if not one.complete}
-    done = [one.epoch + 1 for one in run.trained if one.epoch not in cut]
+    done = [one.epoch + 1 for one in run.trained]
     if done and done[0] > 1:
         return f"epoch{f's {done[0]} to' if len(done) > 1 else ''} {done[-1]} of {planned}"
     return count(len(done), "epoch") if len(done) == planned else f"{len(done)} of {planned} epochs"
 
 
 def _accuracy(run: RunFiles) -> tuple[str, str]:
-    """By the validations that came to their end."""
-    validated = _alike([one for one in run.passes if one.split == "val" and one.complete])
+    validated = [one for one in run.passes if one.split == "val"]
     if not validated:
         return (
             "Accuracy:",
@@ -126,15 +121,9 @@ def _accuracy(run: RunFiles) -> tuple[str, str]:
     return "Accuracy:", said
 
 
-def _alike(passes: Sequence[Pass]) -> Sequence[Pass]:
-    """Those that may be set beside each other: of all ranks, unless there are none but rank 0's."""
-    return [one for one in passes if not one.of_rank_0] or passes
-
-
 def _throughput(run: RunFiles) -> tuple[str, str]:
-    trained = _alike(run.trained)
-    whose = " of rank 0" if trained[0].of_rank_0 else ""
-    said = f"{_images_per_s(trained)}{whose} while training"
+    trained = run.trained
+    said = f"{_images_per_s(trained)} while training"
     if len(trained) > 1:
         said += (
             f": {_images_per_s(trained[:1])} in {_first_epoch(run)}, {_images_per_s(trained[1:])} after it"
@@ -188,7 +177,7 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
 
 def _foretold(run: RunFiles) -> tuple[str, str]:
     """What ``superdl run --advise`` said of throughput and waiting beside what came, by epoch."""
-    told, trained = run.facts["foretold"], _alike(run.trained)
+    told, trained = run.facts["foretold"], run.trained
     said = []
     for which, words, passes in (("first", _first_epoch(run), trained[:1]), ("later", "later", trained[1:])):
         rate, waiting = told[f"{which}_images_per_s"], told[f"{which}_waiting"]
@@ -208,7 +197,7 @@ def _foretold(run: RunFiles) -> tuple[str, str]:
 def _cost(run: RunFiles) -> tuple[str, str]:
     bill = run.facts.get("bill")
     if not bill:
-        return "Cost:", "not known, since there is no report."
+        return "Cost:", "not known, since the report does not say it."
     absent = ", ".join(line["name"] for line in bill["lines"] if line["usd"] is None)
     without = f" Not in it, since no price is known: {absent}." if absent else ""
     if not bill["usd"]:

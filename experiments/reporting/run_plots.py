@@ -126,7 +126,7 @@ def _step_parts(run: RunFiles) -> list[Drawing]:
         parts = {"waiting for data": wait, "computing": compute, "other": rest}
         layers = {name: thinned(values, _POINTS)[1] for name, values in parts.items()}
         top = max(top, 1.05 * max(map(sum, zip(*layers.values(), strict=True))))
-        draw = partial(draw_stack, title=f"Epoch {one.epoch + 1}" + ("" if one.complete else ", in part"))
+        draw = partial(draw_stack, title=f"Epoch {one.epoch + 1}")
         draw = partial(draw, x_label="step", y_label="time of a step (ms)", xs=thinned(wait, _POINTS)[0])
         drawings.append(partial(draw, layers=layers, end=float(len(steps))))
     return [partial(draw, top=top) for draw in drawings]

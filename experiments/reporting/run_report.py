@@ -53,7 +53,7 @@ class Room:
 class RunReport:
     """All that is known of a run, gathered while it goes on.
 
-    ``status`` is ``finished``, ``interrupted`` or ``failed``; ``reason`` says why it did not finish.
+    ``status`` is ``running``, ``finished``, ``interrupted`` or ``failed``, the latter two with a ``reason``.
     ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
     the training loader was opened with. ``rest`` is what was counted after the last pass of either split, or
     in one that did not end; ``None``: nobody told. The figures of passes are over all ``ranks``, those of

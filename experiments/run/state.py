@@ -20,6 +20,7 @@ from superdl.experiments.manifest import Manifest, describe_environment
 from superdl.experiments.monitoring import HOST_USAGE, host_usages
 from superdl.experiments.output import now_text, write_json
 from superdl.experiments.records import Listener, added
+from superdl.experiments.reporting.run_files import REPORT_NAME
 from superdl.experiments.reporting.run_page import write_run_page
 from superdl.experiments.reporting.run_report import RunReport, print_report
 from superdl.experiments.run.listeners import say
@@ -67,7 +68,7 @@ class RunState(Listener):
         self._start_s = time.perf_counter()
         self.report = RunReport(
             name=spec.name,
-            status="finished",
+            status="running",
             reason=None,
             started_at=now_text(),
             wall_s=0.0,
@@ -86,6 +87,7 @@ class RunState(Listener):
             spec.write(directory / "spec.yaml")
             started_at, replicas = self.report.started_at, ranks.process.replicas
             self._manifest = Manifest(directory, spec, device, started_at=started_at, ranks=replicas)
+        self._write()
 
     def note(self, line: str) -> None:
         """Keep a line for the report."""
@@ -96,9 +98,10 @@ class RunState(Listener):
         self._trained_from_s = self._trained_from_s or time.time()
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Keep the epoch, so that a failed run reports those it did."""
+        """Keep the epoch, so that a run that fails, or is killed, reports those it did."""
         self._trained_to_s = time.time()
         self.report.epochs = (*self.report.epochs, summary)
+        self._write()
 
     def file_name(self, name: str) -> str:
         """The name of a file that each rank writes: rank 0's is the plain one."""
@@ -109,14 +112,12 @@ class RunState(Listener):
         self.report.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self.report.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
 
-    def end(self, console: Console, *, page: bool) -> None:
-        """Write and print how it went, as a ``page`` too if that is wanted."""
+    def _write(self) -> None:
+        """Write the report as it stands."""
         report = self.report
         report.wall_s = time.perf_counter() - self._start_s
         report.utilization = None if self.monitor is None else self.monitor.utilization()
         report.step_times = () if self.step_times is None else tuple(self.step_times.times)
-        if self.ranks.leads and (sampled := os.environ.get(HOST_USAGE)):
-            report.hosts = host_usages(Path(sampled), self._trained_from_s, self._trained_to_s)
         report.bill = bill_of(
             [_use_of(epoch) for epoch in report.epochs],
             hired=PaidByHour(**asdict(self.spec.cost)),
@@ -125,9 +126,19 @@ class RunState(Listener):
             prices=self._prices,
             rest=report.rest,
         )
+        if self.ranks.leads:
+            write_json(report.to_mapping(), self.directory / REPORT_NAME)
+
+    def end(self, console: Console, *, page: bool) -> None:
+        """Write and print how it went, as a ``page`` too if that is wanted."""
+        report = self.report
+        if report.status == "running":
+            report.status = "finished"
+        if self.ranks.leads and (sampled := os.environ.get(HOST_USAGE)):
+            report.hosts = host_usages(Path(sampled), self._trained_from_s, self._trained_to_s)
+        self._write()
         if not self.ranks.leads:
             return
-        write_json(report.to_mapping(), self.directory / "report.json")
         if self._manifest is not None:
             self._manifest.end(report.status, now_text())
         print_report(report, console)
@@ -153,7 +164,7 @@ class RunState(Listener):
             push(self.directory, place)
         except SourceError as error:
             say(console, f"the files of the run stay in {self.directory}: {error}")
-            if self.report.status == "finished":
+            if self.report.status in ("running", "finished"):
                 raise
         else:
             say(console, f"the files of the run are in {place}")

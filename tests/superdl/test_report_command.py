@@ -14,7 +14,7 @@ from tests.fixtures.pages import read_page
 @pytest.fixture
 def killed(tmp_path):
     """What a run leaves that was killed before its first step."""
-    (tmp_path / "manifest.json").write_text(json.dumps({"name": "digits", "status": "running", "spec": {}}))
+    (tmp_path / "report.json").write_text(json.dumps({"name": "digits", "status": "running", "spec": {}}))
     return tmp_path
 
 
@@ -23,7 +23,7 @@ def test_the_page_is_made_and_named(killed, capsys):
     assert capsys.readouterr().out == f"{killed / 'report.html'}\n"
     page = read_page((killed / "report.html").read_text())
     assert page.title == "Run digits: running"
-    assert "no step was written" in page.text
+    assert "It goes on, or was killed: 0 of" in page.text
     assert main(["report", str(killed), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"page": str(killed / "report.html"), "name": "digits", "status": "running"}

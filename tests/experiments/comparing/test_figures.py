@@ -47,13 +47,17 @@ def run_of(
                 }
                 for epoch, wall_s, cpu in phases
             ]
+            + [
+                {"epoch": None if epoch < 0 else first + epoch, "groups": {}, "ended_at_s": end_s}
+                for epoch, end_s in (ends or {}).items()
+            ]
         },
         "first_batch_s": phases[0][1] + passes[0]["first_batch_s"] if phases else None,
         "bill": bill,
         "ranks": ranks,
         "spec": {"cost": {"cache_node": node}},
     }
-    return RunMeasured(report, ends or {})
+    return RunMeasured(report)
 
 
 PASSES = (

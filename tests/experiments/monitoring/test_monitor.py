@@ -118,6 +118,7 @@ def test_a_phase_has_the_difference_of_cpu_and_the_highest_memory_and_the_gpu_wi
         ],
     )
     trainer, workers = GroupUsage(1, 2.0, 0.5, 300, 90), GroupUsage(2, 0.4, 0.1, 50, 40)
-    assert usage == PhaseUsage(3, "train", 4.0, 3, {"trainer": trainer, "workers": workers}, 20.0, 7)
+    groups = {"trainer": trainer, "workers": workers}
+    assert usage == PhaseUsage(3, "train", 4.0, 3, groups, 20.0, 7, ended_at_s=1e9 + 14.0)
     same = sample(1.0, {"trainer": (1, 5.0, 100, 90)})
     assert phase_usage(None, "start", [same, same]).groups["trainer"].cpu_cores == 0.0

@@ -31,7 +31,7 @@ def one_pass(epoch: int = 0, split: str = "train", **changes: object) -> Pass:
 
 def a_run(*passes: Pass, steps=None, usage=(), others=(), **known: object) -> RunFiles:
     report = {"status": "finished", "wall_s": 12.0, "spec": {"epochs": len(passes)}, "bill": None} | known
-    return RunFiles(Path("run"), report, report, steps or {}, {0: list(usage), **dict(others)}, passes, ())
+    return RunFiles(Path("run"), report, steps or {}, {0: list(usage), **dict(others)}, passes, ())
 
 
 def stalls(**waits: float) -> dict[str, object]:

@@ -32,11 +32,8 @@ def runs(finished, tmp_path):
     change(root / "gpu-compare/runs/gpu", started_at="2026-11-22T10:00:00+00:00", **figures)
     failed = {"status": "failed", "reason": "OutOfMemoryError: 2 GiB", "epochs": [], "val_accuracy": None}
     change(root / "=failed", started_at="2026-11-21T10:00:00+00:00", images_per_s=None, **failed)
-    (root / "killed/report.json").unlink()
-    manifest = json.loads((root / "killed/manifest.json").read_text()) | {"status": "running"}
-    (root / "killed/manifest.json").write_text(
-        json.dumps(manifest | {"started_at": "2026-11-23T10:00:00+00:00"})
-    )
+    killed = {"status": "running", "epochs": report["epochs"][:1], "bill": None}
+    change(root / "killed", started_at="2026-11-23T10:00:00+00:00", **killed)
     return root
 
 
@@ -67,7 +64,7 @@ def test_a_row_for_each_run_the_oldest_first(runs):
     assert whole["waiting (% of training)"] == pytest.approx(100 * waited / took)
     assert "cores of" in whole["machine"]
     assert failed["how it ended"] == "failed: OutOfMemoryError: 2 GiB"
-    assert (killed["how it ended"], killed["epochs"], killed["cost (USD)"]) == ("running", 2, None)
+    assert (killed["how it ended"], killed["epochs"], killed["cost (USD)"]) == ("running", 1, None)
 
 
 def test_page_and_csv_have_all_rows_and_attacks_are_text(runs):
@@ -99,7 +96,7 @@ def test_broken_directories_are_named_and_do_no_harm(runs, capsys):
         (runs / name).mkdir()
         (runs / name / "report.json").write_text(json.dumps(content))
     (runs / "cut").mkdir()
-    (runs / "cut/manifest.json").write_text('{"name": "cut", "st')
+    (runs / "cut/report.json").write_text('{"name": "cut", "st')
     (runs / "deep").mkdir()
     (runs / "deep/report.json").write_text('{"spec": ' + "[" * 100_000)
     (runs / "link").symlink_to(runs / "whole")
@@ -115,7 +112,7 @@ def test_broken_directories_are_named_and_do_no_harm(runs, capsys):
         "vast: it holds no run of this version (OverflowError: ",
         "deep: ",
         "cell: it holds no run of this version (TypeError: a figure is ['x']",
-        "cut: manifest.json cannot be read",
+        "cut: report.json cannot be read",
         "killed: utilization.jsonl has 1 line(s) that are no rows",
     ):
         assert words in told.err

@@ -56,24 +56,6 @@ def test_accuracy_is_of_the_last_epoch_and_names_a_better_one():
     assert "no validation came to its end" in said(a_run(one_pass()), "Accuracy:")
 
 
-def test_a_validation_that_was_cut_is_no_accuracy_and_never_the_best():
-    whole = one_pass(0, "val", accuracy=0.8)
-    cut = one_pass(1, "val", accuracy=0.95, samples=20)._replace(complete=False)
-    run = a_run(one_pass(), whole, one_pass(1), cut, status="interrupted", reason="X", spec={"epochs": 2})
-    accuracy = said(run, "Accuracy:")
-    assert accuracy.startswith("after epoch 1 the model was right for 80.0% of 1,000 validation images")
-    assert "95" not in accuracy
-    assert said(run, "It was interrupted").startswith("after 1 of 2 epochs")
-
-
-def test_rank_0s_part_of_a_cut_epoch_is_not_added_to_passes_of_all_ranks():
-    cut = one_pass(1, wall_s=20.0, accuracy=0.1)._replace(complete=False, of_rank_0=True)
-    run = a_run(one_pass(wall_s=1.0), cut, ranks=8)
-    assert said(run, "Throughput:") == "1,000 images/s while training."
-    killed = a_run(one_pass()._replace(of_rank_0=True), cut, ranks=8)
-    assert said(killed, "Throughput:").startswith("66.7 images/s of rank 0 while training: ")
-
-
 def test_the_first_batch_is_counted_from_the_runs_start_too():
     assert said(a_run(one_pass(), first_batch_s=2.5), "First batch:").startswith(
         "500 ms after the first epoch began, 2.50 s after the run did"

@@ -125,11 +125,11 @@ def test_what_is_an_attack_is_text_wherever_it_stands(finished, directory):
 
 
 def test_a_page_takes_names_that_are_no_text_and_refuses_what_is_no_run(tmp_path):
-    with pytest.raises(ConfigError, match=r"neither manifest\.json nor report\.json"):
+    with pytest.raises(ConfigError, match=r"it has no report\.json"):
         write_run_page(tmp_path)
-    (tmp_path / "manifest.json").write_text(json.dumps({"name": "a name of a file \udcff"}))
+    (tmp_path / "report.json").write_text(json.dumps({"name": "a name of a file \udcff"}))
     assert "a name of a file \\udcff" in page_of(tmp_path).title
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["manifest.json", "report.html"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["report.html", "report.json"]
 
 
 def test_a_run_that_failed_before_its_first_step_has_a_page(directory):
@@ -144,39 +144,19 @@ def test_a_run_that_failed_before_its_first_step_has_a_page(directory):
     assert page.figures == []
 
 
-def test_an_interrupted_run_without_a_whole_epoch_has_its_steps(directory):
-    steps = [row for row in rows_of(directory, "steps.jsonl") if (row["epoch"], row["split"]) == (0, "train")]
-    write_rows(directory, "steps.jsonl", steps[:2])
-    rewrite(directory / "report.json", status="interrupted", reason="KeyboardInterrupt", epochs=[])
-    page = page_of(directory)
-    assert "It was interrupted after 0 of 2 epochs" in said(page)
-    assert first_cells(page, "Passes over the data", 3) == [["1 train, in part", "16", "2"]]
-    assert page.figures[2].startswith("What the steps")
-
-
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(("ranks", "whose"), [(1, ""), (4, ", of rank 0")])
-def test_a_killed_run_has_a_page_without_a_report(finished, directory, ranks, whose):
+def test_a_killed_run_has_a_page_of_the_epochs_that_it_ended(finished, directory):
     whole_stalls = first_cells(whole_page(finished), "Stalls by cause", 3)
-    (directory / "report.json").unlink()
-    rewrite(directory / "manifest.json", status="running", ranks=ranks)
+    epochs = json.loads((directory / "report.json").read_text())["epochs"]
+    rewrite(directory / "report.json", status="running", epochs=epochs[:1])
     with (directory / "steps.jsonl").open("a") as file:
         file.write('{"epoch": 1, "st')  # the kill came while it was written
     page = page_of(directory)
     assert page.title.endswith("running")
-    assert "It left no report: its manifest says running, so it goes on, or was killed; what" in said(page)
-    assert "of 1 of 2 epochs and what came after" in said(page)
-    assert "not known, since there is no report" in said(page)
+    assert "It goes on, or was killed: 1 of 2 epochs in" in said(page)
     assert "steps.jsonl has 1 line(s) that are no rows" in page.text
-    assert first_cells(page, "Passes over the data", 3) == [
-        [f"1 train{whose}", "24", "3"],
-        [f"1 val{whose}", "8", "1"],
-        [f"2 train{whose}", "24", "3"],
-        [f"2 val, in part{whose}", "8", "1"],
-    ]
-    stalls = [[row[0].removesuffix(whose), *row[1:]] for row in first_cells(page, "Stalls by cause", 3)]
-    assert stalls == whole_stalls[:-1]
-    assert ("Of 4 ranks this is rank 0" in page.text) == (ranks == 4)
+    assert first_cells(page, "Passes over the data", 3) == [["1 train", "24", "3"], ["1 val", "8", "1"]]
+    assert first_cells(page, "Stalls by cause", 3) == whole_stalls[:2]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -188,7 +168,7 @@ def test_files_that_cannot_be_read_are_told(directory):
     assert "report.json cannot be read" in page.text
     for name in ("steps", "utilization"):
         assert f"{name}.jsonl has 1 line(s) that are no rows of this version" in page.text
-    assert "It left no report: its manifest says finished; what follows is added up" in said(page)
+    assert "It finished: 0 of" in said(page)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -78,6 +78,19 @@ def test_the_files_of_a_run_are_in_the_bucket_at_its_end_and_its_model_where_a_j
     assert "step 1" not in console.file.getvalue()  # it was told before it trained
 
 
+def test_while_a_run_goes_on_its_report_has_the_epochs_before(colours):
+    seen = []
+
+    class Looking(Console):
+        def print(self, *words, **options):
+            if words and "done in" in str(words[0]):
+                known = json.loads((the_run(colours) / "report.json").read_text())
+                seen.append((known["status"], len(known["epochs"]), known["bill"] is not None))
+
+    run(spec_of(colours), console=Looking(), page=False)
+    assert seen == [("running", 1, True), ("running", 2, True)]
+
+
 def test_a_run_leaves_one_directory_with_all_of_it(colours):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
