@@ -1,10 +1,9 @@
-"""``superdl advise SPEC|RUN``: what a run will be like, and what helps it most. The work is
+"""``superdl advise SPEC``: what a run will be like, and what helps it most. The work is
 :mod:`superdl.experiments.advising`'s.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.options import add_overrides
@@ -18,38 +17,27 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    parser.add_argument(
-        "spec",
-        help="a spec, as superdl run takes it: it is probed for ten seconds; or the directory of a run",
-    )
+    parser.add_argument("spec", help="as superdl run takes it; it is probed for ten seconds")
     add_overrides(parser, "loader.num_workers=8")
     parser.add_argument(
-        "--ranks", type=int, help="of the run: GPUs of this host, or hosts without one; default 1"
+        "--ranks", type=int, default=1, help="of the run: GPUs of this host, or hosts without one; default 1"
     )
     parser.add_argument("--quick", action="store_true", help="the spec's small variant, its section quick")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Probe, or read the run, and print."""
-    from superdl.experiments.advising import advise, advise_run, print_advice
+    """Probe, and print."""
+    from superdl.experiments.advising import advise, print_advice
     from superdl.experiments.console import Console  # --help needs none of this
     from superdl.experiments.output import tell_json
-    from superdl.experiments.reporting.run_files import read_run
     from superdl.experiments.run.listeners import say
     from superdl.run_command import spec_of
 
     console = Console(stderr=arguments.json)
-    directory = Path(arguments.spec)
-    if (directory / "report.json").is_file():
-        if arguments.overrides or arguments.quick or arguments.ranks is not None:
-            raise ConfigError("--set, --quick and --ranks are of a spec, and this is a run: leave them out")
-        advice = advise_run(read_run(directory))
-    else:
-        ranks = 1 if arguments.ranks is None else arguments.ranks
-        if ranks < 1:
-            raise ConfigError(f"--ranks is 1 or more, not {ranks}")
-        advice = advise(spec_of(arguments), lambda line: say(console, line), ranks)
+    if arguments.ranks < 1:
+        raise ConfigError(f"--ranks is 1 or more, not {arguments.ranks}")
+    advice = advise(spec_of(arguments), lambda line: say(console, line), arguments.ranks)
     print_advice(advice, console)
     tell_json(advice.to_mapping(), shown=arguments.json)
     return 0

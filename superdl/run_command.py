@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from superdl.experiments import Spec
-    from superdl.experiments.console import Console
-    from superdl.experiments.reporting.run_report import Forecast
 
 __all__ = ["add_arguments", "run", "spec_of"]
 
@@ -28,16 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later"
     )
-    before = parser.add_mutually_exclusive_group()
-    before.add_argument(
+    parser.add_argument(
         "--find-batch-size",
         action="store_true",
         help="train nothing: find the largest loader.batch_size whose step fits into memory",
-    )
-    before.add_argument(
-        "--advise",
-        action="store_true",
-        help="before it, foretell it as superdl advise does; its report says how far off that was",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
@@ -76,18 +68,6 @@ def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.e
     return placed(load_spec(arguments.spec, arguments.overrides, quick=arguments.quick), environment)
 
 
-def _advised(spec: Spec, console: Console | None) -> Forecast:
-    """Probe, print the advice, and return the forecast."""
-    from superdl.experiments.advising import advise, print_advice
-    from superdl.experiments.console import Console
-    from superdl.experiments.run.listeners import say
-
-    console = console or Console()
-    advice = advise(spec, lambda line: say(console, line))
-    print_advice(advice, console)
-    return advice.forecast
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run the spec."""
     from superdl.experiments.console import Console  # --help needs none of this
@@ -102,7 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         told = asdict(largest_batch(spec, console=console))
     else:
-        foretold = _advised(spec, console) if arguments.advise else None
-        told = run_spec(spec, console=console, page=not arguments.no_page, foretold=foretold).to_mapping()
+        told = run_spec(spec, console=console, page=not arguments.no_page).to_mapping()
     tell_json(told, shown=arguments.json and process_rank().rank == 0)
     return 0

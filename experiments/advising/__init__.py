@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from superdl.experiments.advising.advice import Advice, advise_run, print_advice
+from superdl.experiments.advising.advice import Advice, print_advice
 from superdl.experiments.advising.probing import advise
 
-__all__ = ["Advice", "advise", "advise_run", "print_advice"]
+__all__ = ["Advice", "advise", "print_advice"]

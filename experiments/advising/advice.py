@@ -18,7 +18,6 @@ from rich.table import Table
 
 from superdl.coordinator.core import maxmemory_for
 from superdl.experiments.reporting.quantities import percent, seconds
-from superdl.experiments.reporting.run_report import Forecast
 from superdl.experiments.simulator.spec import (
     CacheSpec,
     DatasetSpec,
@@ -29,8 +28,6 @@ from superdl.experiments.simulator.spec import (
 )
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import build_world_model
-from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
@@ -38,21 +35,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from superdl.experiments.reporting.run_files import RunFiles
     from superdl.experiments.spec import Spec
 
-__all__ = [
-    "Advice",
-    "Measured",
-    "advice_of",
-    "advise_run",
-    "check_loader",
-    "foretold",
-    "functions_beside",
-    "is_random",
-    "print_advice",
-    "shares_cores",
-]
+__all__ = ["Advice", "Forecast", "Measured", "advice_of", "foretold", "print_advice"]
 
 _BATCHES_MAX = 400
 """A longer epoch is played as a shorter one with a smaller cache,"""
@@ -97,6 +82,22 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is foretold of a run: its first epoch, those after it, and all of it; machines in US dollars.
+
+    Waiting is a share of an epoch. What is of later epochs is None where there is one alone; ``usd`` is None
+    where the spec names no machine.
+    """
+
+    first_images_per_s: float
+    first_waiting: float
+    later_images_per_s: float | None
+    later_waiting: float | None
+    wall_s: float
+    usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """What was measured, what follows, and what changes would make of it, the best first."""
 
@@ -119,17 +120,6 @@ class Advice:
     def to_mapping(self) -> dict[str, Any]:
         """As plain values for JSON."""
         return asdict(self) | {"best": self.best}
-
-
-def advise_run(run: RunFiles) -> Advice:
-    """What a run was like, and what would have helped, by what it has measured itself.
-
-    Raises:
-        ConfigError: it left no report, trained nothing, or decoded nothing, or its loader is no SUPER.
-    """
-    from superdl.experiments.spec import parse_spec
-
-    return advice_of(_measured_by(run), parse_spec(run.spec))
 
 
 def advice_of(measured: Measured, spec: Spec) -> Advice:
@@ -231,79 +221,6 @@ def _hour_usd(spec: Spec) -> float | None:
     if hired.cache_node is not None:
         usd += hired.cache_nodes * prices.cache_node(hired.cache_node).hour
     return usd
-
-
-def check_loader(kind: str, *, runs_functions: bool) -> None:
-    """Raise ``ConfigError`` unless a loader is SUPER."""
-    if not runs_functions:
-        raise ConfigError(f"what is foretold is SUPER, and loader.kind is {kind}: --set loader.kind=super")
-
-
-def is_random(spec: Spec) -> bool:
-    """Whether its recipe makes fresh samples each epoch."""
-    from superdl.super_wire.recipe import Recipe
-
-    return spec.recipe.steps is not None and Recipe(spec.recipe.steps).random
-
-
-def shares_cores(executor: str | None) -> bool:
-    """Whether functions run on the trainer's host, by what a run calls their executor."""
-    return executor in EXECUTORS and EXECUTORS[executor].runs_on is RunsOn.THIS_HOST
-
-
-def functions_beside(functions: int, busy: int, cores: int) -> int:
-    """Of functions on the trainer's host, those that have a core while so many threads compute."""
-    return max(1, min(functions, cores - busy))
-
-
-def _measured_by(run: RunFiles) -> Measured:
-    """What a run's report says of its parts."""
-    from superdl.experiments.spec import parse_spec
-
-    if not run.trained:
-        raise ConfigError(f"{run.directory} has no report of a run that trained: name one, or its spec")
-    spec = parse_spec(run.spec)
-    check_loader(spec.loader.kind, runs_functions=spec.loader.runs_functions)
-    room = run.facts.get("room")
-    jobs = [one.job for one in run.trained]
-    produced = sum(job.get("samples_produced", 0) for job in jobs)
-    if not room or not produced:
-        why = "it decoded nothing" if room else "it is of an earlier version"
-        raise ConfigError(f"{run.directory} does not say what functions take, since {why}: name its spec")
-    total = {name: sum(one.figures[name] or 0 for one in run.trained) for name in _FIGURES}
-    steps = spec.training.steps_per_epoch
-    samples = int(run.facts["train_samples"])
-    whole = math.ceil(samples / (spec.loader.batch_size * run.ranks))
-    functions, about = int(room["functions"]), run.facts["environment"]
-    if shares_cores(run.facts["executor"]):
-        cores = int(about["usable_cpus"])
-        busy = 1 if about["device"] == "cuda" else spec.training.threads or int(about["torch_threads"])
-        functions = functions_beside(functions, busy, cores)
-    return Measured(
-        samples=samples,
-        batch_size=spec.loader.batch_size,
-        epochs=spec.epochs if steps is None else spec.epochs * steps / whole,
-        workers=spec.loader.num_workers,
-        step_s=max(total["compute_s"] / total["batches"], 1e-6),
-        handover_s=_handover_s(run),
-        function_s=sum(job["fetch_s"] + job["decode_s"] + job["push_s"] for job in jobs) / produced,
-        read_s=max(total["read_s"] / total["batches"], 1e-6),
-        record_bytes=max(1, int(total["size_bytes"] / total["samples"])),
-        functions=functions,
-        cache_bytes=int(room["cache_bytes"]),
-        stored=bool(room["store"]),
-        random=is_random(spec),
-        ranks=run.ranks,
-    )
-
-
-def _handover_s(run: RunFiles) -> float:
-    """What taking over a batch took where all were in the cache; 0 where they never were."""
-    warm = [one.figures for one in run.trained if not one.figures["misses"]]
-    return min(((one["wait_s"] - one["first_batch_s"]) / one["batches"] for one in warm), default=0.0)
-
-
-_FIGURES = ("samples", "batches", "compute_s", "read_s", "size_bytes")
 
 
 # ------------------------------------------------------------------------------------- what people see

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.advising.advice import (
-    Measured,
-    advice_of,
-    check_loader,
-    functions_beside,
-    is_random,
-    shares_cores,
-)
+from superdl.experiments.advising.advice import Measured, advice_of
 from superdl.experiments.models import build_model
 from superdl.experiments.run.training_run import (
     executor_of,
@@ -38,6 +31,8 @@ from superdl.experiments.training.device import (
 from superdl.experiments.training.ranks import join_ranks, process_rank
 from superdl.experiments.training.updates import Updater
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.executors import EXECUTORS, RunsOn
+from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +74,10 @@ def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
         raise ConfigError(
             "one process is probed, and this is one of several: start it without torchrun, with --ranks"
         )
-    check_loader(spec.loader.kind, runs_functions=spec.loader.runs_functions)
+    if not spec.loader.runs_functions:
+        raise ConfigError(
+            f"what is foretold is SUPER, and loader.kind is {spec.loader.kind}: --set loader.kind=super"
+        )
     device = pick_device(spec.device, process)
     seed_everything(spec.seed)
     with ExitStack() as stack:
@@ -99,11 +97,12 @@ def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
     function_s = read.records_s / read.samples
     if stats.samples_produced:
         function_s = (stats.fetch_s + stats.decode_s + stats.push_s) / stats.samples_produced
-    functions = stats.capacity
-    if shares_cores(executor_of(spec)):
-        # GPUs are on one host; a rank without one has a host of its own.
+    functions, kind = stats.capacity, EXECUTORS.get(executor_of(spec) or "")
+    if kind is not None and kind.runs_on is RunsOn.THIS_HOST:
+        # Those that have a core while the model computes. GPUs are on one host; a rank without one has a
+        # host of its own.
         busy, cores = count if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
-        functions = functions_beside(functions, busy, cores)
+        functions = max(1, min(functions, cores - busy))
     steps = spec.training.steps_per_epoch
     return Measured(
         samples=loader.sample_count,
@@ -118,7 +117,7 @@ def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
         functions=functions,
         cache_bytes=stats.budget_bytes,
         stored=bool(stats.store),
-        random=is_random(spec),
+        random=spec.recipe.steps is not None and Recipe(spec.recipe.steps).random,
         ranks=count,
     )
 

@@ -77,8 +77,7 @@ def causes_of(passes: Sequence[Pass]) -> list[str]:
 def findings(run: RunFiles) -> list[tuple[str, str]]:
     """The run in a few sentences, each with its subject first."""
     trained = [_accuracy(run), _throughput(run), _waiting(run), _first_batch(run)] if run.trained else []
-    foretold = [_foretold(run)] if run.trained and run.facts.get("foretold") else []
-    return [_outcome(run), *trained, *foretold, _cost(run)]
+    return [_outcome(run), *trained, _cost(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
@@ -173,25 +172,6 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
     if from_start_s is not None:
         said += f", {seconds(from_start_s)} after the run did, which opened all that it needs in between"
     return "First batch:", f"{said}."
-
-
-def _foretold(run: RunFiles) -> tuple[str, str]:
-    """What ``superdl run --advise`` said of throughput and waiting beside what came, by epoch."""
-    told, trained = run.facts["foretold"], run.trained
-    said = []
-    for which, words, passes in (("first", _first_epoch(run), trained[:1]), ("later", "later", trained[1:])):
-        rate, waiting = told[f"{which}_images_per_s"], told[f"{which}_waiting"]
-        if rate is None or not passes:
-            continue
-        was = share(_sum(passes, "samples"), _sum(passes, "wall_s"))
-        waited = share(_sum(passes, "wait_s"), _sum(passes, "wall_s"))
-        off = percent(None if was is None else rate / was - 1)
-        said.append(
-            f"{number(rate)} images/s and {percent(waiting)} waiting in {words}"
-            f"{'' if which == 'first' else ' epochs'}, which had {_images_per_s(passes)} and "
-            f"{percent(waited)} ({off} off)"
-        )
-    return "Foretold:", f"{'; '.join(said)}."
 
 
 def _cost(run: RunFiles) -> tuple[str, str]:

@@ -19,34 +19,9 @@ if TYPE_CHECKING:
     from superdl.experiments.monitoring import HostUsage, Utilization
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
 
-__all__ = ["REPORT_FORMAT", "Forecast", "Room", "RunReport", "print_report"]
+__all__ = ["REPORT_FORMAT", "RunReport", "print_report"]
 
 REPORT_FORMAT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What was foretold of a run: its first epoch, those after it, and all of it; machines in US dollars.
-
-    Waiting is a share of an epoch. What is of later epochs is None where there is one alone; ``usd`` is None
-    where the spec names no machine.
-    """
-
-    first_images_per_s: float
-    first_waiting: float
-    later_images_per_s: float | None
-    later_waiting: float | None
-    wall_s: float
-    usd: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the functions and the cache of a run were: requests at once, bytes for records, and the store."""
-
-    functions: int
-    cache_bytes: int
-    store: str
 
 
 @dataclass(slots=True)
@@ -57,8 +32,7 @@ class RunReport:
     ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
     the training loader was opened with. ``rest`` is what was counted after the last pass of either split, or
     in one that did not end; ``None``: nobody told. The figures of passes are over all ``ranks``, those of
-    ``utilization`` of rank 0 and what it started; ``hosts`` are those that launchers sampled. ``room`` is
-    what functions and cache were; ``foretold`` is what ``superdl run --advise`` said before.
+    ``utilization`` of rank 0 and what it started; ``hosts`` are those that launchers sampled.
     """
 
     name: str
@@ -85,8 +59,6 @@ class RunReport:
     precision: str | None = None
     step_times: tuple[StepTime, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
-    room: Room | None = None
-    foretold: Forecast | None = None
 
     @property
     def validated(self) -> tuple[int, PassSummary] | None:

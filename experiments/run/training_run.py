@@ -11,7 +11,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,7 +24,6 @@ from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import RowLog, new_directory
 from superdl.experiments.places import MODEL_DIR
-from superdl.experiments.reporting.run_report import Room
 from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog, say
 from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, in_bucket
 from superdl.experiments.stalls import STALL_COLUMNS
@@ -32,7 +31,7 @@ from superdl.experiments.training import Trainer
 from superdl.experiments.training.checkpoints import LAST, bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
-from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import shown
 from superdl.super_wire.sizes import counted
 from superdl.super_wire.temporary import temporary_directory
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from superdl.experiments.data import PreparedData, Source
     from superdl.experiments.loaders import Loader
     from superdl.experiments.records import Listener
-    from superdl.experiments.reporting.run_report import Forecast, RunReport
+    from superdl.experiments.reporting.run_report import RunReport
     from superdl.experiments.spec import RecipeSpec, Spec
     from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
@@ -71,9 +70,7 @@ _UNPINNED = (
 )
 
 
-def run(
-    spec: Spec, *, console: Console | None = None, page: bool = True, foretold: Forecast | None = None
-) -> RunReport:
+def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
     """Carry ``spec`` out, print its table and return the report.
 
     The directory ``<output>/<name>-<time>`` gets all of it, its ``page`` unless that is not wanted;
@@ -97,7 +94,6 @@ def run(
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
-            state.report.foretold = foretold
             state.send(console)  # before hours of work: the bucket may refuse
             _train(state, console)
     except BaseException as error:
@@ -152,7 +148,6 @@ def _train(state: RunState, console: Console) -> None:
             stop=stack.enter_context(StopRequest(several=ranks.several)),
         )
         stack.callback(lambda: setattr(state.report, "rest", trainer.rest()))  # while loaders can still tell
-        stack.callback(_note_room, state, train)
         if spec.training.resume is not None:
             go_on(state, trainer, facts, checkpoints, console)
         trainer.fit()
@@ -201,14 +196,6 @@ def _note_bad_samples(state: RunState, loader: Loader) -> None:
         state.note(f"{what}: {shown(sample.key)} ({shown(sample.reason)})")
     if len(bad) > _BAD_SAMPLES_NAMED:
         state.note(f"{len(bad) - _BAD_SAMPLES_NAMED:,} more bad samples")
-
-
-def _note_room(state: RunState, train: Loader) -> None:
-    """Note what functions and cache are, which only SUPER's loaders can tell."""
-    if state.spec.loader.runs_functions:
-        with contextlib.suppress(SuperError):  # of a coordinator that is gone; the report says so elsewhere
-            stats: Any = train.job_stats()
-            state.report.room = Room(stats.capacity, stats.budget_bytes, stats.store)
 
 
 def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
