@@ -1,16 +1,16 @@
 """``superdl run SPEC --find-batch-size``: the largest batch whose step fits: forward, backward, optimiser.
 
 Steps are taken with images made up, under the spec's strategy, for each size by new processes, one of each
-rank: a process keeps its peak, and one that runs out of memory takes nobody with it. On a CPU the peaks tell
-whether the next size would stay below the limit; on a GPU a step that runs out of memory does not fit. The
-loader is open meanwhile, its workers run, and the batches that it would hold are counted.
+rank: a process keeps its peak, and one that runs out of memory takes nobody with it. A step that runs out of
+memory does not fit; on a CPU the system holds the process to its part. The loader is open meanwhile, its
+workers run, and the batches that it would hold are counted.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -53,23 +53,19 @@ __all__ = [
 
 _SHARE = 0.8
 """Of the memory that is free, for step and loader: the rest is for what else the trainer does."""
-_MARGIN = 1.1
-"""Sizes that were computed, not measured, are rounded up by it."""
-_POINTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TriedBatch:
-    """One size: the most memory that its step took, or, where it was not run, what it would have taken.
+    """One size, and the most memory that its step took, which is not known of one that does not fit.
 
-    ``by_rank`` is each rank's, where they were run. ``loader_bytes``, of the host's memory, are the batches
-    that a rank's loader would hold; on a CPU ``memory_bytes`` has them in it.
+    ``by_rank`` is each rank's. ``loader_bytes``, of the host's memory, are the batches that a rank's loader
+    would hold; on a CPU ``memory_bytes`` has them in it.
     """
 
     batch_size: int
     fits: bool
     memory_bytes: int | None
-    measured: bool
     by_rank: tuple[int, ...] = ()
     loader_bytes: int = 0
 
@@ -130,8 +126,7 @@ def _line(one: TriedBatch) -> str:
     if len(one.by_rank) > 1:
         memory += f" (ranks: {', '.join(f'{peak / 2**30:.2f}' for peak in one.by_rank)})"
     loader = f", {_gib(one.loader_bytes)} in the loader" if one.loader_bytes >= _TOLD_FROM else ""
-    how = "" if one.measured else " as computed from smaller ones, not run"
-    return f"batch {one.batch_size}: {memory}{how}{loader}, {'fits' if one.fits else 'does not fit'}"
+    return f"batch {one.batch_size}: {memory}{loader}, {'fits' if one.fits else 'does not fit'}"
 
 
 _TOLD_FROM = 2**27
@@ -156,7 +151,7 @@ class Probe:
         self._ranks = ranks
         self._on_gpu = device.type == "cuda"
         self._tries = 0
-        self._measured: list[tuple[int, int]] = []
+        self._fitted = False  # some size
         self._host_bytes = int(ranks.smallest([host_bytes])[0])
         self.device, self.limit_bytes = "cpu", self._host_bytes
         if self._on_gpu:
@@ -169,73 +164,53 @@ class Probe:
         return batches * batch_size * 3 * self._spec.recipe.crop**2
 
     def try_size(self, batch_size: int) -> TriedBatch:
-        """Take a step of this size, or say that it would not fit; memory grows with the batch."""
-        loader = self._held_by_loader(batch_size)
-        counted = 0 if self._on_gpu else loader
-        if self._on_gpu and loader > self._host_bytes:
-            return TriedBatch(batch_size, fits=False, memory_bytes=None, measured=False, loader_bytes=loader)
-        expected = None if self._on_gpu else self._expected_bytes(batch_size)
-        if expected is not None and expected + loader > self.limit_bytes:
-            return TriedBatch(
-                batch_size, fits=False, memory_bytes=expected + loader, measured=False, loader_bytes=loader
-            )
-        peaks = self._peaks(batch_size)
-        if not peaks:
-            return TriedBatch(batch_size, fits=False, memory_bytes=None, measured=True, loader_bytes=loader)
-        self._measured.append((batch_size, max(peaks)))
-        memory = max(peaks) + counted
-        fits = self._on_gpu or memory <= self.limit_bytes
-        return TriedBatch(batch_size, fits, memory, measured=True, by_rank=peaks, loader_bytes=loader)
+        """Take a step of this size on all ranks.
 
-    def _peaks(self, batch_size: int) -> tuple[int, ...]:
-        """What the step took on each rank, in bytes; none: a GPU has not enough."""
+        Raises:
+            ConfigError: the smallest one failed, and not for want of memory.
+        """
+        loader = self._held_by_loader(batch_size)
+        room = self._host_bytes - loader
+        peaks = self._peaks(batch_size, room) if room > 0 else ()
+        if not peaks:
+            return TriedBatch(batch_size, fits=False, memory_bytes=None, loader_bytes=loader)
+        self._fitted = True
+        memory = max(peaks) + (0 if self._on_gpu else loader)
+        return TriedBatch(batch_size, True, memory, by_rank=peaks, loader_bytes=loader)
+
+    def _peaks(self, batch_size: int, room: int) -> tuple[int, ...]:
+        """What the step took on each rank, in bytes; none: one has not enough."""
         self._tries += 1
-        peak, lacks, killed = 0, False, False
+        peak, failure = 0, None
+        tried = (self._spec, self._classes, self._ranks.process, f"batch-{self._tries}", batch_size, room)
         try:
             with ProcessPoolExecutor(1, get_context("spawn")) as child:
-                tried = (self._spec, self._classes, self._ranks.process, f"batch-{self._tries}", batch_size)
                 peak = child.submit(_peak_of, *tried).result()
-        except torch.OutOfMemoryError:
-            lacks = True
-        except OtherRankError as error:
-            lacks = torch.OutOfMemoryError.__name__ in str(error)
-            killed = not lacks
-        except BrokenProcessPool:
-            killed = True
-        any_lacks, any_killed = self._ranks.largest([float(lacks), float(killed)])
-        if any_lacks:
-            return ()
-        if any_killed:
-            raise ConfigError(
-                f"a process that tried a batch of {batch_size} was killed; what it said is above, and if it "
-                "said nothing, the machine ran out of memory"
-            )
-        return tuple(int(one) for one in self._ranks.gathered(torch.tensor(peak)))
-
-    def _expected_bytes(self, batch_size: int) -> int | None:
-        """What a larger batch than those measured would take, on the line through the last two that grew."""
-        grown = [(size, peak) for size, peak in sorted(self._measured) if peak > self._least(size)]
-        if len(grown) < _POINTS or batch_size <= grown[-1][0]:
-            return None
-        (size, peak), (larger, its_peak) = grown[-2:]
-        return int(its_peak + _MARGIN * (its_peak - peak) / (larger - size) * (batch_size - larger))
-
-    def _least(self, batch_size: int) -> int:
-        """The most that a smaller batch has taken: of small ones, what Python itself takes hides the rest."""
-        return max((peak for size, peak in self._measured if size < batch_size), default=0)
+        except (RuntimeError, MemoryError, OtherRankError) as error:
+            failure = error
+        is_short = isinstance(failure, torch.OutOfMemoryError | MemoryError)
+        short, failed = self._ranks.largest([float(is_short), float(failure is not None)])
+        if failure is not None and not short and not self._fitted:  # a larger one fails as memory is short
+            raise ConfigError(f"a step of {batch_size} image(s) failed: {failure}") from failure
+        return () if failed else tuple(int(one) for one in self._ranks.gathered(torch.tensor(peak)))
 
 
-def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_size: int) -> int:
+def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_size: int, room: int) -> int:
     """Take two steps of images made up, as the optimiser's state comes with the first; the most memory that
-    they took, in bytes. It is called in a process of its own, by all ranks at once.
+    they took, in bytes. It is called in a process of its own, by all ranks at once. On a CPU it may take
+    ``room`` bytes.
 
     ``getrusage`` would count the parent's memory too on Linux; ``VmHWM`` does not.
 
     Raises:
         OutOfMemoryError: a GPU has not enough.
-        OtherRankError: another rank's, or it failed otherwise.
+        RuntimeError: a CPU has not enough, or the step failed otherwise.
+        OtherRankError: another rank's.
     """
     device = pick_device(spec.device, process)
+    if device.type == "cpu":
+        most = max(_memory("VmData") + room - _memory("VmRSS"), 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     name = strategy_name(spec.training.strategy, process)
     if spec.training.threads is not None:
         torch.set_num_threads(spec.training.threads)
@@ -255,10 +230,13 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
                 )
             updater.update(loss)
         synchronise(device)
-        if device.type == "cuda":
-            return torch.cuda.max_memory_reserved()
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        return torch.cuda.max_memory_reserved() if device.type == "cuda" else _memory("VmHWM")
+
+
+def _memory(name: str) -> int:
+    """A figure of this process's memory in bytes, by its name in Linux."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
