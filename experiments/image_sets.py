@@ -82,16 +82,12 @@ class MadeSet:
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """A set that its users download themselves; ``folder`` is what its archive unpacks to.
-
-    ``files`` are what `superdl data import` takes, all of them together: bytes and digest, as published.
-    """
+    """A set that its users download and unpack themselves, into ``folder`` or what they name."""
 
     name: str
     folder: str
     layout: str
     like: str
-    files: Mapping[str, tuple[int, str]]
 
 
 _PHOTO_SIZES = ((500, 375), (375, 500), (500, 333), (640, 480))
@@ -134,25 +130,8 @@ MADE_SETS: Mapping[str, MadeSet] = {
     )
 }  # fmt: skip
 
-_FILES: Mapping[str, Mapping[str, tuple[int, str]]] = {
-    "tiny-imagenet": {"tiny-imagenet-200.zip": (248_100_043, "md5:90528d7ca1a48142e341f4ef8d21d0de")},
-    "cifar10": {"cifar-10-binary.tar.gz": (170_052_171, "md5:c32a1d4ab5d03f1284b67883e8d87530")},
-    "mnist": {
-        "train-images-idx3-ubyte.gz": (9_912_422, "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        "train-labels-idx1-ubyte.gz": (28_881, "md5:d53e105ee54ea40749a09fcbcd1e9432"),
-        "t10k-images-idx3-ubyte.gz": (1_648_877, "md5:9fb629c4189551a2d022fa330f9573f3"),
-        "t10k-labels-idx1-ubyte.gz": (4_542, "md5:ec29112dd5afa0611ce80d1b7f02629c"),
-    },
-    "hymenoptera": {
-        "hymenoptera_data.zip": (
-            47_286_322,
-            "sha256:fbc41b31d544714d18dd1230b1e2b455e1557766e13e67f9f5a7a23af7c02209",
-        )
-    },
-}
-
 PUBLISHED_SETS: Mapping[str, PublishedSet] = {
-    name: PublishedSet(name, folder, layout, like, _FILES.get(name, {}))
+    name: PublishedSet(name, folder, layout, like)
     for name, folder, layout, like in (
         (
             "tiny-imagenet",
@@ -161,7 +140,12 @@ PUBLISHED_SETS: Mapping[str, PublishedSet] = {
             "tiny-imagenet-like",
         ),
         ("imagenet", "imagenet", "train/<wnid>/*.JPEG, val/<wnid>/*.JPEG", "imagenet-like"),
-        ("cifar10", "cifar10", "train/<class>/*.png, test/<class>/*.png", "cifar10-like"),
+        (
+            "cifar10",
+            "cifar10",
+            "cifar-10-batches-bin/*.bin (the binary version), or train/<class>/*.png, test/<class>/*.png",
+            "cifar10-like",
+        ),
         (
             "mnist",
             "mnist",

@@ -1,4 +1,4 @@
-"""``superdl data``: makes the image sets of the experiments, imports published ones, lists both, and pushes a
+"""``superdl data``: makes the image sets of the experiments, lists them and published ones, and pushes a
 directory to a bucket. The work is :mod:`superdl.experiments.data`'s.
 """
 
@@ -32,19 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--quick", action="store_true", help="as many as are enough to try things out")
     make.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     make.add_argument("--json", action="store_true", help="print where it is as JSON")
-    taken = actions.add_parser(
-        "import",
-        help="take a published set as it was downloaded",
-        description="Check a downloaded archive, and lay it out where specs find it (data.kind).",
-    )
-    taken.add_argument(
-        "file", metavar="FILE", help="an archive, or one of MNIST's four files, which lie together"
-    )
-    taken.add_argument("--directory", metavar="DIR", help="where to; default data/ and the set's own name")
-    taken.add_argument(
-        "--any-digest", action="store_true", help="take a file of another size and digest than was published"
-    )
-    taken.add_argument("--json", action="store_true", help="print where it is as JSON")
     pushed = actions.add_parser(
         "push",
         help="send a directory to S3",
@@ -62,16 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked for."""
-    {"list": _list, "make": _make, "import": _import, "push": _push}[arguments.action](arguments)
+    {"list": _list, "make": _make, "push": _push}[arguments.action](arguments)
     return 0
-
-
-def _import(arguments: argparse.Namespace) -> None:
-    from superdl.experiments.data import import_published
-
-    file, any_digest = Path(arguments.file), arguments.any_digest
-    name, place = import_published(file, arguments.directory, any_digest=any_digest, tell=_tell)
-    _say_where(name, place, as_json=arguments.json)
 
 
 def _push(arguments: argparse.Namespace) -> None:
@@ -122,7 +101,7 @@ def _make(arguments: argparse.Namespace) -> None:
         published = PUBLISHED_SETS[name]
         raise ConfigError(
             f"{name} is downloaded, not made: unpack it to data/{published.folder} ({published.layout}), "
-            f"superdl data import its files, or superdl data make {published.like}, which stands in for it"
+            f"or superdl data make {published.like}, which stands in for it"
         )
     else:
         raise ConfigError(f"NAME is one of {', '.join(('digits', *MADE_SETS))}; not {name!r}")
@@ -161,8 +140,7 @@ def _list(arguments: argparse.Namespace) -> None:
     )
     for published in PUBLISHED_SETS.values():
         place = f"data/{published.folder} or data.directory, {published.layout}"
-        files = f"; superdl data import takes {', '.join(published.files)}" if published.files else ""
-        sys.stdout.write(f"  {published.name}: {place}{files}; else {published.like}\n")
+        sys.stdout.write(f"  {published.name}: {place}; else {published.like}\n")
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The data that experiments train on: sets that are drawn, published ones that are imported, or sources that
+"""The data that experiments train on: sets that are drawn, published ones that are there, or sources that
 users name; and sending sets to a bucket.
 
 Imports fast (no torch, no scikit-learn), as the command line loads it. Reading images is left to
@@ -7,7 +7,6 @@ Imports fast (no torch, no scikit-learn), as the command line loads it. Reading 
 
 from __future__ import annotations
 
-from superdl.experiments.data.importing import import_published
 from superdl.experiments.data.making import DIGITS_FORMAT, make_digits, make_set
 from superdl.experiments.data.pushing import push
 from superdl.experiments.data.sources import PreparedData, Source, directories_of, prepare_data
@@ -22,7 +21,6 @@ __all__ = [
     "Source",
     "default_directory",
     "directories_of",
-    "import_published",
     "make_digits",
     "make_set",
     "prepare_data",

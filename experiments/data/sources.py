@@ -1,8 +1,8 @@
 """Turns a spec's `data` section into source URLs, writing a set first where it is asked for and not there.
 
-A published set is found in the layout that `superdl data import` gives it, or its archive unpacks to. Nothing
-is written into a user's set. What it lacks for our loaders (labels of validation images in folders, images in
-files) is written once beside it, into ``<directory>-superdl``.
+A published set is found in the layout that its archive unpacks to. Nothing is unpickled: of CIFAR-10 the
+binary version is taken. Nothing is written into a user's set. What it lacks for our loaders (labels of
+validation images in folders, images in files) is written once beside it, into ``<directory>-superdl``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from superdl.experiments.output import write_whole
 from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -117,7 +117,7 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
             note += "; there are no validation images"
         return replace(found, note=note)
     note = (
-        f"{data.kind} as published is not in {place} (superdl data import puts it there): the images are "
+        f"{data.kind} as published is not in {place} (superdl data list says what is taken): the images are "
         f"{published.like}, which are drawn; accuracies do not compare with those of the published set"
     )
     return replace(_splits_of(_made(data, MADE_SETS[published.like], tell)), note=note)
@@ -196,17 +196,13 @@ def find_published(
 
 
 def _find(name: str, directory: Path, tell: Callable[[str], None]) -> PreparedData:
-    if name == "mnist":
-        files = _find_mnist(directory)
-        if files is not None:
-            converted = _convert_mnist(files, _beside(directory), tell)
-            return _splits_of(converted)
+    if name in _FILES and (files := _find_arrays(name, directory)) is not None:
+        return _convert(name, files, _beside(directory), tell)
     train = _class_folders(directory, _TRAIN)
     if train is None:
         raise SourceError(
             f"{directory} holds something, but not {name} as it is published "
-            f"({PUBLISHED_SETS[name].layout}): name the directory that has these below it, or take what was "
-            f"downloaded by superdl data import {' or '.join(PUBLISHED_SETS[name].files) or 'FILE'}"
+            f"({PUBLISHED_SETS[name].layout}): name the directory that has these below it"
         )
     if name == "tiny-imagenet" and (directory / "val" / _ANNOTATIONS).is_file():
         return _with_annotations(directory, train)
@@ -265,81 +261,107 @@ def _write_once(path: Path, content: str) -> None:
         ) from error
 
 
-# --------------------------------------------------------------------------------------------- MNIST
+# ------------------------------------------------------------------------- images in files of arrays
 
-_MNIST_STEMS = {
-    "train": ("train-images-idx3", "train-labels-idx1"),
-    "val": ("t10k-images-idx3", "t10k-labels-idx1"),
+_FILES: dict[str, dict[str, tuple[str, ...]]] = {
+    "mnist": {
+        "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+        "val": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+    },
+    "cifar10": {
+        "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        "val": ("test_batch.bin",),
+    },
 }
-_MNIST_PLACES = (".", "raw", "MNIST/raw", "mnist/raw")
-_DIGITS = 10
+"""Of sets that are published so, by split: MNIST's images and labels, CIFAR-10's batches (binary version)."""
+_PLACES = {"mnist": (".", "raw", "MNIST/raw", "mnist/raw"), "cifar10": (".", "cifar-10-batches-bin")}
+_CLASSES = {
+    "mnist": [str(digit) for digit in range(10)],
+    "cifar10": ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"],
+}
 _MNIST_BYTES = 0x800  # bytes, in so many dimensions
+_CIFAR_ROW_BYTES = 1 + 3 * 32 * 32  # the class, then the planes of red, green and blue
 _FILE_BYTES = 4096
-_MnistFiles = dict[str, tuple[Path, Path]]
-"""Of each split the files of images and of labels."""
+_Arrays = tuple["NDArray[np.uint8]", "NDArray[np.uint8]"]
 
 
-def _find_mnist(directory: Path) -> _MnistFiles | None:
-    """Find the four files in a directory, or where torchvision puts them below it; None if none is there."""
-    for place in _MNIST_PLACES:
-        stems = [stem for pair in _MNIST_STEMS.values() for stem in pair]
-        there = {stem: path for stem in stems if (path := _file(directory / place, stem)) is not None}
-        absent = [f"{stem}-ubyte" for stem in stems if stem not in there]
-        if there and absent:
+def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
+    """Find a set's files in a directory, or where its archive or torchvision puts them, if they are there."""
+    for place in _PLACES[name]:
+        splits = {
+            split: [_file(directory / place, file) for file in files] for split, files in _FILES[name].items()
+        }
+        found = {split: [path for path in paths if path.is_file()] for split, paths in splits.items()}
+        absent = [path.name for split, paths in splits.items() for path in paths if path not in found[split]]
+        if any(found.values()) and absent:
             raise SourceError(
-                f"{directory / place} has a part of MNIST; these are not there, as .gz or unpacked: "
+                f"{directory / place} has a part of {name}; these are not there, as .gz or unpacked: "
                 f"{', '.join(absent)}"
             )
-        if there:
-            return {split: (there[images], there[labels]) for split, (images, labels) in _MNIST_STEMS.items()}
+        if not absent:
+            return found
     return None
 
 
-def _convert_mnist(files: _MnistFiles, directory: Path, tell: Callable[[str], None]) -> Path:
-    """Write the images as ``train/<digit>/*.png`` and ``val/<digit>/*.png`` below ``directory``, once."""
-    versions = {
-        path.name: [path.stat().st_size, path.stat().st_mtime_ns] for pair in files.values() for path in pair
-    }
-
-    def fill(staging: Path) -> None:
-        total = sum(len(_read_bytes(images, 3)) for images, _ in files.values())
-        check_room(directory, total * _FILE_BYTES, f"MNIST as {total:,} PNG files")
-        tell(f"writing MNIST's {total:,} images as PNG files to {directory}, once")
-        for split, (images, labels) in files.items():
-            _write_split(images, labels, staging / split)
-
-    written_once(directory, {"name": "mnist", "format": 1, "files": versions}, "MNIST as PNG files", fill)
-    return directory
+def _file(directory: Path, name: str) -> Path:
+    """Where a file is, packed or as torchvision names it; where it should be, if it is not there."""
+    names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
+    return next((directory / one for one in names if (directory / one).is_file()), directory / name)
 
 
-def _file(directory: Path, stem: str) -> Path | None:
-    names = (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte")
-    return next((directory / name for name in names if (directory / name).is_file()), None)
-
-
-def _write_split(images: Path, labels: Path, split: Path) -> None:
+def _convert(
+    name: str, files: dict[str, list[Path]], directory: Path, tell: Callable[[str], None]
+) -> PreparedData:
+    """Write the images as PNG files in class folders, ``train/`` and ``val/`` below ``directory``, once."""
     from PIL import Image
 
-    pixels, digits = _read_bytes(images, 3), _read_bytes(labels, 1)
-    if len(pixels) != len(digits) or digits.max() >= _DIGITS:
-        raise SourceError(f"{images} and {labels} do not fit together: download them again")
-    for digit in range(_DIGITS):
-        (split / str(digit)).mkdir(parents=True)
-    for index, (image, digit) in enumerate(zip(pixels, digits, strict=True)):
-        Image.fromarray(image).save(split / str(digit) / f"{index:05d}.png", compress_level=3)
+    known = {path.name: path.stat() for paths in files.values() for path in paths}
+    versions = {file: [stat.st_size, stat.st_mtime_ns] for file, stat in known.items()}
+
+    def fill(staging: Path) -> None:
+        read = _read_mnist if name == "mnist" else _read_cifar
+        splits = {split: read(paths) for split, paths in files.items()}
+        total = sum(len(labels) for _, labels in splits.values())
+        check_room(directory, total * _FILE_BYTES, f"{name} as {total:,} PNG files")
+        tell(f"writing the {total:,} images of {name} as PNG files to {directory}, once")
+        for split, (pixels, labels) in splits.items():
+            if len(pixels) != len(labels) or labels.max() >= len(_CLASSES[name]):
+                raise SourceError(f"the {split} files of {name} do not fit together: download them again")
+            for label in _CLASSES[name]:
+                (staging / split / label).mkdir(parents=True)
+            for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+                place = staging / split / _CLASSES[name][label] / f"{index:05d}.png"
+                Image.fromarray(image).save(place, compress_level=3)
+
+    written_once(directory, {"name": name, "format": 1, "files": versions}, f"{name} as PNG files", fill)
+    return _splits_of(directory)
 
 
-def _read_bytes(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array in one of MNIST's files: a magic number with the dimensions, their sizes, then the bytes."""
+def _read_mnist(paths: Sequence[Path]) -> _Arrays:
+    """Images and labels of two files: a magic number with the dimensions, their sizes, then the bytes."""
     import numpy as np  # not for a look at which sets there are
 
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            content = stream.read()
-        magic, *sizes = struct.unpack_from(f">{dimensions + 1}I", content)
-        array = np.frombuffer(content, dtype=np.uint8, offset=4 * (dimensions + 1)).reshape(sizes)
-    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
-        raise SourceError(f"{path} cannot be read ({error}): download it again") from error
-    if magic != _MNIST_BYTES + dimensions:
-        raise SourceError(f"{path} begins with {magic:#x}, not as MNIST's files do: download it again")
-    return array
+    arrays = []
+    for path, dimensions in zip(paths, (3, 1), strict=True):
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+                content = stream.read()
+            magic, *sizes = struct.unpack_from(f">{dimensions + 1}I", content)
+            array = np.frombuffer(content, dtype=np.uint8, offset=4 * (dimensions + 1)).reshape(sizes)
+        except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
+            raise SourceError(f"{path} cannot be read ({error}): download it again") from error
+        if magic != _MNIST_BYTES + dimensions:
+            raise SourceError(f"{path} begins with {magic:#x}, not as MNIST's files do: download it again")
+        arrays.append(array)
+    return arrays[0], arrays[1]
+
+
+def _read_cifar(paths: Sequence[Path]) -> _Arrays:
+    """Images and labels of the batches of CIFAR-10's binary version."""
+    import numpy as np
+
+    content = b"".join(path.read_bytes() for path in paths)
+    if not content or len(content) % _CIFAR_ROW_BYTES:
+        raise SourceError(f"{paths[0].parent} has no whole images of CIFAR-10: unpack the archive again")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, _CIFAR_ROW_BYTES)
+    return np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), rows[:, 0]

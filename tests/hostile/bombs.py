@@ -6,14 +6,12 @@ by how many MiB the process grew.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
 import re
 import struct
 import sys
-import tarfile
 import threading
 import zlib
 from dataclasses import replace
@@ -25,7 +23,6 @@ from PIL import Image
 
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
-from superdl.experiments.data.importing import import_published
 from superdl.lambda_prefetch.decode import decode, set_pillows_bounds
 from superdl.lambda_prefetch.members import content_of, read_alone
 from superdl.lambda_prefetch.sources import SampleFailedError
@@ -215,20 +212,6 @@ def read_store(path: Path) -> object:
     return store.read_segment(store.segments()[0])
 
 
-def write_tar(path: Path) -> None:
-    """An archive whose extended header has one key of 900,000 digits."""
-    path.mkdir()
-    head = tarfile.TarInfo("x")
-    head.type, body = tarfile.XHDTYPE, b"9" * 900_000
-    head.size = len(body)
-    content = head.tobuf(tarfile.USTAR_FORMAT) + body + bytes(-len(body) % 512 + 1024)
-    (path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(content, 1))
-
-
-def read_tar(path: Path) -> object:
-    return import_published(path / "cifar-10-binary.tar.gz", path / "set", any_digest=True)
-
-
 def file_of(make: Callable[[], bytes]) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(make())
 
@@ -259,7 +242,6 @@ BOMBS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], str]]
     "bmp-size": (file_of(bmp), read_image, "too_large"),
     "ppm-size": (file_of(lambda: b"P6 60000 60000 255\n"), read_image, "too_large"),
     "store-segment": (write_segment, read_store, "StoreFormatError"),
-    "tar-header": (write_tar, read_tar, "SourceError"),
 }
 """By name: what makes the file, what reads it, and the reason of the tombstone or the type of the error."""
 

@@ -1,22 +1,17 @@
-"""Fuzzers of what users, coordinators and AWS hand in as data: key lists, states, pages, archives, prices.
+"""Fuzzers of what users, coordinators and AWS hand in as data: key lists, states, pages, prices.
 
 An input passes if it is taken as it should be, or refused by an error of SUPER's own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
-import gzip
 import io
 import json
-import tarfile
 import tempfile
 import threading
-import zipfile
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +25,6 @@ from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.members import Field
 from superdl.coordinator.catalog.state import CatalogState
-from superdl.experiments.data import import_published
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.prefetch import PlanPosition, planned_batch
 from superdl.sampler.session import JobSpec
@@ -240,43 +234,11 @@ def _page(chance: random.Random) -> None:
         assert max(np.frombuffer(ref.places.pack_of, "<u4"), default=0) <= len(ref.places.packs)
 
 
-def _archives() -> dict[str, bytes]:
-    """Small ones in the published form."""
-    zipped, tarred = io.BytesIO(), io.BytesIO()
-    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("hymenoptera_data/train/ants/1.jpg", "hymenoptera_data/val/ants/2.jpg"):
-            archive.writestr(name, bytes(range(64)))
-    with tarfile.open(fileobj=tarred, mode="w") as archive:
-        for batch in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{batch}.bin")
-            member.size = 3073
-            archive.addfile(member, io.BytesIO(bytes(3073)))
-    return {"hymenoptera_data.zip": zipped.getvalue(), "cifar-10-binary.tar.gz": tarred.getvalue()}
-
-
-_ARCHIVES = _archives()
-
-
-def _import(chance: random.Random) -> None:
-    name = chance.choice(list(_ARCHIVES))
-    data = mutate(chance, _ARCHIVES[name])
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place, name)
-        file.write_bytes(gzip.compress(data, 1) if name.endswith("gz") and chance.random() < 0.9 else data)
-        with contextlib.suppress(SourceError, ConfigError):
-            import_published(file, Path(place, "set"), any_digest=True)
-            assert Path(place, "set/train").is_dir()
-        assert {entry.name for entry in Path(place).iterdir()} <= {name, "set"}, (
-            "nothing half, nothing outside"
-        )
-
-
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "key list in CSV": partial(_key_list, _csv, ".csv"),
     "key list in JSONL": partial(_key_list, _jsonl, ".jsonl"),
     "key list in Parquet": partial(_key_list, _parquet, ".parquet"),
     "state of a sampler": _checkpoint,
     "page of the plan": _page,
-    "archive of a published set": _import,
 }
 """Name -> makes one input and tries it; ``AssertionError`` where a user would see what nobody should."""

@@ -114,7 +114,7 @@ def test_a_set_without_validation_images_says_so(tmp_path):
 
 def test_what_is_another_thing_is_refused(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(SourceError, match=r"not cifar10 as it is published \(train/<class>/\*\.png"):
+    with pytest.raises(SourceError, match=r"not cifar10 as it is published \(cifar-10-batches-bin/\*\.bin"):
         find_published("cifar10", tmp_path)
     write_images(tmp_path, ["train/n01/1.JPEG", "val/ILSVRC2012_val_1.JPEG"])
     with pytest.raises(SourceError, match="in no class folders, and nothing tells their classes"):
@@ -146,7 +146,7 @@ def test_mnist_becomes_png_files_once(tmp_path, below, zipped):
     told = []
     spec = DataSpec(kind="mnist", directory=str(tmp_path / "mnist"))
     prepared = prepare_data(spec, told.append)
-    assert told == [f"writing MNIST's 12 images as PNG files to {tmp_path}/mnist-superdl, once"]
+    assert told == [f"writing the 12 images of mnist as PNG files to {tmp_path}/mnist-superdl, once"]
     assert prepare_data(spec, told.append) == prepared
     assert len(told) == 1
     train, val = list_source(prepared.train.url), list_source(prepared.val.url)
@@ -180,9 +180,32 @@ def test_a_truncated_gzip_and_another_mnist_than_the_one_that_was_written_are_re
     file = tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz"
     whole = file.read_bytes()
     file.write_bytes(gzip.compress(idx(np.zeros((4, 28, 28), dtype=np.uint8))))
-    with pytest.raises(SourceError, match="holds something else than MNIST as PNG files"):
+    with pytest.raises(SourceError, match="holds something else than mnist as PNG files"):
         find_published("mnist", tmp_path / "mnist")
     shutil.rmtree(tmp_path / "mnist-superdl")
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(SourceError, match=r"t10k-images-idx3-ubyte\.gz cannot be read"):
         find_published("mnist", tmp_path / "mnist")
+
+
+def test_cifar_10_becomes_png_files_once_and_damage_is_named(tmp_path):
+    place = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    place.mkdir(parents=True)
+    rows = np.random.default_rng(0).integers(256, size=(12, 3073), dtype=np.uint8)
+    rows[:, 0] = np.arange(12) % 10
+    batches = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    for batch, part in zip(batches, np.split(rows, 6), strict=True):
+        (place / batch).write_bytes(part.tobytes())
+    found = prepare_data(DataSpec(kind="cifar10", directory=str(tmp_path / "cifar10")))
+    train, val = list_source(found.train.url), list_source(found.val.url)
+    assert train.classes[:3] == ("airplane", "automobile", "bird")
+    assert (train.labels.tolist(), val.labels.tolist()) == (list(range(10)), [0, 1])
+    with Image.open(tmp_path / "cifar10-superdl" / "val" / "automobile" / "00001.png") as image:
+        assert (np.asarray(image) == rows[11, 1:].reshape(3, 32, 32).transpose(1, 2, 0)).all()
+    shutil.rmtree(tmp_path / "cifar10-superdl")
+    (place / "test_batch.bin").write_bytes(b"x" * 3073)
+    with pytest.raises(SourceError, match="the val files of cifar10 do not fit together"):
+        find_published("cifar10", tmp_path / "cifar10")
+    (place / "test_batch.bin").write_bytes(b"x")
+    with pytest.raises(SourceError, match="has no whole images of CIFAR-10"):
+        find_published("cifar10", tmp_path / "cifar10")
