@@ -211,9 +211,7 @@ def _bring_best(state: RunState, checkpoints: Checkpoints | None) -> None:
     if not checkpoints.best.is_file():
         state.note("there is no best checkpoint to bring: no epoch that was left was validated")
         return
-    with state.ranks.writing():
-        where = bring_best(checkpoints.best, place, state.directory.name)
-    state.note(f"the best checkpoint is in {where}")
+    state.note(f"the best checkpoint is in {bring_best(checkpoints.best, place, state.directory.name)}")
 
 
 def _model(state: RunState, tell: Callable[[str], None]) -> nn.Module:

@@ -185,9 +185,8 @@ class Trainer:
             chance=states,
             **self._updater.state_dict(),
         )
-        with self._ranks.writing():
-            for name in names:
-                self._checkpoints.write(name, checkpoint)
+        for name in names:
+            self._checkpoints.write(name, checkpoint)
 
     def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
         """Keep what the spec asks for after an epoch: the last one, the best one."""

@@ -79,10 +79,9 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
 class Ranks:
     """The ranks as one of them sees them; of a process alone, all of this costs nothing."""
 
-    def __init__(self, process: ProcessRank, watch: FailureWatch | None = None) -> None:
-        """Make what :func:`join_ranks` gives; ``watch`` is there where there are several."""
+    def __init__(self, process: ProcessRank) -> None:
+        """Make what :func:`join_ranks` gives."""
         self.process = process
-        self._watch = watch
 
     @property
     def leads(self) -> bool:
@@ -155,10 +154,6 @@ class Ranks:
         if self.several and self.process.local_rank == 0:
             self.barrier()
 
-    def writing(self) -> contextlib.AbstractContextManager[None]:
-        """Have what is within, which waits for no rank, come to its end though another rank fails."""
-        return contextlib.nullcontext() if self._watch is None else self._watch.writing()
-
 
 @contextlib.contextmanager
 def join_ranks(
@@ -206,7 +201,7 @@ def join_ranks(
             "with torchrun, which sets MASTER_ADDR and MASTER_PORT"
         ) from error
     try:
-        yield Ranks(process, watch)
+        yield Ranks(process)
         dist.destroy_process_group()  # not after a failure: it could wait for a rank that is gone
     except BaseException as error:
         # An interrupt is no failure, but torchrun interrupts the others after one.
@@ -249,7 +244,6 @@ class FailureWatch:
         self._rank = rank
         self._group = group
         self._stopped = threading.Event()
-        self._writing = threading.Event()
         self._store: Store | None = None
         self._thread = threading.Thread(target=self._run, name="superdl-ranks", daemon=True)
 
@@ -278,15 +272,6 @@ class FailureWatch:
             return None
         return bytes(self._store.get(_KEY)).decode()
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """What is within waits for no rank and ends by itself, and is not cut off by another's failure."""
-        self._writing.set()
-        try:
-            yield
-        finally:
-            self._writing.clear()
-
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
@@ -302,13 +287,10 @@ class FailureWatch:
                 reason = self._failure()
             except RuntimeError as error:
                 reason = f"the store of the ranks has gone ({error})"
-        wrote = False  # lately: then it has the grace once more
-        while not self._stopped.wait(_GRACE_S):
-            wrote, was_writing = self._writing.is_set(), wrote
-            if not (wrote or was_writing):
-                sys.stderr.write(f"superdl: rank {self._rank} ends, since {reason}\n")
-                sys.stderr.flush()
-                os._exit(_EXIT_CODE)  # the main thread waits in a collective, which nothing interrupts
+        if not self._stopped.wait(_GRACE_S):
+            sys.stderr.write(f"superdl: rank {self._rank} ends, since {reason}\n")
+            sys.stderr.flush()
+            os._exit(_EXIT_CODE)  # the main thread waits in a collective, which nothing interrupts
 
 
 class Terminated(KeyboardInterrupt):
