@@ -6,8 +6,6 @@ becomes null.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
@@ -109,34 +107,20 @@ def write_whole(text: str, path: Path) -> None:
 
 
 class RowLog:
-    """``<name>.jsonl`` and ``<name>.csv`` in a directory, with equal columns.
+    """``<name>.jsonl`` in a directory: a line for each row.
 
-    What is absent (None, or a number that is not finite) is null in the one and empty in the other. Each
-    group of rows is written at once, and nothing is buffered in this process: a worker that is forked
+    Each group of rows is written at once, and nothing is buffered in this process: a worker that is forked
     meanwhile must not hold, and write again, half of a row.
     """
 
-    def __init__(self, directory: Path, name: str, columns: Sequence[str]) -> None:
-        """Make both files, the CSV with its head."""
-        self._columns = tuple(columns)
-        self._lines = (directory / f"{name}.jsonl").open("wb", buffering=0)
-        self._table = (directory / f"{name}.csv").open("wb", buffering=0)
-        self._write_table([self._columns])
+    def __init__(self, directory: Path, name: str) -> None:
+        """Make the file."""
+        self._file = (directory / f"{name}.jsonl").open("wb", buffering=0)
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Append rows, each of which has every column."""
-        if not rows:
-            return
-        ordered = [{name: _finite(row[name]) for name in self._columns} for row in rows]
-        self._lines.write("".join(strict_json(row) + "\n" for row in ordered).encode())
-        self._write_table([tuple(row.values()) for row in ordered])
-
-    def _write_table(self, rows: Sequence[tuple[object, ...]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        self._table.write(text.getvalue().encode())
+        """Append rows."""
+        self._file.write("".join(strict_json(row) + "\n" for row in rows).encode())
 
     def close(self) -> None:
-        """Close both files."""
-        self._lines.close()
-        self._table.close()
+        """Close the file."""
+        self._file.close()

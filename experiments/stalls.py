@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from superdl.experiments.records import CountedLoader, StepRecord
 
-__all__ = ["STALL_COLUMNS", "StallMeter", "StalledStep", "cause_of", "is_stalled", "stall_summary"]
+__all__ = ["StallMeter", "StalledStep", "cause_of", "is_stalled", "stall_summary"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class StalledStep:
     cause: str
 
 
-STALL_COLUMNS = tuple(StalledStep.__dataclass_fields__)
+_OF_A_STEP = tuple(name for name in StalledStep.__dataclass_fields__ if name != "cause")
 
 
 def is_stalled(step: StepRecord) -> bool:
@@ -107,7 +107,7 @@ class StallMeter:
     def _ask(self) -> None:
         told = self._told() if any(step.misses for step in self._waiting) else {}
         for step in self._waiting:
-            same = {name: getattr(step, name) for name in STALL_COLUMNS if name != "cause"}
+            same = {name: getattr(step, name) for name in _OF_A_STEP}
             self._known.append(StalledStep(**same, cause=cause_of(step, told)))
         self._waiting, self._missed = [], 0
 

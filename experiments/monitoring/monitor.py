@@ -108,11 +108,11 @@ class UtilizationMonitor(Listener):
         name: str = "utilization",
         interval_s: float = _INTERVAL_S,
     ) -> None:
-        """Make ``<name>.jsonl`` and ``<name>.csv`` in ``directory`` and begin."""
+        """Make ``<name>.jsonl`` in ``directory`` and begin."""
         self.failure: str | None = None
         self.last_gpu: GpuReading | None = None
         """The GPU as it was last seen; None where there is none."""
-        self._rows = RowLog(directory, name, UTILIZATION_COLUMNS)
+        self._rows = RowLog(directory, name)
         self._gpu = gpu
         self._interval_s = interval_s
         self._processes = ProcessGroups()

@@ -133,18 +133,18 @@ class StepTimes(Listener):
 
 
 class StepLog(Listener):
-    """Writes every step as it happens to ``steps.jsonl`` and ``steps.csv``, all fields of it."""
+    """Writes every step as it happens to ``steps.jsonl``, all fields of it."""
 
     def __init__(self, directory: Path, name: str = "steps") -> None:
-        """Make the files in ``directory``."""
-        self._rows = RowLog(directory, name, [item.name for item in fields(StepRecord)])
+        """Make the file in ``directory``."""
+        self._rows = RowLog(directory, name)
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
         """Write the steps."""
         self._rows.write([asdict(step) for step in steps])
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file."""
         self._rows.close()
 
 

@@ -26,7 +26,6 @@ from superdl.experiments.output import RowLog, new_directory
 from superdl.experiments.places import MODEL_DIR
 from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog, say
 from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, in_bucket
-from superdl.experiments.stalls import STALL_COLUMNS
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.checkpoints import LAST, bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
@@ -268,7 +267,7 @@ def _listeners(state: RunState, tell: Callable[[str], None], stack: ExitStack) -
 
 def _stall_log(state: RunState, stack: ExitStack) -> Callable[[Sequence[StalledStep]], None]:
     """Open what gets the steps that waited for data; the stack closes it."""
-    rows = RowLog(state.directory, state.file_name("stalls"), STALL_COLUMNS)
+    rows = RowLog(state.directory, state.file_name("stalls"))
     stack.callback(rows.close)
     return lambda stalls: rows.write([asdict(stall) for stall in stalls])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import subprocess
@@ -57,8 +56,8 @@ def test_run_trains_the_digits_through_the_embedded_default(
     parts = {"trainer", "workers", "supervisor", "coordinator", "cache", "functions"}
     assert parts <= whole["groups"].keys()
     assert whole["groups"]["workers"]["processes_max"] == 2
-    with (directory / "utilization.csv").open(newline="") as file:
-        assert parts <= {row["subject"] for row in csv.DictReader(file)}
+    rows = map(json.loads, (directory / "utilization.jsonl").read_text().splitlines())
+    assert parts <= {row["subject"] for row in rows}
     top5 = report["epochs"][-1]["val"]["top5_accuracy"]
     assert report["epochs"][-1]["val"]["accuracy"] <= top5 <= 1
 

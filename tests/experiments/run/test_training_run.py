@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import shutil
@@ -104,12 +103,9 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
         "report.html",
         "report.json",
         "spec.yaml",
-        "stalls.csv",
         "stalls.jsonl",
-        "steps.csv",
         "steps.jsonl",
         "tensorboard",
-        "utilization.csv",
         "utilization.jsonl",
     ]
     assert load_spec(made / "spec.yaml") == spec_of(colours)
@@ -128,8 +124,6 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     assert [(step["epoch"], step["split"], step["samples"]) for step in steps] == [
         (epoch, split, 8) for epoch in range(2) for split in ("train", "train", "train", "val")
     ]
-    with (made / "steps.csv").open(newline="") as file:
-        assert [row["batch_id"] for row in csv.DictReader(file)] == [step["batch_id"] for step in steps]
     assert "validation accuracy" in console.file.getvalue()
 
     stalls = [json.loads(line) for line in (made / "stalls.jsonl").read_text().splitlines()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
@@ -76,11 +75,8 @@ def test_a_step_whose_gradients_are_not_finite_changes_nothing_and_is_not_counte
 def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits, tmp_path, kind):
     done(spec_of(digits, tmp_path / "runs", f"loader.kind={kind}", f"epochs={EPOCHS}", "recipe.resize=70"))
     run = the_run(tmp_path / "runs")
-    with (run / "steps.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    own = [
-        sum(float(row["decode_s"]) for row in rows if int(row["epoch"]) == epoch) for epoch in range(EPOCHS)
-    ]
+    rows = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    own = [sum(row["decode_s"] for row in rows if row["epoch"] == epoch) for epoch in range(EPOCHS)]
     passes = [
         epoch[split]
         for epoch in json.loads((run / "report.json").read_text())["epochs"]
@@ -94,6 +90,6 @@ def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits
         assert spent < EPOCHS / 2 * max(own), "the same samples, made once: not epochs times as much"
     else:
         assert spent == pytest.approx(sum(own))
-    ratios = {float(row["fetch_s"]) / float(row["decode_s"]) for row in rows}
+    ratios = {row["fetch_s"] / row["decode_s"] for row in rows}
     assert len(ratios) >= len({row["batch_id"] for row in rows}), "no shares of what several have cost"
-    assert all((row["lr"] == "") == (row["split"] == "val") for row in rows)
+    assert all((row["lr"] is None) == (row["split"] == "val") for row in rows)
