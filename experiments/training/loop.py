@@ -275,7 +275,7 @@ class Trainer:
                 )
                 if len(held) > _STEPS_QUEUED:
                     held[-1 - _STEPS_QUEUED].span.wait()
-                held[-1].total_s = time.perf_counter() - step_start_s
+                held[-1].known["total_s"] = time.perf_counter() - step_start_s
                 if len(held) == most_held:
                     self._release(epoch, split, held, totals)
                 self._after_step(epoch, split, batches)

@@ -30,56 +30,25 @@ if TYPE_CHECKING:
 __all__ = ["Batches", "HeldStep", "correct_within", "take_step", "without_padding"]
 
 _TOP = 5
+_OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
 
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step whose results are still on the device; padding is in none of them."""
+    """A step whose results are still on the device: what its record will have, some of it tensors yet.
 
-    step: int
-    samples: int
-    wait_s: float
-    total_s: float
-    finished_at_s: float
-    figures: BatchFigures
+    Padding is in none of it.
+    """
+
+    known: dict[str, Any]
     span: ComputeSpan
-    loss: Tensor
-    correct: Tensor
-    correct5: Tensor | None
-    gpu: GpuReading | None
-    lr: float | None
-    skipped: bool
 
     def record(self, epoch: int, split: str) -> StepRecord:
         """Return the record of the step, whose results can be fetched now."""
-        figures, samples = self.figures, max(self.samples, 1)
-        return StepRecord(
-            epoch=epoch,
-            split=split,
-            step=self.step,
-            batch_id=figures.batch_id.hex(),
-            samples=self.samples,
-            wait_s=self.wait_s,
-            read_s=figures.read_s,
-            fetch_s=figures.fetch_s,
-            decode_s=figures.decode_s,
-            compute_s=self.span.seconds,
-            total_s=self.total_s,
-            hits=figures.hits,
-            misses=figures.misses,
-            size_bytes=figures.size_bytes,
-            loss=float(self.loss),
-            accuracy=float(self.correct) / samples,
-            finished_at_s=self.finished_at_s,
-            top5_accuracy=None if self.correct5 is None else float(self.correct5) / samples,
-            gpu_percent=None if self.gpu is None else self.gpu.busy_percent,
-            gpu_memory_bytes=None if self.gpu is None else self.gpu.memory_bytes,
-            plan_epoch=getattr(figures, "epoch", None),  # a plain loader has no plan
-            position=getattr(figures, "position", None),
-            straight=getattr(figures, "straight", 0),
-            lr=self.lr,
-            skipped=int(self.skipped),
-        )
+        fetched: dict[str, Any] = {
+            name: float(it) if isinstance(it, Tensor) else it for name, it in self.known.items()
+        }
+        return StepRecord(epoch=epoch, split=split, compute_s=self.span.seconds, **fetched)
 
 
 def take_step(
@@ -113,21 +82,27 @@ def take_step(
             loss = cross_entropy(logits, labels)
         correct = (logits.argmax(dim=1) == labels).sum()
         correct5 = correct_within(_TOP, logits, labels)
-    return HeldStep(
-        step=step,
-        samples=len(labels),
-        wait_s=wait_s,
-        total_s=wait_s + span.host_s,  # so far; the loop may wait for the device
-        finished_at_s=time.time(),
-        figures=figures,
-        span=span,
-        loss=loss,
-        correct=correct,
-        correct5=correct5,
-        gpu=gpu,
-        lr=lr,
-        skipped=not applied,
-    )
+    samples = max(len(labels), 1)
+    known = {name: getattr(figures, name) for name in _OF_FIGURES}
+    known |= {
+        "step": step,
+        "batch_id": figures.batch_id.hex(),
+        "samples": len(labels),
+        "wait_s": wait_s,
+        "total_s": wait_s + span.host_s,  # so far; the loop may wait for the device
+        "finished_at_s": time.time(),
+        "loss": loss,
+        "accuracy": correct.double() / samples,
+        "top5_accuracy": None if correct5 is None else correct5.double() / samples,
+        "gpu_percent": None if gpu is None else gpu.busy_percent,
+        "gpu_memory_bytes": None if gpu is None else gpu.memory_bytes,
+        "plan_epoch": getattr(figures, "epoch", None),  # a plain loader has no plan
+        "position": getattr(figures, "position", None),
+        "straight": getattr(figures, "straight", 0),
+        "lr": lr,
+        "skipped": int(not applied),
+    }
+    return HeldStep(known, span)
 
 
 def without_padding(logits: Tensor, labels: Tensor, figures: BatchFigures) -> tuple[Tensor, Tensor]:
