@@ -1,17 +1,23 @@
-"""The console of all commands. Others' words, such as keys, labels and names, cannot steer a terminal."""
+"""The console of all commands, and its tables. Others' words, such as keys, labels and names, cannot steer a
+terminal.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from rich import console
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.text import Text
 
-__all__ = ["Console"]
+__all__ = ["Console", "print_rows"]
 
 
 class Console(console.Console):
@@ -20,3 +26,20 @@ class Console(console.Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Render a text, or a table's cell, made printable."""
         return super().render_str(shown_lines(text), **options)
+
+
+def print_rows(
+    to: console.Console,
+    heads: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    title: str | None = None,
+    words: int = 1,
+) -> None:
+    """Print a table: so many columns of words, then figures, of which a narrow terminal hides no digit."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    to.print(table)

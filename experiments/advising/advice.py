@@ -13,10 +13,8 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from superdl.coordinator.core import maxmemory_for
+from superdl.experiments.console import print_rows
 from superdl.experiments.reporting.quantities import percent, seconds
 from superdl.experiments.simulator.spec import (
     CacheSpec,
@@ -238,13 +236,10 @@ def print_advice(advice: Advice, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    table.add_column("foretold, simulated", overflow="fold")
-    for heading in ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "in all", "$"):
-        table.add_column(heading, justify="right", overflow="fold")
-    for name, forecast in (("as it is", advice.forecast), *advice.changes):
-        table.add_row(name, *_cells(forecast))
-    console.print(table)
+    figures = ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "in all", "$")
+    forecasts = (("as it is", advice.forecast), *advice.changes)
+    rows = [(name, *_cells(forecast)) for name, forecast in forecasts]
+    print_rows(console, ("foretold, simulated", *figures), rows)
     console.print(advice.best, highlight=False, soft_wrap=True)
 
 

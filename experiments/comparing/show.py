@@ -8,10 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table as ConsoleTable
-
 from superdl.experiments.comparing.figures import mean_by_name
+from superdl.experiments.console import print_rows
 from superdl.experiments.reporting.page import (
     Plot,
     Table,
@@ -42,15 +40,12 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the table, and what it says and leaves out."""
     if comparison.measured:
         title = f"{comparison.name}: median of the repeats, and below it least to most"
-        table = ConsoleTable(title=title, box=SIMPLE_HEAD, padding=0)
-        for heading in ("figure", "unit"):
-            table.add_column(heading, overflow="fold")
-        for arm in comparison.arms:
-            table.add_column(arm.name, justify="right", overflow="fold")
-        for figure in comparison.shown():
-            cells = [spread_cell(spread, "\n") for spread in comparison.spreads(figure.key).values()]
-            table.add_row(figure.title, figure.unit, *cells)
-        console.print(table)
+        rows = [
+            (one.title, one.unit, *(spread_cell(each, "\n") for each in comparison.spreads(one.key).values()))
+            for one in comparison.shown()
+        ]
+        heads = ("figure", "unit", *(arm.name for arm in comparison.arms))
+        print_rows(console, heads, rows, title=title, words=2)
     lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
     if comparison.reason:
         lines.append(f"reason: {comparison.reason}")

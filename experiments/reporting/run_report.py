@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
+from superdl.experiments.console import print_rows
 from superdl.experiments.reporting.quantities import ABSENT, count
 from superdl.experiments.reporting.run_files import run_of_report
 from superdl.experiments.reporting.run_findings import findings
@@ -106,7 +104,13 @@ def _plain(value: object) -> object:
 def print_report(report: RunReport, console: Console) -> None:
     """Print the table, what a reader needs to understand it, and what the figures say, as the page does."""
     if report.epochs:
-        console.print(_table(report))
+        heads = ("\npass", *_cells(report.epochs[0].train))
+        rows = [
+            (f"{epoch.epoch + 1} {split}", *_cells(figures).values())
+            for epoch in report.epochs
+            for split, figures in epoch.splits()
+        ]
+        print_rows(console, heads, rows, title=f"{report.name}, by epoch and pass")
         console.print(
             "Seconds overlap: workers read and functions decode while the model computes. Decoding is summed "
             "over functions and counts what they do ahead. Hits, misses and reads from the store are samples "
@@ -126,17 +130,6 @@ def _host_line(one: HostUsage) -> str:
     parts = sorted(one.cpu_s.items(), key=lambda part: -part[1])
     used = ", ".join(f"{name} {cpu_s:.1f} s" for name, cpu_s in parts if cpu_s)
     return f"CPU of {one.host}: {one.cpu_cores:.2f} of {one.cores} cores ({used})"
-
-
-def _table(report: RunReport) -> Table:
-    table = Table(title=f"{report.name}, by epoch and pass", box=SIMPLE_HEAD, padding=0)
-    table.add_column("\npass", overflow="fold")
-    for heading in _cells(report.epochs[0].train):
-        table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal must not hide digits
-    for summary in report.epochs:
-        for split, figures in summary.splits():
-            table.add_row(f"{summary.epoch + 1} {split}", *_cells(figures).values())
-    return table
 
 
 def _cells(figures: PassSummary) -> dict[str, str]:

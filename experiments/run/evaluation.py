@@ -9,12 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.console import Console
+from superdl.experiments.console import Console, print_rows
 from superdl.experiments.models import build_model
 from superdl.experiments.output import write_json
 from superdl.experiments.run.listeners import say
@@ -252,14 +250,12 @@ def _class_of(row: Tensor, at: int, names: Sequence[str]) -> ClassFigures:
 
 def print_evaluation(found: Evaluation, console: Console) -> None:
     """Print the figures, and the classes, those that are told worst first."""
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    for heading in ("class", "images", "right (%)", "taken for"):
-        table.add_column(heading, justify="left" if heading in ("class", "taken for") else "right")
+    rows = []
     for one in sorted(found.classes, key=lambda one: 1.0 if one.accuracy is None else one.accuracy):
         mistakes = [f"{name} {times}" for name, times in list(one.taken_for.items())[:_MISTAKES_SHOWN]]
         right = "-" if one.accuracy is None else f"{100 * one.accuracy:.1f}"
-        table.add_row(one.name, f"{one.samples:,}", right, ", ".join(mistakes))
-    console.print(table)
+        rows.append((one.name, ", ".join(mistakes), f"{one.samples:,}", right))
+    print_rows(console, ("class", "taken for", "images", "right (%)"), rows, words=2)
     top5 = "" if found.top5 is None else f", top-5 {found.top5:.4f}"
     say(
         console,

@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
+from superdl.experiments.console import print_rows
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import build_world_model
 
@@ -187,10 +185,10 @@ def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction])
 
 def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
     """Print a row for each point of the sweep, and the jobs where there is one point and few of them."""
-    _print_rows(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
+    _print(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
     jobs = predictions[0].jobs
     if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:
-        _print_rows(f"{spec.name}, jobs, simulated", [_job_cells(job) for job in jobs], console)
+        _print(f"{spec.name}, jobs, simulated", [_job_cells(job) for job in jobs], console)
     for row in predictions:
         console.print(
             f"simulated {row.virtual_s:,.1f} virtual s in {row.simulated_in_s:.1f} s: {row.samples_read:,} "
@@ -206,14 +204,8 @@ def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], c
         )
 
 
-def _print_rows(title: str, rows: Sequence[Mapping[str, str]], console: Console) -> None:
-    """Print a table: a column for each key, the first one of words."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
-    for number, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    console.print(table)
+def _print(title: str, rows: Sequence[Mapping[str, str]], console: Console) -> None:
+    print_rows(console, rows[0], [row.values() for row in rows], title=title)
 
 
 def _cells(row: Prediction) -> dict[str, str]:
