@@ -1,4 +1,4 @@
-"""A comparison as one value, written as ``compare.json`` and ``compare.csv``, and read back; and that of runs
+"""A comparison as one value, written as ``compare.json``, and read back; and that of runs
 which were made elsewhere, as by a cluster's launcher, from the directories that they left.
 
 Of the latter, arms are the runs' names, or names given to them; runs of one name are its repeats. What people
@@ -7,8 +7,6 @@ see of a comparison is left to `show`.
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,7 @@ from superdl.experiments.comparing.figures import (
     spread_of,
 )
 from superdl.experiments.comparing.measured import RoundMeasured, read_json, read_measured_run
-from superdl.experiments.output import now_text, write_json, write_whole
+from superdl.experiments.output import now_text, write_json
 from superdl.experiments.reporting.quantities import number
 from superdl.super_wire.errors import ConfigError
 
@@ -162,16 +160,8 @@ class Comparison:
 
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:
-    """Write ``compare.json`` and ``compare.csv``; a reader sees the old files or the new ones."""
+    """Write ``compare.json``; a reader sees the old file or the new one."""
     write_json(comparison.to_mapping(), directory / _REPORT)
-    keys = [figure.key for figure in FIGURES]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["number", "arm", "repeat", "failed", *keys])
-    for one in comparison.rounds:
-        values = [getattr(one.figures, key, None) for key in keys]
-        table.writerow([one.number, one.arm, one.repeat, int(one.figures is None), *values])
-    write_whole(text.getvalue(), directory / "compare.csv")
 
 
 def is_comparison(directory: Path) -> bool:
