@@ -16,7 +16,7 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.experiments.manifest import describe_environment, describe_hardware
+from superdl.experiments.machine import describe_environment, describe_hardware
 from superdl.experiments.output import now_text
 
 if TYPE_CHECKING:

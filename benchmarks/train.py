@@ -19,7 +19,7 @@ from benchmarks.processes import BenchmarkError, held_to, run_child, usable_core
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, describe_machine
 from benchmarks.services import loader_services
 from benchmarks.trainer import MODELS, SMALL, TrainResult, TrainSpec, train_on_cores
-from superdl.experiments.manifest import describe_environment
+from superdl.experiments.machine import describe_environment
 
 if TYPE_CHECKING:
     import argparse

@@ -26,7 +26,7 @@ from superdl.experiments.comparing.measured import RoundMeasured, read_measured_
 from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.comparing.show import comparison_page, print_comparison
 from superdl.experiments.data import prepare_data
-from superdl.experiments.manifest import Manifest, describe_environment, describe_hardware
+from superdl.experiments.machine import describe_environment, describe_hardware
 from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.output import new_directory, now_text, write_whole
 from superdl.experiments.reporting.page import PAGE_NAME
@@ -92,7 +92,7 @@ def compare(
         spec=spec.to_mapping(),
         environment=describe_environment(device) | {"cpu": describe_hardware()["cpu"]},
     )
-    manifest, start_s = Manifest(directory, spec, device, started_at=report.started_at), time.monotonic()
+    start_s = time.monotonic()
     say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {directory}")
     try:
         for data in {trial.spec.data: None for arm in chosen for trial in arm.trials}:  # nothing is timed yet
@@ -105,7 +105,6 @@ def compare(
     finally:
         report.took_s = time.monotonic() - start_s
         publish(report, console)
-        manifest.end(report.status, now_text())
     return report
 
 

@@ -102,7 +102,7 @@ def _harmless(cell: Cell) -> Cell:
 def _row(run: RunFiles) -> dict[str, Any]:
     """A run by the columns' heads; the accuracies are the last validation's."""
     facts, loader = run.facts, run.spec.get("loader") or {}
-    hired, hardware = run.spec.get("cost") or {}, facts.get("hardware") or {}
+    hired, hardware = run.spec.get("cost") or {}, (facts.get("environment") or {}).get("hardware") or {}
     machine = f"{hired.get('machines') or 1} x {hired['machine']}" if hired.get("machine") else None
     if machine is None and hardware:
         gpus = [gpu["name"] for gpu in hardware.get("gpus") or ()]

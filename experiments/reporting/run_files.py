@@ -1,4 +1,4 @@
-"""Reads what a run has left in its directory, whole or not: report, manifest, steps, utilisation.
+"""Reads what a run has left in its directory, whole or not: report, steps, utilisation.
 
 A run writes its report at its start and after each epoch, so one that was killed has the epochs before. What
 is made of it all is left to `run_page`.
@@ -92,9 +92,7 @@ class UsageRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run has left. ``facts`` are its report's over its manifest's; ``troubles`` say in sentences what
-    could not be read.
-    """
+    """What a run has left. ``facts`` are its report; ``troubles`` say in sentences what could not be read."""
 
     directory: Path
     facts: dict[str, Any]
@@ -147,7 +145,7 @@ def read_run(directory: Path) -> RunFiles:
             remedy = f"its runs are below it: name one, or show all by superdl report --book {directory}"
         raise ConfigError(f"{directory} is no directory of a run: it has no {REPORT_NAME}; {remedy}")
     files = _Files(directory)
-    facts = files.mapping("manifest.json") | files.mapping(REPORT_NAME)
+    facts = files.mapping(REPORT_NAME)
     steps: dict[_Key, StepColumns] = {}
     for step in files.rows("steps.jsonl", _step):
         steps.setdefault((step.epoch, step.split), StepColumns()).add(step)

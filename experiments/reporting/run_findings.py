@@ -82,6 +82,8 @@ def findings(run: RunFiles) -> list[tuple[str, str]]:
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
     epochs = _epochs(run)
+    if not run.facts:
+        return "Its report cannot be read:", "only its other files tell of it."
     took = f"{epochs} in {seconds(run.facts.get('wall_s'))}"
     if run.status == "finished":
         return "It finished:", f"{took}."

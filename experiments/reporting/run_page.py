@@ -43,10 +43,11 @@ def write_run_page(directory: Path) -> Path:
 def run_page(run: RunFiles) -> str:
     """The page of a run as HTML."""
     facts, loader = run.facts, (run.spec.get("loader") or {}).get("kind", "")
+    environment = facts.get("environment") or {}
     told = {
         "loader": loader,
         "functions": facts.get("executor"),
-        "device": (facts.get("software") or {}).get("device"),
+        "device": environment.get("device"),
         "ranks": run.ranks if run.ranks > 1 else None,
         "strategy": facts.get("strategy") if run.ranks > 1 else None,
         "precision": facts.get("precision"),
@@ -67,8 +68,8 @@ def run_page(run: RunFiles) -> str:
         bill=facts.get("bill"),
         settings=facts_table(f"Settings of loader {loader}", settings) if settings else None,
         spec_lines="\n".join(_leaves(run.spec)),
-        software=facts.get("software") or {},
-        hardware=facts.get("hardware") or {},
+        environment=environment,
+        hardware=environment.get("hardware") or {},
     )
 
 

