@@ -1,5 +1,6 @@
-"""The console of all commands, and its tables. Others' words, such as keys, labels and names, cannot steer a
-terminal.
+"""The console of all commands, its lines and tables.
+
+Others' words, such as keys, labels and names, cannot steer a terminal.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-__all__ = ["Console", "print_rows"]
+__all__ = ["Console", "print_rows", "say"]
 
 
 class Console(console.Console):
@@ -26,6 +27,11 @@ class Console(console.Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Render a text, or a table's cell, made printable."""
         return super().render_str(shown_lines(text), **options)
+
+
+def say(to: console.Console, line: str) -> None:
+    """Print a line for people as it is."""
+    to.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_rows(

@@ -29,9 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Probe, and print."""
     from superdl.experiments.advising import advise, print_advice
-    from superdl.experiments.console import Console  # --help needs none of this
+    from superdl.experiments.console import Console, say  # --help needs none of this
     from superdl.experiments.output import tell_json
-    from superdl.experiments.run.listeners import say
     from superdl.run_command import spec_of
 
     console = Console(stderr=arguments.json)

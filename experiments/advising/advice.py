@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.core import maxmemory_for
-from superdl.experiments.console import print_rows
+from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.quantities import percent, seconds
 from superdl.experiments.simulator.spec import (
     CacheSpec,
@@ -227,20 +227,19 @@ def _hour_usd(spec: Spec) -> float | None:
 def print_advice(advice: Advice, console: Console) -> None:
     """Print forecast and changes beside each other, and the best one."""
     measured = advice.measured
-    console.print(
+    say(
+        console,
         f"measured: a step {seconds(measured.step_s)}, a sample {seconds(measured.function_s)} of a "
         f"function, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
         f"{measured.samples:,} samples of "
         f"{measured.record_bytes:,} bytes, {measured.cache_bytes / _MB:,.0f} MiB of cache for them"
         f"{' and a store' if measured.stored else ''}",
-        highlight=False,
-        soft_wrap=True,
     )
     figures = ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "in all", "$")
     forecasts = (("as it is", advice.forecast), *advice.changes)
     rows = [(name, *_cells(forecast)) for name, forecast in forecasts]
     print_rows(console, ("foretold, simulated", *figures), rows)
-    console.print(advice.best, highlight=False, soft_wrap=True)
+    say(console, advice.best)
 
 
 def _cells(forecast: Forecast) -> Iterator[str]:

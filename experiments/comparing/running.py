@@ -14,6 +14,7 @@ import resource
 import time
 import uuid
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,13 @@ from superdl.experiments.comparing.figures import round_figures
 from superdl.experiments.comparing.measured import RoundMeasured, read_measured_run
 from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.comparing.show import comparison_page, print_comparison
+from superdl.experiments.console import say
 from superdl.experiments.data import prepare_data
 from superdl.experiments.machine import describe_environment, describe_hardware
 from superdl.experiments.monitoring.readings import ProcessGroups
 from superdl.experiments.output import new_directory, now_text, write_whole
 from superdl.experiments.reporting.page import PAGE_NAME
 from superdl.experiments.reporting.run_page import write_run_page
-from superdl.experiments.run.listeners import say
 from superdl.experiments.run.training_run import embedded_executor
 from superdl.experiments.training.device import pick_device
 from superdl.super_wire.errors import SuperError
@@ -96,7 +97,7 @@ def compare(
     say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {directory}")
     try:
         for data in {trial.spec.data: None for arm in chosen for trial in arm.trials}:  # nothing is timed yet
-            prepare_data(data, lambda line: say(console, line))
+            prepare_data(data, partial(say, console))
         _run_all(report, chosen, console, keep_going=keep_going)
     except BaseException as error:
         report.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"

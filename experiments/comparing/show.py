@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from superdl.experiments.comparing.figures import mean_by_name
-from superdl.experiments.console import print_rows
+from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.page import (
     Plot,
     Table,
@@ -52,7 +52,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     lines += [" ".join(point) for point in comparison.words()]
     lines.append(f"written to {comparison.directory}")
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def comparison_page(comparison: Comparison) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.console import print_rows
+from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.quantities import ABSENT, count
 from superdl.experiments.reporting.run_files import run_of_report
 from superdl.experiments.reporting.run_findings import findings
@@ -122,7 +122,7 @@ def print_report(report: RunReport, console: Console) -> None:
     notes = [f"Note: {note}" for note in report.notes]
     hosts = [_host_line(one) for one in report.hosts]
     for line in (*said, *hosts, *notes, f"Written to {report.directory}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def _host_line(one: HostUsage) -> str:

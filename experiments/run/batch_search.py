@@ -13,6 +13,7 @@ import resource
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.console import Console
+from superdl.experiments.console import Console, say
 from superdl.experiments.models import build_model
-from superdl.experiments.run.listeners import say
 from superdl.experiments.run.training_run import images_of, opened_loader, shipped_steps_allowed
 from superdl.experiments.training.device import (
     compute_type,
@@ -249,11 +249,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
     process = process_rank()
     device = pick_device(spec.device, process)
     strategy = strategy_name(spec.training.strategy, process)
-    console = (console or Console()) if process.rank == 0 else Console(quiet=True)
-
-    def tell(line: str) -> None:
-        say(console, line)
-
+    tell = partial(say, (console or Console()) if process.rank == 0 else Console(quiet=True))
     seed_everything(spec.seed)
     with join_ranks(process, device) as ranks:
         # Opened for training: what is written in a format of its own is then what training reads. Batches are

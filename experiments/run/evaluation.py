@@ -6,16 +6,16 @@ import json
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.console import Console, print_rows
+from superdl.experiments.console import Console, print_rows, say
 from superdl.experiments.models import build_model
 from superdl.experiments.output import write_json
-from superdl.experiments.run.listeners import say
 from superdl.experiments.run.state import digest
 from superdl.experiments.run.training_run import (
     images_of,
@@ -119,10 +119,7 @@ def evaluate(
         stack.enter_context(torch_threads(spec.training.threads))
         stack.enter_context(shipped_steps_allowed(spec.recipe))
         known, _ = read_checkpoint(str(path), ranks, asked_by="evaluate")
-
-        def tell(line: str) -> None:
-            say(console, line)
-
+        tell = partial(say, console)
         source = images_of(spec, ranks, tell).val
         if source is None:
             raise ConfigError(

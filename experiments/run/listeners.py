@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from rich.console import Console
-
     from superdl.experiments.records import EpochSummary
 
-__all__ = ["Progress", "StepLog", "StepTimes", "TensorBoardLog", "say"]
+__all__ = ["Progress", "StepLog", "StepTimes", "TensorBoardLog"]
 
 _LINES_PER_PASS = 4
 _LINE_EVERY_S = 30.0
@@ -26,11 +24,6 @@ _STEP_FIGURES = (
     *("loss", "accuracy", "lr", "skipped", "wait_s", "read_s", "fetch_s", "decode_s", "compute_s", "total_s"),
     *("hits", "misses", "gpu_percent", "gpu_memory_bytes"),
 )
-
-
-def say(console: Console, line: str) -> None:
-    """Print a line for people as it is."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class Progress(Listener):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of
+from superdl.experiments.console import say
 from superdl.experiments.data import push
 from superdl.experiments.machine import describe_environment, describe_run
 from superdl.experiments.monitoring import HOST_USAGE, host_usages
@@ -23,7 +24,6 @@ from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_files import REPORT_NAME
 from superdl.experiments.reporting.run_page import write_run_page
 from superdl.experiments.reporting.run_report import RunReport, print_report
-from superdl.experiments.run.listeners import say
 from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
 from superdl.experiments.training.device import compute_type, strategy_name
 from superdl.super_wire.errors import ConfigError, SourceError

@@ -10,6 +10,7 @@ import contextlib
 import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,14 @@ import torch
 
 from superdl.cost.bill import PaidByHour, prices_for
 from superdl.experiments.augmentations import shipped_modules
-from superdl.experiments.console import Console
+from superdl.experiments.console import Console, say
 from superdl.experiments.data import prepare_data
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import RowLog, new_directory
 from superdl.experiments.places import MODEL_DIR
-from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog, say
+from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog
 from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, in_bucket
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.checkpoints import LAST, bring_best, check_best_to
@@ -107,11 +108,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
 
 
 def _train(state: RunState, console: Console) -> None:
-    spec, ranks = state.spec, state.ranks
-
-    def tell(line: str) -> None:
-        say(console, line)
-
+    spec, ranks, tell = state.spec, state.ranks, partial(say, console)
     seed_everything(spec.seed)
     with ExitStack() as stack:
         weights = spec.training.resume or spec.model.weights

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from superdl.experiments.console import print_rows
+from superdl.experiments.console import print_rows, say
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import build_world_model
 
@@ -190,7 +190,8 @@ def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], c
     if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:
         _print(f"{spec.name}, jobs, simulated", [_job_cells(job) for job in jobs], console)
     for row in predictions:
-        console.print(
+        say(
+            console,
             f"simulated {row.virtual_s:,.1f} virtual s in {row.simulated_in_s:.1f} s: {row.samples_read:,} "
             f"samples read, {row.samples_produced:,} produced and {row.samples_restored:,} restored by "
             f"{row.invocations:,} invocations; functions ${_money(row.usd_functions)}, GETs "
@@ -199,8 +200,6 @@ def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], c
             f"took {row.core_cpu_s:.3g} s of this machine's CPU, "
             f"{_share(row.core_cpu_s, row.virtual_s):.2g} of a core, "
             f"{1e3 * row.core_longest_s:.3g} ms at most for one step",
-            highlight=False,
-            soft_wrap=True,
         )
 
 
