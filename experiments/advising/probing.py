@@ -14,21 +14,13 @@ from torch.nn.functional import cross_entropy
 
 from superdl.experiments.advising.advice import Measured, advice_of
 from superdl.experiments.models import build_model
-from superdl.experiments.run.training_run import (
-    executor_of,
-    images_of,
-    opened_loader,
-    shipped_steps_allowed,
-    torch_threads,
-)
+from superdl.experiments.run.training_run import begun, executor_of, images_of, opened_loader
 from superdl.experiments.training.device import (
     compute_type,
     make_strategy,
-    pick_device,
-    seed_everything,
     synchronise,
 )
-from superdl.experiments.training.ranks import join_ranks, process_rank
+from superdl.experiments.training.ranks import process_rank
 from superdl.experiments.training.updates import Updater
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
@@ -69,8 +61,7 @@ def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
         ConfigError: the loader is no SUPER, or this is one of several ranks.
         SuperError: the data, the loader or the device cannot be had.
     """
-    process = process_rank()
-    if process.replicas > 1:
+    if process_rank().replicas > 1:
         raise ConfigError(
             "one process is probed, and this is one of several: start it without torchrun, with --ranks"
         )
@@ -78,12 +69,7 @@ def probe(spec: Spec, tell: Callable[[str], None], count: int = 1) -> Measured:
         raise ConfigError(
             f"what is foretold is SUPER, and loader.kind is {spec.loader.kind}: --set loader.kind=super"
         )
-    device = pick_device(spec.device, process)
-    seed_everything(spec.seed)
-    with ExitStack() as stack:
-        ranks = stack.enter_context(join_ranks(process, device))
-        stack.enter_context(torch_threads(spec.training.threads))
-        stack.enter_context(shipped_steps_allowed(spec.recipe))
+    with begun(spec) as (ranks, device, _), ExitStack() as stack:
         data = images_of(spec, ranks, tell)
         on_gpu = device.type == "cuda"
         loader = opened_loader(spec, data.train, ranks, tell, training=True, pin_memory=on_gpu)

@@ -21,18 +21,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.console import Console, say
+from superdl.experiments.console import say
 from superdl.experiments.models import build_model
-from superdl.experiments.run.training_run import images_of, opened_loader, shipped_steps_allowed
+from superdl.experiments.run.training_run import begun, console_of_rank, images_of, opened_loader
 from superdl.experiments.training.device import (
     compute_type,
     make_strategy,
     pick_device,
-    seed_everything,
     strategy_name,
     synchronise,
 )
-from superdl.experiments.training.ranks import OtherRankError, ProcessRank, Ranks, join_ranks, process_rank
+from superdl.experiments.training.ranks import OtherRankError, ProcessRank, Ranks, join_ranks
 from superdl.experiments.training.updates import Updater
 from superdl.sampler.embedded import available_memory_bytes
 from superdl.super_wire.errors import ConfigError
@@ -40,6 +39,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from superdl.experiments.console import Console
     from superdl.experiments.loaders import Loader
     from superdl.experiments.spec import Spec
 
@@ -246,18 +246,14 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
         SuperError: the data or the device cannot be had, or not even one image fits.
 
     """
-    process = process_rank()
-    device = pick_device(spec.device, process)
-    strategy = strategy_name(spec.training.strategy, process)
-    tell = partial(say, (console or Console()) if process.rank == 0 else Console(quiet=True))
-    seed_everything(spec.seed)
-    with join_ranks(process, device) as ranks:
+    tell = partial(say, console_of_rank(console))
+    with begun(spec) as (ranks, device, strategy):
+        process = ranks.process
         # Opened for training: what is written in a format of its own is then what training reads. Batches are
         # of one image, since what the loader holds of larger ones is computed.
         small = replace(spec, loader=replace(spec.loader, batch_size=1))
-        with shipped_steps_allowed(spec.recipe):
-            data = images_of(spec, ranks, tell)
-            loader = opened_loader(small, data.train, ranks, tell, training=True)
+        data = images_of(spec, ranks, tell)
+        loader = opened_loader(small, data.train, ranks, tell, training=True)
         with closing(loader):
             next(iter(loader))  # workers have started
             ranks.barrier()

@@ -13,16 +13,11 @@ import torch
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 from torch.nn.functional import cross_entropy
 
-from superdl.experiments.console import Console, print_rows, say
+from superdl.experiments.console import print_rows, say
 from superdl.experiments.models import build_model
 from superdl.experiments.output import write_json
 from superdl.experiments.run.state import digest
-from superdl.experiments.run.training_run import (
-    images_of,
-    opened_loader,
-    shipped_steps_allowed,
-    torch_threads,
-)
+from superdl.experiments.run.training_run import begun, console_of_rank, images_of, opened_loader
 from superdl.experiments.schema import apply_overrides
 from superdl.experiments.spec import load_spec, parse_spec
 from superdl.experiments.training.checkpoints import BEST, FOLDER, LAST, read_checkpoint
@@ -30,12 +25,8 @@ from superdl.experiments.training.device import (
     LOAD_WHOLE,
     compute_type,
     make_strategy,
-    pick_device,
-    seed_everything,
-    strategy_name,
     synchronise,
 )
-from superdl.experiments.training.ranks import join_ranks, process_rank
 from superdl.experiments.training.steps import Batches, correct_within, without_padding
 from superdl.super_wire.errors import ConfigError
 
@@ -45,6 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from superdl.experiments.console import Console
     from superdl.experiments.loaders import Loader
     from superdl.experiments.spec import Spec
     from superdl.experiments.training.checkpoints import Checkpoint
@@ -110,16 +102,9 @@ def evaluate(
     """
     spec = _spec_of(run, overrides)
     path = _checkpoint_of(run, checkpoint)
-    process = process_rank()
-    device = pick_device(spec.device, process)
-    name = strategy_name(spec.training.strategy, process)
-    console = (console or Console()) if process.rank == 0 else Console(quiet=True)
-    with join_ranks(process, device, alone=name == "fsdp") as ranks, ExitStack() as stack:
-        seed_everything(spec.seed)
-        stack.enter_context(torch_threads(spec.training.threads))
-        stack.enter_context(shipped_steps_allowed(spec.recipe))
+    with begun(spec) as (ranks, device, name), ExitStack() as stack:
         known, _ = read_checkpoint(str(path), ranks, asked_by="evaluate")
-        tell = partial(say, console)
+        tell = partial(say, console_of_rank(console))
         source = images_of(spec, ranks, tell).val
         if source is None:
             raise ConfigError(
@@ -138,7 +123,7 @@ def evaluate(
             checkpoint=str(path),
             epoch=known.epoch,
             data=source.url,
-            ranks=process.replicas,
+            ranks=ranks.process.replicas,
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
             **figures,
         )

@@ -52,13 +52,14 @@ if TYPE_CHECKING:
     from superdl.experiments.training.ranks import Ranks
 
 __all__ = [
+    "begun",
+    "console_of_rank",
     "embedded_executor",
     "executor_of",
     "images_of",
     "opened_loader",
     "run",
     "shipped_steps_allowed",
-    "torch_threads",
 ]
 
 _EXECUTOR = "SUPER_EXECUTOR"
@@ -82,14 +83,11 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
         KeyboardInterrupt: the user ended the run.
 
     """
-    process = process_rank()
     prices = prices_for(PaidByHour(**asdict(spec.cost)), os.environ.get("SUPER_PRICES"))
-    device = pick_device(spec.device, process)
-    strategy = strategy_name(spec.training.strategy, process)
-    console = (console or Console()) if process.rank == 0 else Console(quiet=True)
+    console = console_of_rank(console)
     state: RunState | None = None
     try:
-        with join_ranks(process, device, alone=strategy == "fsdp") as ranks:
+        with begun(spec) as (ranks, device, _):
             place = temporary_directory() if in_bucket(spec.output) else spec.output
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
@@ -109,16 +107,13 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
 
 def _train(state: RunState, console: Console) -> None:
     spec, ranks, tell = state.spec, state.ranks, partial(say, console)
-    seed_everything(spec.seed)
     with ExitStack() as stack:
         weights = spec.training.resume or spec.model.weights
         state.report.model = f"{spec.model.name}, {f'weights of {weights}' if weights else 'not pretrained'}"
         tell(f"model {state.report.model}")
-        stack.enter_context(torch_threads(spec.training.threads))
         if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
             state.note(_UNPINNED.format(torch.get_num_threads()))
             tell(state.report.notes[-1])
-        stack.enter_context(shipped_steps_allowed(spec.recipe))
         state.report.executor = executor_of(spec)
         monitor = _monitor(state, stack)
         train, val = _loaders(state, stack, tell)
@@ -342,7 +337,32 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def torch_threads(threads: int | None) -> Iterator[None]:
+def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
+    """Join the other ranks, with a spec's seed, threads and steps; gives this rank's device and strategy.
+
+    Raises:
+        ConfigError: the device or the strategy cannot be had, or the ranks cannot be joined.
+        RecipeError: a custom step is not named ``module:function@version``.
+    """
+    process = process_rank()
+    device = pick_device(spec.device, process)
+    strategy = strategy_name(spec.training.strategy, process)
+    with (
+        join_ranks(process, device, alone=strategy == "fsdp") as ranks,
+        _torch_threads(spec.training.threads),
+        shipped_steps_allowed(spec.recipe),
+    ):
+        seed_everything(spec.seed)
+        yield ranks, device, strategy
+
+
+def console_of_rank(console: Console | None) -> Console:
+    """The console, which only rank 0 prints to."""
+    return (console or Console()) if process_rank().rank == 0 else Console(quiet=True)
+
+
+@contextlib.contextmanager
+def _torch_threads(threads: int | None) -> Iterator[None]:
     """Have torch compute what is within with so many threads; None: as many as before."""
     before = torch.get_num_threads()
     if threads is not None:
