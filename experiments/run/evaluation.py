@@ -7,15 +7,15 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
-from torch.nn.functional import cross_entropy
 
-from superdl.experiments.console import print_rows, say
+from superdl.experiments.console import say
 from superdl.experiments.models import build_model
 from superdl.experiments.output import write_json
+from superdl.experiments.records import PassTotals
 from superdl.experiments.run.state import digest
 from superdl.experiments.run.training_run import begun, console_of_rank, images_of, opened_loader
 from superdl.experiments.schema import apply_overrides
@@ -27,40 +27,26 @@ from superdl.experiments.training.device import (
     make_strategy,
     synchronise,
 )
-from superdl.experiments.training.steps import Batches, correct_within, without_padding
+from superdl.experiments.training.loop import of_all_ranks
+from superdl.experiments.training.steps import Batches, HeldStep, take_step
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from torch import Tensor
-
     from superdl.experiments.console import Console
     from superdl.experiments.loaders import Loader
+    from superdl.experiments.records import PassSummary
     from superdl.experiments.spec import Spec
     from superdl.experiments.training.checkpoints import Checkpoint
     from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
 
-__all__ = ["ClassFigures", "Evaluation", "evaluate", "print_evaluation"]
+__all__ = ["Evaluation", "evaluate", "print_evaluation"]
 
 _FILE = "evaluation.json"
-_MISTAKES_SHOWN = 3
-_TOP = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ClassFigures:
-    """One class: how many of its images there were, the share that was right, and what others were taken for.
-
-    ``taken_for`` counts mistakes by the name of the class that the model said, the most frequent first.
-    """
-
-    name: str
-    samples: int
-    accuracy: float | None
-    taken_for: dict[str, int]
+_STEPS_HELD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +67,6 @@ class Evaluation:
     images_per_s: float
     ranks: int
     precision: str
-    classes: tuple[ClassFigures, ...]
 
 
 def evaluate(
@@ -123,9 +108,13 @@ def evaluate(
             checkpoint=str(path),
             epoch=known.epoch,
             data=source.url,
+            samples=figures.samples,
+            top1=figures.accuracy,
+            top5=figures.top5_accuracy,
+            loss=figures.loss,
+            images_per_s=figures.images_per_s,
             ranks=ranks.process.replicas,
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
-            **figures,
         )
     if ranks.leads:
         write_json(asdict(found), run / _FILE)
@@ -183,11 +172,16 @@ def _load(strategy: Strategy, known: Checkpoint, path: Path) -> None:
         raise ConfigError(f"{path} is of another model than the spec: {error}") from error
 
 
-def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> dict[str, Any]:
-    """Go over the images once and add up over all ranks what came of them."""
-    device, count = strategy.device, len(loader.classes)
-    confusion = torch.zeros(count * count, dtype=torch.int64, device=device)
-    sums = torch.zeros(2, dtype=torch.float64, device=device)  # of losses, and right among five
+def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
+    """Go over the images once, as validation does, over all ranks."""
+    totals, held = PassTotals(), list[HeldStep]()
+
+    def release() -> None:
+        synchronise(strategy.device)
+        for step in held:
+            totals.add(step.record(0, "val"))
+        held.clear()
+
     batches = Batches(loader, "val", ranks)
     batches.begin()
     strategy.evaluated.eval()
@@ -195,49 +189,20 @@ def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> dict[str, Any]
     start_s = time.perf_counter()
     with torch.inference_mode():
         while (batch := batches.next()) is not None:
-            images, labels = (one.to(device, non_blocking=True) for one in batch[:2])
-            with strategy.computing():
-                logits = strategy.evaluated(images)
-            logits, labels = without_padding(logits, labels, batch[2])
-            confusion += torch.bincount(labels * count + logits.argmax(dim=1), minlength=count * count)
-            sums[0] += cross_entropy(logits.float(), labels, reduction="sum")
-            sums[1] += correct_within(_TOP, logits, labels) or 0
-    synchronise(device)
+            step = take_step(strategy, batch, strategy.device, None, step=batches.step, wait_s=0.0, gpu=None)
+            held.append(step)
+            if len(held) == _STEPS_HELD:
+                release()
+    release()
     (wall_s,) = ranks.largest([time.perf_counter() - start_s])
-    confusion, (loss, correct5) = ranks.summed(confusion.cpu()).view(count, count), ranks.summed(sums.cpu())
-    samples = int(confusion.sum())
-    if not samples:
+    figures = of_all_ranks(totals, ranks).summary(wall_s, None)
+    if not figures.samples:
         raise ConfigError("the validation images give no batch; name others by --set data.val=...")
-    return {
-        "samples": samples,
-        "top1": float(confusion.diagonal().sum()) / samples,
-        "top5": float(correct5) / samples if count > _TOP else None,
-        "loss": float(loss) / samples,
-        "images_per_s": samples / wall_s,
-        "classes": tuple(_class_of(row, at, loader.classes) for at, row in enumerate(confusion)),
-    }
-
-
-def _class_of(row: Tensor, at: int, names: Sequence[str]) -> ClassFigures:
-    samples, mistakes = int(row.sum()), {other: int(row[other]) for other in row.nonzero().flatten().tolist()}
-    right = mistakes.pop(at, 0)
-    most_first = sorted(mistakes.items(), key=lambda item: -item[1])
-    return ClassFigures(
-        names[at],
-        samples,
-        right / samples if samples else None,
-        {names[other]: times for other, times in most_first},
-    )
+    return figures
 
 
 def print_evaluation(found: Evaluation, console: Console) -> None:
-    """Print the figures, and the classes, those that are told worst first."""
-    rows = []
-    for one in sorted(found.classes, key=lambda one: 1.0 if one.accuracy is None else one.accuracy):
-        mistakes = [f"{name} {times}" for name, times in list(one.taken_for.items())[:_MISTAKES_SHOWN]]
-        right = "-" if one.accuracy is None else f"{100 * one.accuracy:.1f}"
-        rows.append((one.name, ", ".join(mistakes), f"{one.samples:,}", right))
-    print_rows(console, ("class", "taken for", "images", "right (%)"), rows, words=2)
+    """Print the figures."""
     top5 = "" if found.top5 is None else f", top-5 {found.top5:.4f}"
     say(
         console,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training.checkpoints import Checkpoints
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "of_all_ranks"]
 
 _log = logging.getLogger(__name__)
 
@@ -312,7 +312,7 @@ class Trainer:
         """The pass over all ranks, which wait here for one another."""
         job = self._meters[split].lap()
         if self._ranks.several:
-            totals = _of_all_ranks(totals, self._ranks)
+            totals = of_all_ranks(totals, self._ranks)
             (wall_s,) = self._ranks.largest([wall_s])
             if job is not None and not self._one_job:
                 own = astuple(job)
@@ -327,7 +327,7 @@ _SUMMED = ("samples", "hits", "misses", "straight", "size_bytes", "loss", "corre
 _MEANS = ("wait_s", "read_s", "compute_s")
 
 
-def _of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
+def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
     """Samples and what they gave are sums, seconds means over ranks.
 
     The first batch is the latest one; the batches stay this rank's, which are as many as any other's.

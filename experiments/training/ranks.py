@@ -111,12 +111,6 @@ class Ranks:
             dist.all_reduce(together, op=how)
         return [float(value) for value in together]
 
-    def summed(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor on the CPU, summed over ranks in place."""
-        if self.several:
-            dist.all_reduce(value)
-        return value
-
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.sums([0.0])

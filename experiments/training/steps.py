@@ -21,13 +21,13 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from superdl.experiments.loaders.interface import Batch, BatchFigures, Loader
+    from superdl.experiments.loaders.interface import Batch, Loader
     from superdl.experiments.monitoring import GpuReading
     from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
     from superdl.experiments.training.updates import Updater
 
-__all__ = ["Batches", "HeldStep", "correct_within", "take_step", "without_padding"]
+__all__ = ["Batches", "HeldStep", "correct_within", "take_step"]
 
 _TOP = 5
 _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
@@ -78,7 +78,8 @@ def take_step(
             applied = updater.update(loss)
         logits, loss = logits.detach(), loss.detach()
         if figures.padding is not None and figures.padding.any():
-            logits, labels = without_padding(logits, labels, figures)
+            own = torch.from_numpy(~figures.padding).to(device)  # else another rank, or batch, counts it
+            logits, labels = logits[own], labels[own]
             loss = cross_entropy(logits, labels)
         correct = (logits.argmax(dim=1) == labels).sum()
         correct5 = correct_within(_TOP, logits, labels)
@@ -103,14 +104,6 @@ def take_step(
         "skipped": int(not applied),
     }
     return HeldStep(known, span)
-
-
-def without_padding(logits: Tensor, labels: Tensor, figures: BatchFigures) -> tuple[Tensor, Tensor]:
-    """Both without what another rank, or another batch, counts."""
-    if figures.padding is None:
-        return logits, labels
-    own = torch.from_numpy(~figures.padding).to(logits.device)
-    return logits[own], labels[own]
 
 
 def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
