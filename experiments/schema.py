@@ -120,6 +120,7 @@ _REASONS = {
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
     "too_short": "must have at least {min_length} entry",
     "bool_type": "must be true or false",
     "dict_type": _MAPPING,

@@ -10,7 +10,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass
 
 from superdl.experiments.schema import (
@@ -48,13 +48,7 @@ _SPECS = SpecFolder(Path(__file__).parent / "specs")
 _SHORT = {"cache_gb": "cache.budget_gb", "concurrency": "functions.concurrency"}
 
 
-def _at_most_all(value: float) -> float:
-    if value > 1:
-        raise ValueError(f"is a share from 0 to 1, not {value:g}")
-    return value
-
-
-Share = Annotated[NonNegativeNumber, AfterValidator(_at_most_all)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)

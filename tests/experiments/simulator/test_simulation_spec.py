@@ -35,7 +35,7 @@ def test_specs_that_come_along_are_good(name):
         ("datasets: [{samples: 9}]\njobs: [{drop_last: true}]", "drop_last leaves no batch"),
         ("functions: {kind: ray, decode_s: 1}", "functions.kind must be one of pool, lambda"),
         ("functions: {kind: pool}", "functions take no time"),
-        ("functions: {decode_s: 1, stragglers: 2}", "functions.stragglers is a share"),
+        ("functions: {decode_s: 1, stragglers: 2}", "functions.stragglers must be at most 1, not 2"),
         ("cache: {budget_gb: 0}", "cache.budget_gb must be above 0, not 0"),
         ("minutes: -1", "minutes must be above 0, not -1"),
         ("sweep: [1]", "sweep must be a mapping"),
