@@ -7,19 +7,29 @@ worth is an assumption of its own. What follows from the inputs is :mod:`superdl
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, field, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field, StrictBool
+from pydantic.dataclasses import dataclass
+
+from superdl.experiments.schema import (
+    KNOWN_KEYS,
+    AtLeastOne,
+    AtLeastZero,
+    NonNegativeNumber,
+    PositiveNumber,
+    Share,
+    Text,
+    apply_overrides,
+    build,
+)
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["PRESETS", "Scenario", "load_scenario"]
-
-
-_MAY_BE_ZERO = {"endpoints", "trainer_vcpus", "request_s", "reserved_share"}
 
 
 def _given(about: str, unit: str = "", default: Any = None, basis: str = "chosen") -> Any:
@@ -34,95 +44,84 @@ def _assumed(about: str, unit: str, default: float, why: str) -> Any:
     return _given(about, unit, default, f"assumed: {why}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class Scenario:
     """A workload, where it runs, and the rates of its parts; each field says what it is."""
 
-    name: str = _given("name of the preset", default="mine")
-    samples: int = _given("samples of the dataset", default=1_281_167)
-    source_bytes: int = _given("mean size of an encoded image", "bytes", 110_000)
-    record_bytes: int = _given("a decoded sample in the cache, header included", "bytes", 150_592)
-    random: bool = _given(
+    name: Text = _given("name of the preset", default="mine")
+    samples: AtLeastOne = _given("samples of the dataset", default=1_281_167)
+    source_bytes: AtLeastOne = _given("mean size of an encoded image", "bytes", 110_000)
+    record_bytes: AtLeastOne = _given("a decoded sample in the cache, header included", "bytes", 150_592)
+    random: StrictBool = _given(
         "whether the recipe is random: samples of an epoch are of no use later", default=False
     )
-    jobs: int = _given("jobs at the same time, a training machine each", default=1)
-    in_step: bool = _given("jobs read in one order (one seed) and keep step", default=True)
-    epochs: int = _given("epochs of each job in the month", default=90)
-    machine: str = _given("training machine", default="g4dn.xlarge")
-    cache_node: str = _given("node type of the cache", default="cache.r7g.large")
-    cache_nodes: int = _given("nodes of the cache", default=1)
-    always_up: bool = _given("cache and coordinator stay all month, else while jobs train", default=False)
-    one_zone: bool = _given("trainers, functions and cache are in one availability zone", default=True)
-    nvme_mb_per_s: float = _assumed(
+    jobs: AtLeastOne = _given("jobs at the same time, a training machine each", default=1)
+    in_step: StrictBool = _given("jobs read in one order (one seed) and keep step", default=True)
+    epochs: AtLeastOne = _given("epochs of each job in the month", default=90)
+    machine: Text = _given("training machine", default="g4dn.xlarge")
+    cache_node: Text = _given("node type of the cache", default="cache.r7g.large")
+    cache_nodes: AtLeastOne = _given("nodes of the cache", default=1)
+    always_up: StrictBool = _given(
+        "cache and coordinator stay all month, else while jobs train", default=False
+    )
+    one_zone: StrictBool = _given("trainers, functions and cache are in one availability zone", default=True)
+    nvme_mb_per_s: PositiveNumber = _assumed(
         "what a training machine's own NVMe reads", "MB/s", 500.0, "not measured; set your own"
     )
-    endpoints: int = _given("interface endpoints of the stack on Lambda", default=5)
-    cpu_host: str = _given("CPU host that converts the set", default="c6i.2xlarge")
+    endpoints: AtLeastZero = _given("interface endpoints of the stack on Lambda", default=5)
+    cpu_host: Text = _given("CPU host that converts the set", default="c6i.2xlarge")
 
-    images_per_s: float = _assumed(
+    images_per_s: PositiveNumber = _assumed(
         "what one GPU of the training machine takes",
         "images/s",
         427.0,
         "ResNet-50 with mixed precision on a T4, 0.6 s for a batch of 256; set your own",
     )
-    trainer_vcpus: float = _assumed(
+    trainer_vcpus: NonNegativeNumber = _assumed(
         "vCPUs that the training loop itself keeps busy", "", 1.0, "its Python thread"
     )
-    x86_vcpu: float = _assumed(
+    x86_vcpu: PositiveNumber = _assumed(
         "a vCPU of x86, against a core of the machine measured",
         "",
         0.5,
         "a vCPU is a hyperthread whose sibling is busy, and g4dn's cores are older",
     )
-    arm_vcpu: float = _assumed(
+    arm_vcpu: PositiveNumber = _assumed(
         "a vCPU of Graviton, against the same core", "", 0.75, "a core, but a slower one"
     )
-    lambda_vcpu: float = _assumed(
+    lambda_vcpu: PositiveNumber = _assumed(
         "the vCPU of a function (1,769 MB), against the same core", "", 0.5, "as for x86, to be safe"
     )
-    function_cpu_ms: float = _measured(
+    function_cpu_ms: PositiveNumber = _measured(
         "CPU of a function for a sample: fetch, decode, push", "ms", 1.91, "superdl bench function"
     )
-    s3_cpu_ms: float = _measured(
+    s3_cpu_ms: PositiveNumber = _measured(
         "CPU of DataLoader, boto3 and Pillow for a sample in S3", "ms", 2.75, "superdl bench read"
     )
-    litdata_cpu_ms: float = _assumed(
+    litdata_cpu_ms: PositiveNumber = _assumed(
         "CPU of LitData for a raw sample in S3",
         "ms",
         0.2,
         "0.081 from a disk by superdl bench read, the rest for fetching; set your own",
     )
-    chunk_mb: float = _given("what a request for LitData's file brings", "MB", 64.0)
-    read_cpu_ms: float = _measured(
+    chunk_mb: PositiveNumber = _given("what a request for LitData's file brings", "MB", 64.0)
+    read_cpu_ms: PositiveNumber = _measured(
         "CPU of the trainer for a ready sample by TLS, 2 workers", "ms", 0.065, "superdl bench read --tls"
     )
-    request_samples: int = _given("samples for each invocation, at most", default=64)
-    request_s: float = _assumed(
+    request_samples: AtLeastOne = _given("samples for each invocation, at most", default=64)
+    request_s: NonNegativeNumber = _assumed(
         "time of an invocation beside its samples' CPU",
         "s",
         0.05,
         "the first GETs' latency, its share of cold starts",
     )
-    function_mb: int = _given(
+    function_mb: AtLeastOne = _given(
         "memory of a function; with less than 1,769 it has less than one vCPU", "MB", 1769
     )
-    spare: float = _assumed(
+    spare: Annotated[float, Field(ge=1)] = _assumed(
         "functions' work against what is needed", "", 1.05, "hedges are 5% at most; retries"
     )
-    reserved_share: float = _given("memory of a cache node that ElastiCache keeps", default=0.15)
-
-    def __post_init__(self) -> None:
-        """See that no number is out of reason."""
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, bool | str) or (value == 0 and entry.name in _MAY_BE_ZERO):
-                continue
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{entry.name} is a number above 0; not {value!r}")
-        if self.reserved_share >= 1:
-            raise ConfigError(f"reserved_share is below 1; not {self.reserved_share!r}")
-        if self.spare < 1:
-            raise ConfigError(f"spare is at least 1; not {self.spare!r}")
+    reserved_share: Share = _given("memory of a cache node that ElastiCache keeps", default=0.15)
 
     def inputs(self) -> list[dict[str, Any]]:
         """Name, value, unit, about and basis of all inputs; the basis of one that is not the preset's own is
@@ -172,22 +171,4 @@ def load_scenario(preset: str, overrides: Sequence[str] = ()) -> Scenario:
     """
     if preset not in PRESETS:
         raise ConfigError(f"a preset is one of {', '.join(PRESETS)}; not {preset!r}")
-    scenario = PRESETS[preset]
-    changes: dict[str, Any] = {}
-    for text in overrides:
-        name, equals, value = text.partition("=")
-        known = [entry.name for entry in fields(scenario)[1:]]
-        if not equals or name not in known:
-            raise ConfigError(f"--set takes KEY=VALUE with one of {', '.join(known)}; not {text!r}")
-        changes[name] = _value(name, value, type(getattr(scenario, name)))
-    return replace(scenario, **changes)
-
-
-def _value(name: str, text: str, kind: type) -> Any:
-    if kind is str:
-        return text
-    try:
-        return {"true": True, "false": False}[text] if kind is bool else kind(text.replace("_", ""))
-    except (KeyError, ValueError) as error:
-        words = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise ConfigError(f"{name} is {words}; not {text!r}") from error
+    return build(Scenario, apply_overrides(asdict(PRESETS[preset]), overrides))

@@ -44,16 +44,16 @@ def test_values_are_replaced_by_their_types():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("jobs", "KEY=VALUE"),
-        ("dogs=8", "KEY=VALUE"),
-        ("jobs=8.5", "jobs is a whole number"),
-        ("images_per_s=fast", "images_per_s is a number"),
-        ("images_per_s=nan", "images_per_s is a number above 0"),
-        ("jobs=0", "jobs is a number above 0"),
-        ("request_s=-1", "request_s is a number"),
-        ("in_step=maybe", "in_step is true or false"),
-        ("reserved_share=1", "reserved_share is below 1"),
-        ("spare=0.5", "spare is at least 1"),
+        ("jobs", "cannot apply 'jobs'"),
+        ("dogs=8", "unknown key dogs"),
+        ("jobs=8.5", "jobs must be a valid integer"),
+        ("images_per_s=fast", "images_per_s must be a valid number"),
+        ("images_per_s=.nan", "images_per_s must be a finite number"),
+        ("jobs=0", "jobs must be at least 1"),
+        ("request_s=-1", "request_s must be at least 0"),
+        ("in_step=maybe", "in_step must be true or false"),
+        ("reserved_share=1", "reserved_share must be below 1"),
+        ("spare=0.5", "spare must be at least 1"),
     ],
 )
 def test_what_cannot_be_reckoned_with_is_refused(text, reason):
