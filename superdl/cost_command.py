@@ -138,7 +138,7 @@ def _mapping(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill]) -> di
     for bill in rows:
         periods = {"first": bill.first, "later": bill.later, "month": bill.month}
         costs = {name: asdict(period) | {"usd": period.usd} for name, period in periods.items()}
-        loaders.append({"loader": bill.loader} | asdict(bill) | costs)
+        loaders.append(asdict(bill) | costs)
     return {
         "scenario": asdict(scenario),
         "inputs": scenario.inputs(),

@@ -72,14 +72,12 @@ PARTS = tuple(entry.name for entry in fields(Period) if entry.name.endswith("_us
 class Bill:
     """A way of loading, and what it costs.
 
-    ``tag`` names the way on any machine, ``kind`` what becomes of the images (SUPER, as they lie, converted).
-    ``images_per_s`` of each job in an epoch after the first; ``bound`` says what keeps it from more;
-    ``functions_at_once`` as many as Lambda runs in the first epoch.
+    ``tag`` names the way. ``images_per_s`` is of each job in an epoch after the first, ``bound`` what keeps
+    it from more, ``reuse`` the share of samples that need not be made then. ``functions_at_once`` are as many
+    as Lambda runs in the first epoch.
     """
 
     tag: str
-    kind: str
-    machine: str
     images_per_s: float
     bound: str
     first: Period
@@ -87,11 +85,6 @@ class Bill:
     month: Period
     reuse: float = 0.0
     functions_at_once: float = 0.0
-
-    @property
-    def loader(self) -> str:
-        """Machine and way."""
-        return f"{self.machine}, {self.tag}"
 
 
 class _Epoch(NamedTuple):
@@ -204,11 +197,9 @@ def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, *
     return _Epoch(period, bound, rate)
 
 
-def _bill(scenario: Scenario, tag: str, kind: str, first: _Epoch, later: _Epoch, **facts: float) -> Bill:
+def _bill(scenario: Scenario, tag: str, first: _Epoch, later: _Epoch, **facts: float) -> Bill:
     return Bill(
         tag=tag,
-        kind=kind,
-        machine=scenario.machine,
         images_per_s=later.images_per_s,
         bound=later.bound,
         first=first.period,
@@ -224,7 +215,7 @@ def _with_lambda(scenario: Scenario, prices: PriceTable) -> Bill:
     first, later = (_lambda_epoch(scenario, prices, count) for count in produced(scenario, share))
     at_once = first.period.produced / (first.period.hours * 3600) * _function_s(scenario)
     reuse = 0.0 if scenario.random else share
-    bill = _bill(scenario, "SUPER with Lambda", "SUPER", first, later, reuse=reuse, functions_at_once=at_once)
+    bill = _bill(scenario, "SUPER with Lambda", first, later, reuse=reuse, functions_at_once=at_once)
     idle_hours = max(MONTH_HOURS - bill.month.hours, 0.0) if scenario.always_up else 0.0
     return replace(bill, month=bill.month.plus(_standing(scenario, prices, idle_hours)))
 
@@ -280,13 +271,13 @@ def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.
         return plain._replace(period=replace(plain.period, produced=count))
 
     tag = _STORED if store_share else "SUPER embedded"
-    return _bill(scenario, tag, "SUPER", epoch(1.0), epoch(1.0 - share), reuse=share)
+    return _bill(scenario, tag, epoch(1.0), epoch(1.0 - share), reuse=share)
 
 
 def _decoding(scenario: Scenario, prices: PriceTable) -> Bill:
     """DataLoader and Pillow, which fetch and decode in every epoch."""
     epoch = _epoch(scenario, prices, scenario.s3_cpu_ms, scenario.jobs * scenario.samples)
-    return _bill(scenario, "decoding from S3", "as they lie", epoch, epoch)
+    return _bill(scenario, "decoding from S3", epoch, epoch)
 
 
 def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
@@ -300,6 +291,6 @@ def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
     usd += scenario.samples * units.source_request + requests * units.store_put
     later = _epoch(scenario, prices, scenario.litdata_cpu_ms, scenario.jobs * requests)
     first = later._replace(period=replace(later.period, conversion_usd=usd))
-    bill = _bill(scenario, _CONVERTED, "converted", first, later)
+    bill = _bill(scenario, _CONVERTED, first, later)
     stored = set_bytes / _GB * prices.storage.s3_gb_month * max(1.0, bill.month.hours / MONTH_HOURS)
     return replace(bill, month=replace(bill.month, store_usd=stored))
