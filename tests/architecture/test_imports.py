@@ -136,6 +136,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
 FACES_OF_THEIR_OWN = {
     "super_wire": "each module is one thing that crosses processes; a function loads those that it needs",
     "coordinator.executors.price_table": "checked by pydantic, which processes of functions need not load",
+    "experiments.schema": "what all that is set by KEY=VALUE has in common, without what runs it",
 }
 
 LAZY = "def f():\n    {}\n"
