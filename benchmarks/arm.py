@@ -1,48 +1,71 @@
-"""One loader in a process of its own, measured: an arm of ``superdl bench read``; and what any epoch takes.
+"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs of one loader in a process of its own.
 
-Over files the first epoch is not measured: in it workers start, modules are imported, files come into the
-page cache and SUPER's samples into its cache. The measured epochs follow at once, whole, by the same
-persistent workers, and between two readings of the CPU clocks lies nothing else. Over shards the first epochs
-are what is measured. Which arms there are and what becomes of their figures is :mod:`benchmarks.read`'s.
+Which arms there are, and what becomes of their figures, the benchmarks decide.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
-from benchmarks.contenders import CONTENDERS
-from benchmarks.image_sets import Loading  # noqa: TC001  # read where a spec is made from JSON
-from benchmarks.processes import BenchmarkError, Pids, children_cpu_s, process_cpu_s
+from benchmarks.processes import BenchmarkError, Pids, children_cpu_s, process_cpu_s, run_child
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from torch import Tensor
 
+    from benchmarks.image_sets import Loading
     from benchmarks.loading import Contender
+    from benchmarks.trainer import Trainer
 
-__all__ = ["ArmResult", "ArmSpec", "Lap", "Spent", "checksum", "measure_arm", "take_lap"]
+__all__ = ["ArmSpec", "Lap", "checksum", "drop_pages", "measure_arm", "run_checked"]
 
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """One arm: which loader, what it loads, how many epochs are measured, and whose CPU is read beside."""
+    """One arm.
 
-    contender: str
+    Args:
+        open: opens the loader.
+        loading: what it loads.
+        laps: epochs of each lap; within a lap one epoch follows another at once.
+        pids: whose CPU is read beside.
+        imports: modules that are imported before the loader is opened.
+        settle: whether a lap also counts what functions still do after its last batch.
+        checked: whether one epoch more is read after the laps, for its checksum.
+        cold_store: a store whose packs no memory holds when a lap begins.
+        trainer: makes what trains on each batch; ``None``: batches are let go.
+
+    """
+
+    open: Callable[[Loading], Contender]
     loading: Loading
-    epochs: int
-    pids: Pids
+    laps: Sequence[int]
+    pids: Pids = field(default_factory=Pids)
+    imports: Sequence[str] = ()
+    settle: bool = False
+    checked: bool = False
+    cold_store: str = ""
+    trainer: Callable[[], Trainer] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """What whole epochs took; ``first_s`` until the first batch. Functions ``produced`` samples and sent
-    ``store_requests``; ``source_requests`` are theirs, or those of a loader that reads by itself.
-    ``checksum`` is of one epoch's images and labels, see :func:`checksum`.
+    """What the epochs of a lap took.
+
+    ``opening_s`` is of the loader, before the first lap; ``first_s`` until the first batch. Functions
+    ``produced`` samples and sent ``store_requests``; ``source_requests`` are theirs, or those of a loader
+    that reads by itself. ``disk_bytes`` were read from disks for this process. Of a trainer these are its
+    steps, their losses, and the time in which none was under way. ``checksum`` is of one epoch's images and
+    labels, see :func:`checksum`.
     """
 
     images: int
@@ -57,6 +80,11 @@ class Lap:
     produced: int
     store_requests: int
     source_requests: int
+    opening_s: float = 0.0
+    disk_bytes: int = 0
+    steps: int = 0
+    wait_s: float = 0.0
+    losses: Sequence[float] = ()
     checksum: int = 0
 
     @property
@@ -70,14 +98,7 @@ class Lap:
         return self.trainer_cpu_s + self.cache_cpu_s + self.coordinator_cpu_s + self.functions_cpu_s
 
 
-@dataclass(frozen=True, slots=True)
-class ArmResult:
-    """The laps that an arm has taken."""
-
-    laps: list[Lap]
-
-
-class Spent:
+class _Spent:
     """What was spent beside the main process, and done by functions, since the last reading."""
 
     def __init__(self, pids: Pids) -> None:
@@ -93,66 +114,82 @@ class Spent:
         return {name: value - before.get(name, 0) for name, value in self._before.items()}
 
 
-def measure_arm(spec: ArmSpec) -> ArmResult:
-    """Measure the arm in this process, which is fresh: a lap of all epochs, or one of each over shards."""
-    if spec.loading.shards:
-        return _measure_cold(spec)
-    contender, spent = CONTENDERS[spec.contender].open(spec.loading), Spent(spec.pids)
-    try:
-        seen = _checksum_of_epoch(contender, spec.loading)
-        spent.read(contender)
-        return ArmResult([replace(take_lap(contender, spent, spec.epochs), checksum=seen)])
-    finally:
-        contender.close()
+def run_checked(spec: ArmSpec, name: str, environment: Mapping[str, str] | None = None) -> list[Lap]:
+    """Measure an arm in a fresh process: all images came, and once all was read, nothing was decoded.
 
-
-def _measure_cold(spec: ArmSpec) -> ArmResult:
-    """Measure each epoch from the first one on. Opening is part of the first, importing is not."""
-    form = CONTENDERS[spec.contender]
-    for module in form.imports:
-        import_module(module)
-    spent = Spent(spec.pids)
-    began_s = time.perf_counter()
-    contender = (form.open_shards or form.open)(spec.loading)
-    opening_s = time.perf_counter() - began_s
-    try:
-        first, *laps = [take_lap(contender, spent, settle=True) for _ in range(spec.epochs)]
-        seen = _checksum_of_epoch(contender, spec.loading)
-    finally:
-        contender.close()
-    first = replace(first, first_s=opening_s + first.first_s, wall_s=opening_s + first.wall_s)
-    return ArmResult([replace(lap, checksum=seen) for lap in (first, *laps)])
-
-
-def take_lap(contender: Contender, spent: Spent, epochs: int = 1, *, settle: bool = False) -> Lap:
-    """Take every batch of so many epochs, as a trainer would, and let it go.
-
-    Args:
-        contender: the loader.
-        spent: was read when the lap began, or before.
-        epochs: how many.
-        settle: whether what functions still do after the last batch counts as well.
+    Raises:
+        BenchmarkError: it failed, or is not what a table says of it.
 
     """
+    laps = run_child(measure_arm, spec, name=name, environment=environment)
+    for count, lap in zip(spec.laps, laps, strict=True):
+        if lap.images != count * spec.loading.images:
+            raise BenchmarkError(f"{name}: {lap.images} images came in {count} epochs")
+    for lap in laps[1:]:
+        if lap.produced:
+            raise BenchmarkError(f"{name}: functions decoded {lap.produced} samples once all was read")
+    return laps
+
+
+def measure_arm(spec: ArmSpec) -> list[Lap]:
+    """Measure the arm in this process, which is fresh."""
+    for module in spec.imports:
+        import_module(module)
+    trainer = spec.trainer() if spec.trainer else None
+    spent, began_s = _Spent(spec.pids), time.perf_counter()
+    contender = spec.open(spec.loading)
+    opening_s = time.perf_counter() - began_s
+    try:
+        laps = [_lap(spec, contender, trainer, spent, epochs) for epochs in spec.laps]
+        seen = sum(_checked(*batch, spec.loading.crop) for batch in contender) if spec.checked else 0
+    finally:
+        contender.close()
+    laps[0] = replace(laps[0], opening_s=opening_s)
+    return [replace(lap, checksum=seen) for lap in laps]
+
+
+def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _Spent, epochs: int) -> Lap:
+    """Take every batch of so many epochs, as a trainer would."""
+    if spec.cold_store:
+        drop_pages(spec.cold_store)
+    disk_bytes = _disk_bytes()
     # Asking for other processes' clocks costs milliseconds of this one: so its own is read last, and at the
     # end first.
     main_s, began_s = process_cpu_s(os.getpid()), time.perf_counter()
     images, first_s = 0, 0.0
     for _ in range(epochs):
-        for _, labels in contender:
+        for batch in contender:
             if not images:
                 first_s = time.perf_counter() - began_s
-            images += len(labels)
+            images += len(batch[1])
+            if trainer is not None:
+                trainer.step(batch)
+    if trainer is not None:
+        trainer.synchronise()
     wall_s, main_s = time.perf_counter() - began_s, process_cpu_s(os.getpid()) - main_s
-    if settle:
+    if spec.settle:
         contender.settle()
     return Lap(
         images=images,
         first_s=first_s,
         wall_s=wall_s,
         main_cpu_s=main_s,
+        disk_bytes=_disk_bytes() - disk_bytes,
+        **({} if trainer is None else trainer.figures(wall_s)),
         **spent.read(contender),
     )
+
+
+def _disk_bytes() -> int:
+    return int(psutil.Process().io_counters().read_bytes)
+
+
+def drop_pages(store: str) -> None:
+    """Have the kernel drop what it holds of a store's packs."""
+    for pack in Path(store, "packs").iterdir():
+        with pack.open("rb") as file:
+            os.fsync(file)  # what the disk does not have yet cannot be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:
@@ -161,10 +198,6 @@ def checksum(images: Tensor, labels: Tensor) -> int:
     Sums over batches do not depend on the order.
     """
     return int((images.sum(dim=(1, 2, 3), dtype=torch.int64) * (labels + 1)).sum())
-
-
-def _checksum_of_epoch(contender: Contender, loading: Loading) -> int:
-    return sum(_checked(images, labels, loading.crop) for images, labels in contender)
 
 
 def _checked(images: Tensor, labels: Tensor, side: int) -> int:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import loading as loaders
 from benchmarks import raw_formats, services, shards, socket_loop
-from benchmarks.image_sets import Loading  # noqa: TC001  # read where a conversion is made from JSON
-from benchmarks.processes import BenchmarkError, run_child
+from benchmarks.processes import run_child
 from superdl.experiments.data.whole_directory import written_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from benchmarks.image_sets import Loading
     from benchmarks.loading import Contender
 
 __all__ = [
@@ -36,9 +35,7 @@ __all__ = [
     "WEBDATASET",
     "ContenderSpec",
     "Package",
-    "convert",
     "convert_once",
-    "with_versions",
 ]
 
 SUPER = "super"
@@ -123,17 +120,17 @@ def _spec_loader(title: str, kind: str, module: str, distribution: str, **option
     """A loader that specs name, too, which packs the files as they are."""
     return ContenderSpec(
         title,
-        loaders.opener(kind),
+        partial(loaders.open_named, kind),
         decodes=True,
         format=kind,
-        convert=loaders.convert_for(kind),
+        convert=partial(loaders.convert_named, kind),
         package=Package(module, distribution),
         **options,
     )
 
 
 CONTENDERS: Mapping[str, ContenderSpec] = {
-    PILLOW: ContenderSpec("DataLoader + Pillow", loaders.opener("torch"), decodes=True),
+    PILLOW: ContenderSpec("DataLoader + Pillow", partial(loaders.open_named, "torch"), decodes=True),
     BOTO3: ContenderSpec("DataLoader + boto3", loaders.open_boto3, decodes=True, needs_store=True),
     WEBDATASET: _spec_loader(
         "WebDataset", "webdataset", "webdataset", "webdataset", open_shards=shards.open_webdataset
@@ -182,28 +179,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
 """By the name that ``--contenders`` takes, in the order of the table."""
 
 
-def with_versions(environment: dict[str, Any], contenders: Iterable[str]) -> dict[str, Any]:
-    """The environment with these loaders' packages added; ``None`` for one that is not installed."""
-    names = {distribution for name in contenders for distribution in CONTENDERS[name].distributions}
-    added: dict[str, str | None] = dict.fromkeys(sorted(names))
-    for name in added:
-        try:
-            added[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {**environment, "packages": {**environment["packages"], **added}}
-
-
 # ----------------------------------------------------------------------------------------- conversion
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """Whose format is written, of which images, into which empty directory."""
-
-    contender: str
-    loading: Loading
-    directory: str
 
 
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
@@ -212,7 +188,7 @@ def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -
     What a conversion costs is not measured. Its directory appears whole or not at all, and is kept.
 
     Raises:
-        BenchmarkError: it failed; the message has what it said.
+        BenchmarkError: it failed.
         SuperError: the place cannot be written, or holds something else.
 
     """
@@ -222,16 +198,13 @@ def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -
 
     def fill(staging: Path) -> None:
         say(f"converting images for {form.title}")
-        task = Conversion(contender, loading, str(staging))
-        run_child(convert, task, name=f"the conversion for {contender}")
+        run_child(_convert, (contender, loading, staging), name=f"the conversion for {contender}")
 
     manifest = {"format": form.format, "resize": loading.resize, "crop": loading.crop}
     written_once(loading.format_directory(form.format), manifest, form.title, fill)
 
 
-def convert(task: Conversion) -> None:
-    """Convert in this process."""
-    write = CONTENDERS[task.contender].convert
-    if write is None:
-        raise BenchmarkError(f"{task.contender} reads the images as they are")
-    write(task.loading, Path(task.directory))
+def _convert(task: tuple[str, Loading, Path]) -> None:
+    contender, loading, target = task
+    if (write := CONTENDERS[contender].convert) is not None:
+        write(loading, target)

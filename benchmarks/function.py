@@ -1,31 +1,61 @@
 """``superdl bench function``: what the function costs per image, beside a bare loop that decodes the same.
 
-It decides which arms there are, on which cores, and makes figures of what they measured. Arms are
-:mod:`benchmarks.function_arm`'s.
+An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other ways are the
+function's handler, whole, as an executor calls it. The first pass over the images warms up and is not
+counted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from benchmarks import positive
-from benchmarks.function_arm import BARE, FILES, S3, FunctionArmResult, FunctionArmSpec, run_arm
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
-from benchmarks.processes import held_to, usable_cores
+from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, medians
 from benchmarks.services import cache_server, s3_server
+from superdl.coordinator.catalog import list_source
+from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.ids import split_ids
+from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import Limits, PrefetchRequest
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benchmarks.image_sets import Loading
 
-__all__ = ["add_arguments", "measure", "rows_of"]
+__all__ = [
+    "BARE",
+    "FILES",
+    "S3",
+    "FunctionArm",
+    "FunctionFigures",
+    "add_arguments",
+    "measure",
+    "rows_of",
+    "run_arm",
+]
 
+BARE, FILES, S3 = "bare loop", "files", "S3"
 _WAYS = (BARE, FILES, S3)
+
+_TIME_LEFT_MS = 600_000
+_QUIET = {"SUPER_LOG_LEVEL": "ERROR", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 _COLUMNS = (
     Column("way", "way"),
@@ -77,10 +107,17 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
-    runs: list[Run[FunctionArmResult]] = []
-    for images in sets:
-        for count in arguments.cores:
-            runs += _measure_cores(images, usable, count, arguments.rounds, arguments.passes, say)
+    runs: list[Run[FunctionFigures]] = []
+    for images, count in itertools.product(sets, arguments.cores):
+        with contextlib.ExitStack() as stack:
+            with held_to(usable[count:] or usable):  # what is started here stays there
+                cache = stack.enter_context(cache_server())
+                store = stack.enter_context(s3_server(Path(images.directory).parent))
+            for number, way in itertools.product(range(1, arguments.rounds + 1), _WAYS):
+                say(f"round {number} of {arguments.rounds}: {images.name}, {count} cores, {way}")
+                arm = FunctionArm(way, images, cache.address, usable[:count], arguments.passes)
+                conditions = {"images": images.name, "cores": count, "way": way}
+                runs.append(Run(conditions, number, run_arm(arm, store.environment)))
     return started.report(
         image_sets=described(sets),
         method=_METHOD,
@@ -91,23 +128,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-def _measure_cores(
-    images: Loading, usable: Sequence[int], count: int, rounds: int, passes: int, say: Callable[[str], None]
-) -> Iterator[Run[FunctionArmResult]]:
-    mine, others = tuple(usable[:count]), tuple(usable[count:])
-    with contextlib.ExitStack() as stack:
-        with held_to(others or mine):  # what is started here stays there
-            cache = stack.enter_context(cache_server())
-            store = stack.enter_context(s3_server(Path(images.directory).parent))
-        for number in range(1, rounds + 1):
-            for way in _WAYS:
-                say(f"round {number} of {rounds}: {images.name}, {count} cores, {way}")
-                spec = FunctionArmSpec(way, images, cache.address, mine, passes)
-                conditions = {"images": images.name, "cores": count, "way": way}
-                yield Run(conditions, number, run_arm(spec, store.environment))
-
-
-def rows_of(runs: Sequence[Run[FunctionArmResult]]) -> Iterator[dict[str, Any]]:
+def rows_of(runs: Sequence[Run[FunctionFigures]]) -> Iterator[dict[str, Any]]:
     """Medians over the rounds of each way, with shares of the bare loop on as many cores."""
     groups = [
         (conditions, medians([_figures(result) for result in results]))
@@ -125,7 +146,7 @@ def rows_of(runs: Sequence[Run[FunctionArmResult]]) -> Iterator[dict[str, Any]]:
         yield {**conditions, **figures, **shares}
 
 
-def _figures(result: FunctionArmResult) -> dict[str, float | None]:
+def _figures(result: FunctionFigures) -> dict[str, float | None]:
     ms = 1e3 / result.images
     return {
         "images_per_s": result.images / result.wall_s,
@@ -135,3 +156,133 @@ def _figures(result: FunctionArmResult) -> dict[str, float | None]:
         "decode_cpu_ms_per_image": ms * (result.cpu_s - result.fetch_cpu_s - result.push_cpu_s),
         "push_cpu_ms_per_image": ms * result.push_cpu_s,
     }
+
+
+# --------------------------------------------------------------------------------------------- arms
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionArm:
+    """One arm; the name of the images' directory is the bucket's."""
+
+    way: str
+    images: Loading
+    cache: str
+    cores: Sequence[int]
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionFigures:
+    """What was measured over all passes that count; CPU seconds are of the arm's process."""
+
+    images: int
+    wall_s: float
+    cpu_s: float
+    fetch_cpu_s: float
+    push_cpu_s: float
+
+
+def run_arm(arm: FunctionArm, environment: Mapping[str, str]) -> FunctionFigures:
+    """Measure an arm in a fresh process.
+
+    Raises:
+        BenchmarkError: it failed; the message has what it said.
+
+    """
+    settings = {"SUPER_DECODERS": str(len(arm.cores)), **_QUIET}
+    return run_child(_measured, arm, name=arm.way, environment={**environment, **settings})
+
+
+class _Context:
+    """What an executor hands to the handler."""
+
+    function_name = "bench"
+    aws_request_id = "bench"
+
+    def get_remaining_time_in_millis(self) -> int:
+        return _TIME_LEFT_MS
+
+
+def _clocked_threads() -> dict[str, float]:
+    """CPU seconds of threads that end from now on, by the first part of their name.
+
+    The function's threads tell nothing of their CPU themselves.
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    run = threading.Thread.run
+
+    def timed(thread: threading.Thread) -> None:
+        try:
+            run(thread)
+        finally:
+            seconds["-".join(thread.name.split("-")[:2])] += time.thread_time()
+
+    setattr(threading.Thread, "run", timed)  # noqa: B010  # mypy allows no assignment to a method
+    return seconds
+
+
+def _measured(arm: FunctionArm) -> FunctionFigures:
+    """Measure the arm in this process, which is fresh."""
+    os.sched_setaffinity(0, arm.cores)
+    seconds = _clocked_threads()
+    one_pass = _bare(arm) if arm.way == BARE else _calls(arm)
+    one_pass()
+    seconds.clear()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(arm.passes):
+        one_pass()
+    cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    return FunctionFigures(
+        images=arm.passes * arm.images.images,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        fetch_cpu_s=seconds["super-fetch"],
+        push_cpu_s=seconds["super-push"],
+    )
+
+
+def _recipe(arm: FunctionArm) -> Recipe:
+    return Recipe.image(resize=arm.images.resize, crop=arm.images.crop)
+
+
+def _bare(arm: FunctionArm) -> Callable[[], None]:
+    """Decode and resize, with a thread for each core, and drop what comes of it."""
+    contents = [file.read_bytes() for file in Path(arm.images.directory).glob("*/*")]
+    limit_pixels = Limits().image_pixels
+    program = Program(_recipe(arm), bucket="", epoch=0, limit_pixels=limit_pixels, step_modules=frozenset())
+    count = len(arm.cores)
+
+    def share(number: int) -> None:
+        for content in contents[number::count]:
+            program.make(content, "")
+
+    def one_pass() -> None:
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(share, range(count)))
+
+    return one_pass
+
+
+def _calls(arm: FunctionArm) -> Callable[[], None]:
+    """Call the handler once for all images, as they are listed."""
+    directory, recipe = Path(arm.images.directory), _recipe(arm)
+    catalog = list_source(f"s3://{directory.name}" if arm.way == S3 else f"file://{directory}")
+    request = PrefetchRequest(
+        request_id="bench",
+        bucket=catalog.bucket,
+        recipe=recipe.json,
+        epoch=0,
+        cache=arm.cache,
+        expires_at=0.0,
+        ids=tuple(one.hex() for one in split_ids(catalog.sample_ids(recipe.digest))),
+        **catalog.part_columns(np.arange(len(catalog))),
+    )
+    event: dict[str, Any] = json.loads(request.to_json())
+
+    def one_pass() -> None:
+        result = handler({**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}, _Context())
+        if set(result["outcomes"]) != {"cached"}:
+            raise BenchmarkError(f"not all was cached: {list(result['messages'].values())[:3]}")
+
+    return one_pass

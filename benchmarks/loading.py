@@ -37,14 +37,14 @@ __all__ = [
     "Pairs",
     "PlannedOrder",
     "collate",
-    "convert_for",
+    "convert_named",
     "data_loader",
     "open_boto3",
     "open_in_planned_order",
+    "open_named",
     "open_planned",
     "open_super",
     "open_super_loader",
-    "opener",
 ]
 
 _SETTLED_S, _POLL_S = 30.0, 0.05
@@ -165,14 +165,14 @@ def open_super_loader(loading: Loading) -> Contender:
 # ----------------------------------------------------------------------- the loaders that specs name
 
 
-def opener(kind: str) -> Callable[[Loading], Contender]:
-    """Opens the loader of that kind over the files; its conversion, if it needs one, is there."""
-    return lambda loading: _opened(kind, loading, loading.format_directory(kind))
+def open_named(kind: str, loading: Loading) -> Contender:
+    """Open the loader of that kind over the files; its conversion, if it needs one, is there."""
+    return _opened(kind, loading, loading.format_directory(kind))
 
 
-def convert_for(kind: str) -> Callable[[Loading, Path], None]:
-    """Writes the images into an empty directory, in the format of that kind."""
-    return lambda loading, target: _opened(kind, loading, target).close()
+def convert_named(kind: str, loading: Loading, target: Path) -> None:
+    """Write the images into an empty directory, in the format of that kind."""
+    _opened(kind, loading, target).close()
 
 
 def open_boto3(loading: Loading) -> Contender:

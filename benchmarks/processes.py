@@ -1,28 +1,24 @@
-"""Processes of a benchmark: one for each measurement, its CPU seconds, and the cores that it may use.
+"""Processes of a benchmark: a fresh one for each measurement, its CPU seconds, and the cores that it may use.
 
-A measurement has a process to itself so that its CPU, its memory and its imports are its own:
-``python -m benchmarks.processes MODULE FUNCTION ARGUMENT`` calls a function of this folder. Argument and
-result are dataclasses of plain values, which travel as JSON.
-
-The kernel's CPU clock of a process is read: nanoseconds, over all its threads, ended ones too.
+A measurement has a process to itself so that its CPU, its memory and its imports are its own. The kernel's
+CPU clock of a process is read: nanoseconds, over all its threads, ended ones too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
-from importlib import import_module
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
-from pydantic import TypeAdapter
 
 from superdl.super_wire.errors import SuperError
 
@@ -30,22 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
-    "ALONE_S",
     "ROOT",
     "BenchmarkError",
     "Pids",
     "children_cpu_s",
-    "cpu_s_each",
     "descendants_cpu_s",
     "held_to",
+    "output_of",
     "process_cpu_s",
     "run_child",
-    "said_by",
+    "seconds_each",
     "usable_cores",
 ]
 
 ROOT = Path(__file__).resolve().parents[1]
-_TIME_LIMIT_S = 1800.0
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -53,7 +47,7 @@ _Result = TypeVar("_Result")
 _WHOLE_PROCESS = 2
 """CPUCLOCK_SCHED of the kernel: user and system time of all threads."""
 
-ALONE_S = 2.0  # how long work is measured alone
+_ALONE_S = 2.0  # how long work is measured alone
 
 
 class BenchmarkError(SuperError):
@@ -67,40 +61,45 @@ def run_child(
     name: str,
     environment: Mapping[str, str] | None = None,
 ) -> _Result:
-    """Call ``function`` in a fresh process; its result comes back.
+    """Call ``function`` in a fresh process and return its result.
 
     Args:
-        function: one of a module of this folder, with annotations that can be evaluated.
-        argument: a dataclass.
+        function: at the top of a module.
+        argument: is pickled, as the result is.
         name: for messages.
         environment: over this process's own.
 
     Raises:
-        BenchmarkError: it failed or took too long; the message has what it said.
+        BenchmarkError: it failed; a ``SuperError`` comes as it is.
 
     """
-    words = (function.__module__, function.__name__, json.dumps(asdict(cast("Any", argument))))
-    said = said_by(["-m", "benchmarks.processes", *words], environment, name=name)
-    result: TypeAdapter[_Result] = TypeAdapter(get_type_hints(function)["return"])
-    return result.validate_json(said.splitlines()[-1])  # loaders of others may print before it
-
-
-def said_by(words: Sequence[str], environment: Mapping[str, str] | None = None, *, name: str) -> str:
-    """What a fresh Python prints that is called with these words; else as :func:`run_child`."""
+    variables = {**os.environ, **(environment or {})}
     try:
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-            capture_output=True,
-            text=True,
-            timeout=_TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"{name} was not done after {_TIME_LIMIT_S:g} s") from None
+        with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (variables,)) as pool:
+            return pool.submit(function, argument).result()
+    except SuperError:
+        raise
+    except Exception as error:
+        raise BenchmarkError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+def _prepare(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    os.dup2(2, 1)  # loaders of others print, and standard output is the report's
+
+
+def output_of(*words: object, environment: Mapping[str, str]) -> str:
+    """Run Python with these words in a fresh process and return what it prints.
+
+    Raises:
+        BenchmarkError: it failed; the message has its standard error.
+
+    """
+    command, variables = [sys.executable, "-P", *map(str, words)], {**os.environ, **environment}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise BenchmarkError(f"{name} failed with exit code {done.returncode}:\n{done.stderr.strip()}")
+        shown = " ".join(command[:4])
+        raise BenchmarkError(f"{shown} failed with exit code {done.returncode}:\n{done.stderr.strip()}")
     return done.stdout
 
 
@@ -158,15 +157,14 @@ class Pids:
         }
 
 
-def cpu_s_each(work: Callable[[], object]) -> float:
-    """CPU seconds of one call: other processes of the machine do not count."""
-    began_s = time.perf_counter()
-    cpu_s = time.process_time()
-    count = 0
-    while time.perf_counter() - began_s < ALONE_S:
+def seconds_each(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Seconds of one call by a clock, over calls that take two seconds."""
+    until_s = time.perf_counter() + _ALONE_S
+    began_s, count = clock(), 0
+    while time.perf_counter() < until_s:
         work()
         count += 1
-    return (time.process_time() - cpu_s) / count
+    return (clock() - began_s) / count
 
 
 def usable_cores(least: int, why: str) -> list[int]:
@@ -191,14 +189,3 @@ def held_to(cores: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _main(module: str, name: str, argument: str) -> None:
-    function = getattr(import_module(module), name)
-    (kind,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
-    result = function(TypeAdapter(kind).validate_json(argument))
-    print(json.dumps(None if result is None else asdict(result)))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

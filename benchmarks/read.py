@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import not_negative, positive
-from benchmarks.arm import ArmSpec, Lap, measure_arm
+from benchmarks.arm import ArmSpec, Lap, run_checked
 from benchmarks.contenders import (
     BOTO3,
     CONTENDERS,
@@ -21,23 +21,29 @@ from benchmarks.contenders import (
     SOCKET,
     SUPER_LOADER,
     WEBDATASET,
-    ContenderSpec,
     convert_once,
-    with_versions,
 )
-from benchmarks.image_sets import IMAGE_SETS, add_data_option, data_directory, described, prepare_images
-from benchmarks.processes import BenchmarkError, Pids, run_child
-from benchmarks.results import BenchmarkReport, Column, Run, Started, describe_machine, medians
+from benchmarks.image_sets import (
+    IMAGE_SETS,
+    Loading,
+    add_data_option,
+    data_directory,
+    described,
+    prepare_images,
+)
+from benchmarks.processes import BenchmarkError, Pids
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, medians, over
 from benchmarks.services import LoaderServices, Server, loader_services, s3_server
 from benchmarks.shards import PER_SHARD, in_shards
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from benchmarks.image_sets import Loading
+__all__ = ["COLUMNS", "EPOCHS", "FILES", "SHARDS", "add_arguments", "conditions_of", "measure", "rows_of"]
 
-__all__ = ["COLUMNS", "EPOCHS", "FILES", "SHARDS", "Cell", "add_arguments", "measure", "rows_of"]
+_Arm = tuple[str, Loading]
+"""A contender, and what it loads."""
 
 FILES, SHARDS = "files", "shards"
 EPOCHS = {FILES: ("later",), SHARDS: ("first", "second")}
@@ -149,42 +155,44 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
     """
     source, from_shards = arguments.source, arguments.source == SHARDS
-    names = [name for name in arguments.contenders if CONTENDERS[name].open_shards or not from_shards]
-    if not names:
+    forms = {name: CONTENDERS[name] for name in arguments.contenders}
+    if from_shards:
+        forms = {name: form for name, form in forms.items() if form.open_shards}
+    if not forms:
         able = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
         raise BenchmarkError(f"none of these contenders reads shards; those that do: {able}")
-    started = Started(arguments, with_versions(describe_machine(), [*names, BOTO3] if from_shards else names))
+    versions = {name for form in forms.values() for name in form.distributions}
+    started = Started(arguments, versions.union(CONTENDERS[BOTO3].distributions if from_shards else ()))
+    absences = [f"{form.title}: {form.missing()}." for form in forms.values() if form.missing()]
+    here = {name for name, form in forms.items() if not form.missing()}
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
     with contextlib.ExitStack() as stack:
         store = Server("", 0)
-        if from_shards or any(CONTENDERS[name].served() for name in names):
+        if from_shards or any(forms[name].needs_store for name in here):
             store = stack.enter_context(s3_server(data_directory(arguments.data)))
         if from_shards:
             sets = [in_shards(images, store.environment, say) for images in sets]
-        cells = list(_cells(sets, names, arguments))
-        runs = _runs([cell for cell in cells if not cell.missing], store, arguments, say)
-    missing = {cell.form.title: cell.missing for cell in cells if cell.missing}
-    absences = [f"{title}: {reason}." for title, reason in missing.items()]
+        runs = _runs(list(_arms(sets, here, arguments)), store, arguments, say)
     return started.report(
         image_sets=described(sets),
         method=(_METHOD, *_METHOD_OF[source], _TLS if arguments.tls else _UNIX_SOCKET, *absences),
         group_by=("images", "batch_size"),
         columns=[column for column in COLUMNS if column.name not in _NOT_SHOWN[source]],
-        rows=rows_of([replace(cell, epoch=name) for cell in cells for name in EPOCHS[source]], runs),
+        rows=rows_of(runs),
         rounds=(run.to_mapping() for run in runs),
     )
 
 
-def _cells(sets: Sequence[Loading], names: Sequence[str], arguments: argparse.Namespace) -> Iterator[Cell]:
+def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespace) -> Iterator[_Arm]:
     """The contenders last, so that those that are compared run side by side in time."""
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
         if contender in names and CONTENDERS[contender].workers_of(workers) == workers:
-            yield Cell(replace(images, batch_size=batch_size, num_workers=workers), contender)
+            yield contender, replace(images, batch_size=batch_size, num_workers=workers)
 
 
 def _runs(
-    cells: Sequence[Cell], store: Server, arguments: argparse.Namespace, say: Callable[[str], None]
+    arms: Sequence[_Arm], store: Server, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> list[Run[Lap]]:
     """Run the arms: over files beside one set of services, over shards SUPER's with fresh ones each time."""
     from_files = arguments.source == FILES
@@ -192,48 +200,39 @@ def _runs(
     with contextlib.ExitStack() as stack:
         services = LoaderServices("", Pids(store=store.pid), store.environment)
         if from_files:
-            for cell in cells:
-                convert_once(cell.contender, cell.loading, say)
+            for contender, loading in arms:
+                convert_once(contender, loading, say)
             services = stack.enter_context(loader_services(store=store, tls=arguments.tls))
-        for number, cell in itertools.product(range(1, arguments.rounds + 1), cells):
-            say(f"round {number} of {arguments.rounds}: {cell}")
-            fresh = not from_files and cell.contender == SUPER_LOADER
+        for number, (contender, loading) in itertools.product(range(1, arguments.rounds + 1), arms):
+            name = f"{loading.name}, batch {loading.batch_size}, {loading.num_workers} workers, {contender}"
+            say(f"round {number} of {arguments.rounds}: {name}")
+            fresh = not from_files and contender == SUPER_LOADER
             own = (
                 loader_services(store=store, tls=arguments.tls) if fresh else contextlib.nullcontext(services)
             )
             with own as beside:
-                laps = _laps(cell, beside, arguments.epochs)
-            for epoch, lap in zip(EPOCHS[arguments.source], laps, strict=True):
-                runs.append(Run(replace(cell, epoch=epoch).conditions(), number, lap))
+                laps = run_checked(
+                    _spec(contender, loading, beside, arguments.epochs), name, beside.environment
+                )
+            epochs = EPOCHS[arguments.source]
+            for epoch, lap in zip(epochs, laps[-len(epochs) :], strict=True):
+                runs.append(Run(conditions_of(contender, loading, epoch), number, lap))
             _check_same_images(runs)
     return runs
 
 
-def _laps(cell: Cell, services: LoaderServices, epochs: int) -> Sequence[Lap]:
-    """Measure an arm: so many epochs of files in one lap, or the first ones of shards in a lap each.
-
-    Raises:
-        BenchmarkError: they are not what the table says of them.
-
-    """
-    cold = bool(cell.loading.shards)
-    if cold:
-        epochs = len(EPOCHS[SHARDS])
-    elif cell.form.decodes:
-        epochs = 1
-    loading = replace(cell.loading, coordinator=services.coordinator)
-    spec = ArmSpec(cell.contender, loading, epochs, services.pids)
-    laps = run_child(measure_arm, spec, name=cell.contender, environment=services.environment).laps
-    expected = epochs // len(laps) * loading.images
-    for lap in laps:
-        if lap.images != expected:
-            raise BenchmarkError(f"{cell}: {lap.images} images came instead of {expected}")
-    for lap in laps[cold:]:
-        if lap.produced:
-            raise BenchmarkError(
-                f"{cell}: functions decoded {lap.produced} samples once all was read: not all was cached"
-            )
-    return laps
+def _spec(contender: str, loading: Loading, services: LoaderServices, epochs: int) -> ArmSpec:
+    """What an arm measures: so many epochs of files once all was read, or the first two of shards."""
+    form, from_shards = CONTENDERS[contender], bool(loading.shards)
+    return ArmSpec(
+        open=form.open_shards if form.open_shards and from_shards else form.open,
+        loading=replace(loading, coordinator=services.coordinator),
+        laps=(1, 1 if from_shards or form.decodes else epochs),
+        pids=services.pids,
+        imports=form.imports if from_shards else (),
+        settle=from_shards,
+        checked=True,
+    )
 
 
 def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
@@ -252,51 +251,43 @@ def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
 # -------------------------------------------------------------------------------------------- figures
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One row of the table: a loader under one set of conditions, but for the coordinator's address."""
+def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any]:
+    """The conditions under which an arm has read an epoch: one row of the table."""
+    return {
+        "images": loading.name,
+        "batch_size": loading.batch_size,
+        "num_workers": loading.num_workers,
+        "contender": contender,
+        "epoch": epoch,
+    }
 
-    loading: Loading
-    contender: str
-    epoch: str = EPOCHS[FILES][0]
 
-    def __str__(self) -> str:
-        loading = self.loading
-        return f"{loading.name}, batch {loading.batch_size}, {loading.num_workers} workers, {self.form.title}"
+def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
+    """For each conditions medians over the rounds, and ratios to other rows; ``None`` where there is none."""
+    rows = {
+        tuple(conditions.values()): (conditions, medians([_figures(lap) for lap in laps]))
+        for conditions, laps in by_conditions(runs)
+    }
+    all_workers = {conditions["num_workers"] for conditions, _ in rows.values()}
+    for conditions, figures in rows.values():
 
-    @property
-    def form(self) -> ContenderSpec:
-        """The loader."""
-        return CONTENDERS[self.contender]
+        def figure(name: str, contender: str, workers: int, row: Mapping[str, Any] = conditions) -> Any:
+            other = {**row, "contender": contender, "num_workers": workers}
+            _, found = rows.get(tuple(other.values()), ({}, {}))
+            return found.get(name)
 
-    @property
-    def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
-        return self.form.missing()
-
-    def conditions(self) -> dict[str, Any]:
-        """The row's first columns."""
-        return {
-            "images": self.loading.name,
-            "batch_size": self.loading.batch_size,
-            "num_workers": self.loading.num_workers,
-            "contender": self.contender,
-            "loader": self.form.title,
-            "epoch": self.epoch,
+        webdatasets = [figure("images_per_s", WEBDATASET, number) for number in all_workers]
+        fastest = max(filter(None, webdatasets), default=None)
+        pillow = figure("cpu_ms_per_image", PILLOW, conditions["num_workers"])
+        socket = figure("cpu_ms_per_image", SOCKET, 0)
+        yield {
+            **conditions,
+            "loader": CONTENDERS[conditions["contender"]].title,
+            **figures,
+            "share_of_webdataset": over(figures["images_per_s"], fastest),
+            "times_less_than_pillow": over(pillow, figures["cpu_ms_per_image"]),
+            "times_socket_loop": over(figures["cpu_ms_per_image"], socket),
         }
-
-
-def rows_of(cells: Sequence[Cell], runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
-    """A row for each cell: medians over its runs, and ratios to other rows; ``None`` where there is none."""
-    rows: dict[Cell, dict[str, Any]] = {}
-    for cell in cells:
-        measured = [_figures(run.result) for run in runs if run.conditions == cell.conditions()]
-        rows[cell] = medians(measured or [dict.fromkeys(column.name for column in COLUMNS)])
-    for cell, figures in rows.items():
-        row = {**figures, **cell.conditions(), "note": cell.missing, **_ratios(cell, rows)}
-        if row["note"]:
-            row["loader"] += ": " + row["note"].partition(":")[0]
-        yield row
 
 
 def _figures(lap: Lap) -> dict[str, float | None]:
@@ -305,32 +296,7 @@ def _figures(lap: Lap) -> dict[str, float | None]:
         "cpu_ms_per_image": ms * lap.trainer_cpu_s,
         **{f"{part}_cpu_ms_per_image": ms * getattr(lap, f"{part}_cpu_s") for part in _PARTS},
         "cpu_of_all_ms_per_image": ms * lap.cpu_of_all_s,
-        "images_per_s": lap.images / lap.wall_s,
-        "first_batch_ms": 1e3 * lap.first_s,
+        "images_per_s": lap.images / (lap.opening_s + lap.wall_s),
+        "first_batch_ms": 1e3 * (lap.opening_s + lap.first_s),
         "gets_per_image": lap.source_requests / lap.images,
     }
-
-
-def _ratios(cell: Cell, rows: dict[Cell, dict[str, Any]]) -> dict[str, float | None]:
-    def cpu_of(contender: str, num_workers: int) -> float | None:
-        loading = replace(cell.loading, num_workers=num_workers)
-        figures = rows.get(replace(cell, loading=loading, contender=contender), {})
-        return figures.get("cpu_ms_per_image")
-
-    figures = rows[cell]
-    own = figures["cpu_ms_per_image"]
-    beside = [
-        its["images_per_s"]
-        for other, its in rows.items()
-        if replace(other, loading=replace(other.loading, num_workers=cell.loading.num_workers))
-        == replace(cell, contender=WEBDATASET)
-    ]
-    return {
-        "share_of_webdataset": _over(figures["images_per_s"], max(filter(None, beside), default=None)),
-        "times_less_than_pillow": _over(cpu_of(PILLOW, cell.loading.num_workers), own),
-        "times_socket_loop": _over(own, cpu_of(SOCKET, 0)),
-    }
-
-
-def _over(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None

@@ -5,10 +5,12 @@ The same figures go out as JSON. Measuring is the benchmarks'.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
@@ -31,8 +33,8 @@ __all__ = [
     "Run",
     "Started",
     "by_conditions",
-    "describe_machine",
     "medians",
+    "over",
     "print_report",
 ]
 
@@ -99,20 +101,28 @@ def medians(figures: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
     return {name: median(known) if known else None for name, known in values.items()}
 
 
+def over(above: float | None, below: float | None) -> float | None:
+    """The ratio of two figures; ``None`` where one is missing or the second is 0."""
+    return above / below if above is not None and below else None
+
+
 class Started:
     """A benchmark that is under way: since when, and on which machine.
 
     Args:
         arguments: its name and its options.
-        environment: what is known of the machine; None: what can be known of any.
+        packages: whose versions matter beside SUPER's own.
+        device: on which it measures.
 
     """
 
-    def __init__(self, arguments: argparse.Namespace, environment: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, packages: Iterable[str] = (), device: str = "cpu"
+    ) -> None:
         self._arguments = arguments
         self._began_s = time.perf_counter()
         self._started_at = now_text()
-        self._environment = describe_machine() if environment is None else environment
+        self._environment = _describe_machine(packages, device)
 
     def report(
         self,
@@ -170,15 +180,25 @@ def print_report(report: BenchmarkReport, console: Console) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def describe_machine() -> dict[str, Any]:
-    """This machine and its software, the processor and memory too; no host, user or path names."""
-    hardware = describe_hardware()
+def _describe_machine(packages: Iterable[str], device: str) -> dict[str, Any]:
+    """This machine and its software, the processor and memory too; no host, user or path names.
+
+    ``packages`` are named with their versions beside SUPER's own, ``None`` where one is not installed.
+    """
+    hardware, environment = describe_hardware(), describe_environment(torch.device(device))
     return {
-        **describe_environment(torch.device("cpu")),
+        **environment,
+        "packages": {**environment["packages"], **{name: _version(name) for name in sorted(packages)}},
         "cpu_model": hardware["cpu"] or "unknown",
         "memory_bytes": hardware["memory_bytes"],
         "load_average_1min": os.getloadavg()[0],
     }
+
+
+def _version(package: str) -> str | None:
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return None
 
 
 def _machine_line(environment: dict[str, Any]) -> str:

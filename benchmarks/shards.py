@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from benchmarks.loading import Contender, Pair, collate, data_loader
-from benchmarks.processes import said_by
+from benchmarks.processes import output_of
 from superdl.experiments.data.whole_directory import written_once
 from superdl.experiments.loaders.samples import decode_image
 from superdl.experiments.loaders.webdataset_loader import shuffled
@@ -52,7 +52,7 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
     written_once(place, manifest, "tar shards", partial(_write, loading))
     source, key_list = f"s3://{place.parent.name}/{place.name}", str(place.with_suffix(".jsonl"))
-    said_by(("-m", "superdl.main", "index", source, "-o", key_list, "--force"), environment, name="index")
+    output_of("-m", "superdl.main", "index", source, "-o", key_list, "--force", environment=environment)
     return replace(loading, shards=source, key_list=key_list)
 
 

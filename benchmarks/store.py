@@ -1,30 +1,33 @@
 """``superdl bench store``: what a store saves, and what reading it costs beside bare loops and other loaders.
 
-Each arm is a process of its own; SUPER's have services of their own. What an arm does is
-:mod:`benchmarks.store_arms`'s.
+Each arm is a process of its own; SUPER's have services of their own. What the bare loop does is
+:mod:`benchmarks.bare_loop`'s.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, replace
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import positive
-from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once, with_versions
+from benchmarks.arm import ArmSpec, Lap, measure_arm
+from benchmarks.bare_loop import open_bare_loop
+from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
 from benchmarks.image_sets import Loading, add_image_options, data_directory, described, prepare_images
-from benchmarks.processes import run_child
-from benchmarks.results import BenchmarkReport, Column, Started, describe_machine, medians
+from benchmarks.processes import output_of, run_child
+from benchmarks.results import BenchmarkReport, Column, Started, medians, over
 from benchmarks.services import Server, loader_services, rclone_binary, s3_server
-from benchmarks.store_arms import EpochFigures, ReadSpec, read, start
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["ROWS", "add_arguments", "measure", "rows_of"]
+__all__ = ["ROWS", "add_arguments", "epoch_figures", "measure", "rows_of"]
 
 _FOOTPRINT = 1.4  # what a record takes in a cache beyond its own length, with room for requests in flight
 _BARE = "bare preadv and hash"
@@ -66,9 +69,27 @@ _COLUMNS = (
     Column("cpu_times_bare", "times\nbare", ".2f"),
     Column("cpu_of_all_ms", "CPU of\nall, ms", ".4f"),
 )
+_RATIOS = {"speed_of_bare": "images_per_s", "cpu_times_bare": "cpu_ms"}
+_FIGURES = [column.name for column in _COLUMNS[2:] if column.name not in _RATIOS]
 
-_Arm = tuple[str, list[EpochFigures]]
-"""Its name, and the epochs that it has read: none where it cannot run here."""
+_SCRIPT = """
+import sys, time
+from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
+
+place, (resize, crop, batch_size) = sys.argv[1], map(int, sys.argv[2:])
+dataset = SuperDataset(place, Recipe.image(resize=resize, crop=crop))
+sampler = SuperSampler(dataset, batch_size=batch_size)
+began_s = time.monotonic()
+batches = iter(SuperLoader(dataset, sampler))
+images = len(next(batches)[1])
+first_s = time.monotonic()
+images += sum(len(labels) for _, labels in batches)
+print(first_s, first_s - began_s, sampler.job_stats().samples_produced / images)
+"""
+
+_Figures = dict[str, float | None]
+_Arm = tuple[str, list[_Figures]]
+"""Its name, and the figures of each epoch: none where it cannot run here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +110,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or services cannot be had, or a loader failed.
 
     """
-    started = Started(arguments, with_versions(describe_machine(), _CONVERTED))
+    started = Started(arguments, {name for one in _CONVERTED for name in CONTENDERS[one].distributions})
     images = prepare_images(arguments.images, arguments, say)
     rows, rounds = [], []
     directory = data_directory(arguments.data)  # on the disk that is to be measured
@@ -99,13 +120,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             group = {"images": images.name, "row": name}
             arms = list(ROWS[name](bench))
             rows += [{**group, **row} for row in rows_of(arms)]
-            rounds += [{**group, "arm": arm, **asdict(one)} for arm, epochs in arms for one in epochs]
-    used = [one for one in _COLUMNS if any(row[one.name] is not None for row in rows)]
+            rounds += [{**group, "arm": arm, **one} for arm, epochs in arms for one in epochs]
     return started.report(
         image_sets=described([images]),
         method=_METHOD,
         group_by=("images", "row"),
-        columns=used,
+        columns=[one for one in _COLUMNS if any(row[one.name] is not None for row in rows)],
         rows=rows,
         rounds=rounds,
     )
@@ -113,20 +133,32 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 def rows_of(arms: Sequence[_Arm]) -> Iterator[dict[str, Any]]:
     """For each arm its first epoch and the medians of the later ones, over the bare loop's where one ran."""
-    bare_ones = (_medians(epochs[1:]) for arm, epochs in arms if arm.startswith(_BARE))
-    loop = next(bare_ones, _medians([]))
+    bare = (_medians(epochs[1:]) for arm, epochs in arms if arm.startswith(_BARE))
+    loop = next(bare, _medians([]))
     for arm, epochs in arms:
         for name, some in (("first", epochs[:1]), ("later", epochs[1:])):
             if some or (name == "first" and not epochs):
-                row = {"arm": arm, "epochs": name, **(figures := _medians(some))}
-                for ratio, of in (("speed_of_bare", "images_per_s"), ("cpu_times_bare", "cpu_ms")):
-                    own, its = figures[of], loop[of]
-                    row[ratio] = own / its if own is not None and its else None
-                yield row
+                figures = _medians(some)
+                ratios = {ratio: over(figures[of], loop[of]) for ratio, of in _RATIOS.items()}
+                yield {"arm": arm, "epochs": name, **figures, **ratios}
 
 
-def _medians(epochs: Sequence[EpochFigures]) -> dict[str, Any]:
-    return medians([asdict(epoch) for epoch in epochs or [EpochFigures()]])
+def _medians(epochs: Sequence[_Figures]) -> dict[str, Any]:
+    return medians([{name: epoch.get(name) for name in _FIGURES} for epoch in epochs or [{}]])
+
+
+def epoch_figures(lap: Lap) -> _Figures:
+    """The figures of an epoch; ``None`` is shown as a dash: nothing was read from disks or from S3."""
+    images = lap.images
+    return {
+        "images_per_s": images / lap.wall_s,
+        "decodes": lap.produced / images if lap.coordinator_cpu_s else None,
+        "gets": lap.store_requests / images or None,
+        "disk_kb": lap.disk_bytes / 1e3 / images or None,
+        "first_batch_ms": 1e3 * lap.first_s,
+        "cpu_ms": 1e3 * lap.trainer_cpu_s / images,
+        "cpu_of_all_ms": 1e3 * lap.cpu_of_all_s / images,
+    }
 
 
 class _Bench:
@@ -137,20 +169,21 @@ class _Bench:
     ) -> None:
         self._say = say
         self._place = place
-        loading = replace(images, batch_size=arguments.batch_size)
-        self._spec = ReadSpec("", loading, arguments.epochs, store=str(place / "store"))
+        self._store = str(place / "store")
+        self._loading = replace(images, batch_size=arguments.batch_size)
+        self._epochs = arguments.epochs
         set_bytes = (HEADER_BYTES + 3 * images.crop**2) * images.images
         self._all_bytes, self._quarter_bytes = max(64 * 2**20, int(_FOOTPRINT * set_bytes)), set_bytes // 4
 
     def saved(self) -> Iterator[_Arm]:
         """Decodes and speed, with and without a store."""
-        workers = replace(self._spec.loading, num_workers=2)
-        yield self._arm(f"{PILLOW}, 2 workers", contender=PILLOW, loading=workers)
+        workers = replace(self._loading, num_workers=2)
+        yield self._arm(f"{PILLOW}, 2 workers", CONTENDERS[PILLOW].open, loading=workers)
         yield self._super("cache holds all", "none", self._all_bytes)
         yield self._super("cache holds a quarter", "none")
         yield self._super("a quarter, and a store")
         yield self._super("the same, started again")
-        yield self._arm(_BARE, one_slot=True)
+        yield self._bare(_BARE, one_slot=True)
 
     def straight(self) -> Iterator[_Arm]:
         """CPU of reading packs in the page cache, beside loaders that converted before."""
@@ -161,18 +194,18 @@ class _Bench:
             if form.missing():
                 yield f"{form.title}: not installed", []
             else:
-                convert_once(name, self._spec.loading, self._say)
-                yield self._arm(form.title, contender=name)
-        yield self._arm(_BARE, one_slot=True)
-        yield self._arm("the same, into a batch")
+                convert_once(name, self._loading, self._say)
+                yield self._arm(form.title, form.open)
+        yield self._bare(_BARE, one_slot=True)
+        yield self._bare("the same, into a batch")
 
     def disk(self) -> Iterator[_Arm]:
         """Packs that no memory holds, beside a bare loop on the same disk."""
         self._fill()
-        yield self._super("SuperLoader, packs", cold=True)
-        yield self._arm(_BARE, cold=True)
+        yield self._super("SuperLoader, packs", cold_store=self._store)
+        yield self._bare(_BARE, cold_store=self._store, ahead=True)
         arm = f"the same, O_DIRECT, {_DIRECT_THREADS} threads"
-        yield self._arm(arm, cold=True, direct_threads=_DIRECT_THREADS)
+        yield self._bare(arm, cold_store=self._store, direct_threads=_DIRECT_THREADS)
 
     def s3(self) -> Iterator[_Arm]:
         """A later job, with an empty cache and a store in S3."""
@@ -187,32 +220,50 @@ class _Bench:
     def start(self) -> Iterator[_Arm]:
         """A script with the embedded default, from its command; and the same again."""
         self._say("starts of a script")
-        environment = {"SUPER_STORE": str(self._place / "of-a-script")}
-        yield "a script", [start(self._spec.loading, environment) for _ in range(self._spec.epochs)]
+        yield "a script", [self._started() for _ in range(self._epochs)]
+
+    def _started(self) -> _Figures:
+        """Start a script that reads an epoch; before it, one that only imports torch."""
+        loading, environment = self._loading, {"SUPER_STORE": str(self._place / "of-a-script")}
+        torch_s, *_ = _numbers_of("import time, torch; print(time.monotonic())", (), {})
+        words = (loading.directory, loading.resize, loading.crop, loading.batch_size)
+        took_s, first_s, decodes = _numbers_of(_SCRIPT, words, environment)
+        times = {"first_batch_ms": 1e3 * first_s, "beyond_torch_ms": 1e3 * (took_s - torch_s)}
+        return {"decodes": decodes, **times}
 
     def _fill(self) -> None:
         """Have all images in the store, if no arm before has put them there."""
-        if not Path(self._spec.store).exists():
+        if not Path(self._store).exists():
             self._super("filling the store")
 
     def _super(
-        self,
-        arm: str,
-        store: str = "",
-        budget_bytes: int = 0,
-        server: Server | None = None,
-        **how: Any,
+        self, arm: str, store: str = "", budget_bytes: int = 0, server: Server | None = None, **how: Any
     ) -> _Arm:
         """Epochs of SuperLoader, with fresh services and a cache of so many bytes (a quarter of the set)."""
-        words = ("--store", store or self._spec.store)
+        words = ("--store", store or self._store)
         budget_bytes = budget_bytes or self._quarter_bytes
         with loader_services(*words, store=server, budget_bytes=budget_bytes) as services:
-            loading = replace(self._spec.loading, coordinator=services.coordinator)
-            return self._arm(arm, contender=SUPER_LOADER, loading=loading, pids=services.pids, **how)
+            loading = replace(self._loading, coordinator=services.coordinator)
+            opening = CONTENDERS[SUPER_LOADER].open
+            return self._arm(arm, opening, loading=loading, pids=services.pids, **how)
 
-    def _arm(self, arm: str, **how: Any) -> _Arm:
+    def _bare(self, arm: str, *, cold_store: str = "", **how: Any) -> _Arm:
+        return self._arm(arm, partial(open_bare_loop, store=self._store, **how), cold_store=cold_store)
+
+    def _arm(
+        self, arm: str, opening: Callable[[Loading], Any], loading: Loading | None = None, **how: Any
+    ) -> _Arm:
         self._say(arm)
-        return arm, run_child(read, replace(self._spec, **how), name=arm).epochs
+        spec = ArmSpec(opening, loading or self._loading, [1] * self._epochs, **how)
+        return arm, [epoch_figures(lap) for lap in run_child(measure_arm, spec, name=arm)]
+
+
+def _numbers_of(code: str, words: tuple[object, ...], environment: Mapping[str, str]) -> list[float]:
+    """The numbers of a script's last line; the first, a time of the system's clock, since its command."""
+    began_s = time.monotonic()
+    output = output_of("-c", code, *words, environment={"SUPER_COORDINATOR": "", **environment})
+    first_s, *others = map(float, output.splitlines()[-1].split())
+    return [first_s - began_s, *others]
 
 
 ROWS: Mapping[str, Callable[[_Bench], Iterator[_Arm]]] = {

@@ -1,31 +1,33 @@
 """``superdl bench train``: a core or a GPU trains, and decoding is on the trainer's cores or on the others.
 
-It decides which trainers run and on which cores, and makes figures of what was measured. A trainer, in a
-process of its own, is :mod:`benchmarks.trainer`'s.
+It decides which trainers run and on which cores, and makes figures of what was measured. A trainer is
+:mod:`benchmarks.trainer`'s.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks import not_negative, positive
+from benchmarks.arm import ArmSpec, Lap, run_checked
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
+from benchmarks.image_sets import add_image_options, described, prepare_images
+from benchmarks.loading import open_in_planned_order
 from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, describe_machine
+from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
 from benchmarks.services import loader_services
-from benchmarks.trainer import MODELS, SMALL, TrainResult, TrainSpec, train_on_cores
-from superdl.experiments.machine import describe_environment
+from benchmarks.trainer import MODELS, SMALL, Alone, TrainerSpec, costs_alone, warmed
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Alone", "add_arguments", "loss_difference", "measure", "rows_of"]
+__all__ = ["add_arguments", "loss_difference", "measure", "rows_of"]
 
 _LOSS_DIFFERENCE_MAX = 1e-3
 
@@ -93,22 +95,26 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             or a trainer failed.
 
     """
-    device = _device(arguments.device)
-    started = Started(arguments, {**describe_machine(), **describe_environment(device)})
+    _check_device(arguments.device)
+    started = Started(arguments, device=arguments.device)
     mine = arguments.trainer_cores
     why = f"this benchmark holds the trainer to {mine} of the cores and functions to the others"
     cores = usable_cores(mine + 1, why)
     other_cores = len(cores) - mine
     images = prepare_images(arguments.images, arguments, say)
-    runs: list[Run[TrainResult]] = []
-    for number in range(1, arguments.rounds + 1):
-        for contender in (PILLOW, SUPER, SUPER_LOADER):
-            say(f"round {number} of {arguments.rounds}: {CONTENDERS[contender].title}")
-            result = _trained(contender, images, arguments, cores)
-            _check(contender, result, images)
-            runs.append(Run({"contender": contender}, number, result))
-            _check_same_training(runs)
-    alone = Alone.of(runs)
+    batches = replace(images, batch_size=arguments.batch_size, device=arguments.device)
+    spec = TrainerSpec(batches, arguments.model, arguments.width, cores[:mine])
+    with held_to(cores[mine:]):  # what is started here stays there, but for the trainer
+        say("decoding and computing, each alone")
+        alone = run_child(costs_alone, spec, name="decoding and computing alone")
+        runs: list[Run[Lap]] = []
+        for number in range(1, arguments.rounds + 1):
+            for contender in (PILLOW, SUPER, SUPER_LOADER):
+                say(f"round {number} of {arguments.rounds}: {CONTENDERS[contender].title}")
+                laps = _trained(contender, spec, arguments)
+                for epoch, lap in enumerate(laps):
+                    runs.append(Run({"contender": contender, "epoch": epoch}, number, lap))
+                _check_same_training(runs)
     rows = rows_of(runs, alone, workers=arguments.workers, other_cores=other_cores)
     group = {"images": images.name, "batch_size": arguments.batch_size, "model": arguments.model}
     alone_line = (
@@ -131,44 +137,26 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
 
 
-def _trained(
-    contender: str, images: Loading, arguments: argparse.Namespace, cores: Sequence[int]
-) -> TrainResult:
-    """Train with a contender on the first cores; everything else, fresh each time, has the others."""
-    mine, others = list(cores[: arguments.trainer_cores]), cores[arguments.trainer_cores :]
-    workers = CONTENDERS[contender].workers_of(arguments.workers)
-    spec = TrainSpec(
-        contender=contender,
-        loading=replace(
-            images, batch_size=arguments.batch_size, num_workers=workers, device=arguments.device
-        ),
-        cores=mine,
-        model=arguments.model,
-        width=arguments.width,
-        epochs=arguments.epochs + 1,
-        alone=contender == PILLOW,
+def _trained(contender: str, spec: TrainerSpec, arguments: argparse.Namespace) -> list[Lap]:
+    """Train with a contender, SUPER with fresh services."""
+    form = CONTENDERS[contender]
+    loading = replace(spec.loading, num_workers=form.workers_of(arguments.workers))
+    arm = ArmSpec(
+        open=open_in_planned_order if contender == PILLOW else form.open,
+        loading=loading,
+        laps=[1] * (arguments.epochs + 1),
+        checked=True,
+        trainer=partial(warmed, spec),
     )
     name = f"training with {contender}"
-    with held_to(others):
-        if contender == PILLOW:
-            return run_child(train_on_cores, spec, name=name)
-        with loader_services() as services:
-            loading = replace(spec.loading, coordinator=services.coordinator)
-            return run_child(train_on_cores, replace(spec, loading=loading, pids=services.pids), name=name)
+    if contender == PILLOW:
+        return run_checked(arm, name)
+    with loader_services() as services:
+        loading = replace(loading, coordinator=services.coordinator)
+        return run_checked(replace(arm, loading=loading, pids=services.pids), name)
 
 
-def _check(contender: str, result: TrainResult, images: Loading) -> None:
-    """A figure that is not of what it says is worse than none."""
-    for number, epoch in enumerate(result.epochs):
-        if epoch.images != images.images:
-            raise BenchmarkError(
-                f"{contender}: {epoch.images} images came in epoch {number}, not {images.images}"
-            )
-        if number and epoch.produced:
-            raise BenchmarkError(f"{contender}: functions decoded {epoch.produced} samples in a warm epoch")
-
-
-def _check_same_training(runs: Sequence[Run[TrainResult]]) -> None:
+def _check_same_training(runs: Sequence[Run[Lap]]) -> None:
     first, last = (run.conditions["contender"] for run in (runs[0], runs[-1]))
     if len({run.result.checksum for run in runs}) > 1:
         raise BenchmarkError(f"{last} gave other pixels or labels than {first}")
@@ -179,17 +167,20 @@ def _check_same_training(runs: Sequence[Run[TrainResult]]) -> None:
         )
 
 
-def loss_difference(runs: Sequence[Run[TrainResult]]) -> float:
+def loss_difference(runs: Sequence[Run[Lap]]) -> float:
     """By how much the losses of equal steps differ between any run and the first, at most.
 
     In bf16 nobody looks at them: what a GPU adds up in another order differs by itself.
     """
-    curves = [[loss for epoch in run.result.epochs for loss in epoch.losses] for run in runs]
-    pairs = [pair for curve in curves for pair in zip(curve, curves[0], strict=True)]
-    return max((abs(one - other) for one, other in pairs), default=0.0)
+    expected: dict[int, Sequence[float]] = {}
+    differences = [0.0]
+    for run in runs:
+        losses = expected.setdefault(run.conditions["epoch"], run.result.losses)
+        differences += [abs(one - other) for one, other in zip(run.result.losses, losses, strict=True)]
+    return max(differences)
 
 
-def _device(name: str) -> torch.device:
+def _check_device(name: str) -> None:
     if name not in ("cpu", "cuda"):
         raise BenchmarkError(f"--device is cpu or cuda; not {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
@@ -197,52 +188,25 @@ def _device(name: str) -> torch.device:
             "there is no CUDA device here, or this torch was built without CUDA: run this on a machine with "
             "an NVIDIA GPU, or with --device cpu"
         )
-    return torch.device(name)
 
 
 # -------------------------------------------------------------------------------------------- figures
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """What an image costs in the trainer's own process, in ms: CPU to decode with Pillow, and to train on."""
-
-    decode_ms_per_image: float
-    compute_ms_per_image: float
-
-    @classmethod
-    def of(cls, runs: Sequence[Run[TrainResult]]) -> Alone:
-        """Medians over the trainers that measured it."""
-        decode = [run.result.decode_ms_per_image for run in runs]
-        compute = [run.result.compute_ms_per_image for run in runs]
-        return cls(
-            median(value for value in decode if value is not None),
-            median(value for value in compute if value is not None),
-        )
-
-    @property
-    def decode_to_compute(self) -> float:
-        """The ratio that decides what splitting can gain."""
-        return self.decode_ms_per_image / self.compute_ms_per_image
-
-    def gain_bound(self, plain_ms_per_image: float, beside_ms_per_image: float) -> float:
-        """How many times faster than ``plain_ms_per_image`` a step can be: neither the trainer's computing
-        nor what functions and services do for an image can take less.
-        """
-        return plain_ms_per_image / max(self.compute_ms_per_image, beside_ms_per_image)
-
-
 def rows_of(
-    runs: Sequence[Run[TrainResult]], alone: Alone, *, workers: int, other_cores: int
+    runs: Sequence[Run[Lap]], alone: Alone, *, workers: int, other_cores: int
 ) -> Iterator[dict[str, Any]]:
     """A row for Pillow's later epochs, and two for each other loader."""
-    later, cold = slice(1, None), slice(0, 1)
-    results = {conditions["contender"]: some for conditions, some in by_conditions(runs)}
-    plain = _figures(results.pop(PILLOW), later)
+    laps: dict[str, tuple[list[Lap], list[Lap]]] = {}
+    for conditions, some in by_conditions(runs):
+        first, later = laps.setdefault(conditions["contender"], ([], []))
+        (later if conditions["epoch"] else first).extend(some)
+    _, plain_laps = laps.pop(PILLOW)
+    plain = _figures(plain_laps)
     yield {**_named(PILLOW, "later", workers), **plain, "gain": 1.0, "gain_bound": None}
-    for contender, some in results.items():
-        for part, epochs in (("cold", cold), ("warm", later)):
-            figures = _figures(some, epochs)
+    for contender, parts in laps.items():
+        for part, some in zip(("cold", "warm"), parts, strict=True):
+            figures = _figures(some)
             beside_ms = figures["functions_cpu_ms_per_image"] + figures["services_cpu_ms_per_image"]
             yield {
                 **_named(contender, part, workers),
@@ -258,12 +222,12 @@ def _named(contender: str, part: str, workers: int) -> dict[str, Any]:
     return {"contender": contender, "loader": form.title, "workers": used, "epochs": part}
 
 
-def _figures(results: Sequence[TrainResult], part: slice) -> dict[str, float]:
-    epochs = [epoch for result in results for epoch in result.epochs[part]]
+def _figures(laps: Sequence[Lap]) -> dict[str, float]:
+    services_ms = (1e3 * (one.coordinator_cpu_s + one.cache_cpu_s) / one.images for one in laps)
     return {
-        "step_ms": 1e3 * median(one.wall_s / one.steps for one in epochs),
-        "wait_percent": 100 * median(one.wait_s / one.wall_s for one in epochs),
-        "images_per_s": median(one.images / one.wall_s for one in epochs),
-        "functions_cpu_ms_per_image": 1e3 * median(one.functions_cpu_s / one.images for one in epochs),
-        "services_cpu_ms_per_image": 1e3 * median(one.services_cpu_s / one.images for one in epochs),
+        "step_ms": 1e3 * median(one.wall_s / one.steps for one in laps),
+        "wait_percent": 100 * median(one.wait_s / one.wall_s for one in laps),
+        "images_per_s": median(one.images / one.wall_s for one in laps),
+        "functions_cpu_ms_per_image": 1e3 * median(one.functions_cpu_s / one.images for one in laps),
+        "services_cpu_ms_per_image": median(services_ms),
     }

@@ -9,35 +9,34 @@ import pytest
 from benchmarks import function, read, store, train
 from benchmarks.arm import Lap
 from benchmarks.contenders import PILLOW, SOCKET, SUPER, SUPER_LOADER, WEBDATASET
-from benchmarks.function_arm import BARE, S3, FunctionArmResult
+from benchmarks.function import BARE, S3, FunctionFigures
 from benchmarks.image_sets import Loading
 from benchmarks.results import Run
-from benchmarks.store_arms import EpochFigures
-from benchmarks.trainer import EpochResult, TrainResult
+from benchmarks.trainer import Alone
 
 ARM = Lap(
     images=1000, first_s=0.1, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,
     coordinator_cpu_s=0.03, functions_cpu_s=0.04, store_cpu_s=0.05, produced=0, store_requests=0,
     source_requests=20,
 )  # fmt: skip
-EPOCH = EpochResult(
-    steps=10, images=1000, wall_s=4.0, wait_s=1.0, functions_cpu_s=0.0, services_cpu_s=0.0, produced=0,
+EPOCH = replace(
+    ARM, wall_s=4.0, cache_cpu_s=0.0, coordinator_cpu_s=0.0, functions_cpu_s=0.0, steps=10, wait_s=1.0,
     losses=[2.0, 1.0],
 )  # fmt: skip
 
 
-def cell(contender: str, workers: int) -> read.Cell:
-    return read.Cell(Loading("photos", "/data/photos-9/train", 100, 256, 224, 256, workers), contender)
+def reading(contender: str, workers: int, lap: Lap, epoch: str = "later", number: int = 1) -> Run[Lap]:
+    loading = Loading("photos", "/data/photos-9/train", 100, 256, 224, 256, workers)
+    return Run(read.conditions_of(contender, loading, epoch), number, lap)
 
 
 def test_read_tells_medians_in_milliseconds_per_image():
-    one = cell(SUPER, 2)
     results = [
         replace(ARM, main_cpu_s=main, workers_cpu_s=workers, wall_s=wall)
         for main, workers, wall in ((0.1, 0.2, 1.0), (0.2, 0.4, 2.0), (0.1, 0.4, 4.0))
     ]
-    runs = [Run(one.conditions(), number, result) for number, result in enumerate(results)]
-    (row,) = read.rows_of([one], runs)
+    runs = [reading(SUPER, 2, result, number=number) for number, result in enumerate(results)]
+    (row,) = read.rows_of(runs)
     figures = {
         name.removesuffix("_cpu_ms_per_image"): row[name] for name in row if name.endswith("_per_image")
     }
@@ -46,6 +45,13 @@ def test_read_tells_medians_in_milliseconds_per_image():
         | {"functions": 0.04, "store": 0.05, "cpu_of_all_ms_per_image": 0.59, "gets_per_image": 0.02}
     )
     assert row["images_per_s"] == pytest.approx(500)
+    assert row["loader"] == "SUPER"
+    assert all(column.cell(row) for column in read.COLUMNS)
+
+
+def test_read_counts_the_opening_of_a_loader_where_its_first_epoch_is_measured():
+    (row,) = read.rows_of([reading(SUPER, 0, replace(ARM, opening_s=2.0), "first")])
+    assert (row["images_per_s"], row["first_batch_ms"]) == pytest.approx((250, 2100))
 
 
 def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_main_process():
@@ -53,9 +59,8 @@ def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_mai
         (PILLOW, 0): 3.0, (SOCKET, 0): 0.04, (SUPER, 0): 0.05, (PILLOW, 2): 2.8, (SUPER, 2): 0.1,
         (SUPER, 1): 0.1,
     }  # fmt: skip
-    cells = {cell(*key): value for key, value in cpu_s.items()}
-    runs = [Run(one.conditions(), 1, replace(ARM, main_cpu_s=value)) for one, value in cells.items()]
-    rows = dict(zip(cpu_s, read.rows_of(list(cells), runs), strict=True))
+    runs = [reading(*key, replace(ARM, main_cpu_s=value)) for key, value in cpu_s.items()]
+    rows = dict(zip(cpu_s, read.rows_of(runs), strict=True))
     ratios = ("times_less_than_pillow", "times_socket_loop")
     assert [rows[SUPER, 0][name] for name in ratios] == pytest.approx([60, 1.25])
     assert rows[SUPER, 1]["times_less_than_pillow"] is None  # there is none with one worker
@@ -64,43 +69,36 @@ def test_read_compares_with_the_same_workers_and_with_the_socket_loop_of_the_mai
 
 
 def test_read_tells_the_share_of_the_fastest_webdataset_in_the_same_epoch():
-    cells = [
-        replace(cell(contender, workers), epoch=epoch)
+    arms = [
+        (contender, workers, epoch)
         for contender, workers in ((WEBDATASET, 0), (WEBDATASET, 2), (SUPER_LOADER, 0))
         for epoch in read.EPOCHS[read.SHARDS]
     ]
     walls_s = (4.0, 4.0, 1.0, 2.0, 2.0, 0.1)
     runs = [
-        Run(one.conditions(), 1, replace(ARM, wall_s=wall_s))
-        for one, wall_s in zip(cells, walls_s, strict=True)
+        reading(contender, workers, replace(ARM, wall_s=wall_s), epoch)
+        for (contender, workers, epoch), wall_s in zip(arms, walls_s, strict=True)
     ]
-    shares = [row["share_of_webdataset"] for row in read.rows_of(cells, runs)]
+    shares = [row["share_of_webdataset"] for row in read.rows_of(runs)]
     assert shares == pytest.approx([0.25, 0.5, 1, 1, 0.5, 20])
-    alone = read.rows_of(cells[4:], runs[4:])
-    assert [row["share_of_webdataset"] for row in alone] == [None, None]
+    assert [row["share_of_webdataset"] for row in read.rows_of(runs[4:])] == [None, None]
 
 
-def test_a_loader_that_is_not_here_has_a_row_that_says_so(monkeypatch):
-    monkeypatch.setattr("benchmarks.contenders.find_spec", lambda _: None)
-    (row,) = read.rows_of([cell("webdataset", 0)], [])
-    assert row["loader"] == "WebDataset: not installed"
-    assert "make .venv-bench" in row["note"]
-    assert all(column.cell(row) for column in read.COLUMNS)
-    assert row["cpu_ms_per_image"] is row["times_less_than_pillow"] is None
+def trained(contender: str, *epochs: Lap) -> list[Run[Lap]]:
+    return [Run({"contender": contender, "epoch": at}, 1, epoch) for at, epoch in enumerate(epochs)]
 
 
 def test_train_tells_step_time_waiting_and_gain_with_what_bounds_it():
-    plain_epochs = [replace(EPOCH, wall_s=9.0), EPOCH]
-    epochs = [
-        replace(EPOCH, wall_s=2.0, functions_cpu_s=1.8, services_cpu_s=0.2, produced=1000),
-        replace(EPOCH, wall_s=1.0, wait_s=0.1),
-        replace(EPOCH, wall_s=1.2, wait_s=0.1),
-    ]
     runs = [
-        Run({"contender": PILLOW}, 1, TrainResult(plain_epochs, 7, 3.0, 1.0)),
-        Run({"contender": SUPER}, 1, TrainResult(epochs, 7, None, None)),
+        *trained(PILLOW, replace(EPOCH, wall_s=9.0), EPOCH),
+        *trained(
+            SUPER,
+            replace(EPOCH, wall_s=2.0, functions_cpu_s=1.8, cache_cpu_s=0.1, coordinator_cpu_s=0.1),
+            replace(EPOCH, wall_s=1.0, wait_s=0.1),
+            replace(EPOCH, wall_s=1.2, wait_s=0.1),
+        ),
     ]
-    alone = train.Alone.of(runs)
+    alone = Alone(3.0, 1.0)
     plain, cold, warm = train.rows_of(runs, alone, workers=2, other_cores=1)
     assert (plain["loader"], plain["epochs"], plain["gain"]) == ("DataLoader + Pillow", "later", 1)
     assert (plain["step_ms"], plain["wait_percent"]) == pytest.approx((400, 25))
@@ -116,19 +114,15 @@ def test_train_tells_step_time_waiting_and_gain_with_what_bounds_it():
 
 
 def test_train_compares_losses_step_by_step():
-    same, other = (
-        Run({"contender": PILLOW}, 1, TrainResult([EPOCH, replace(EPOCH, losses=losses)], 7, None, None))
-        for losses in ([2.0, 1.0], [2.0, 1.25])
-    )
-    assert train.loss_difference([same, same]) == 0
-    assert train.loss_difference([same, other]) == 0.25
-    unseen = Run({"contender": PILLOW}, 1, TrainResult([replace(EPOCH, losses=[])], 7, None, None))
-    assert train.loss_difference([unseen, unseen]) == 0, "in bf16 nobody looks"
+    same, other = (trained(PILLOW, EPOCH, replace(EPOCH, losses=losses)) for losses in ([2, 1], [2, 1.25]))
+    assert train.loss_difference([*same, *same]) == 0
+    assert train.loss_difference([*same, *other]) == 0.25
+    assert train.loss_difference(trained(PILLOW, replace(EPOCH, losses=[]))) == 0, "in bf16 nobody looks"
 
 
 def test_function_tells_its_share_of_the_bare_loop_and_what_fetch_and_push_leave_to_decoding():
     runs = [
-        Run({"images": "photos", "cores": 1, "way": way}, 1, FunctionArmResult(1000, wall_s, cpu_s, 0.2, 0.1))
+        Run({"images": "photos", "cores": 1, "way": way}, 1, FunctionFigures(1000, wall_s, cpu_s, 0.2, 0.1))
         for way, wall_s, cpu_s in ((BARE, 1.0, 1.0), (S3, 2.0, 1.25))
     ]
     bare, measured = function.rows_of(runs)
@@ -139,8 +133,10 @@ def test_function_tells_its_share_of_the_bare_loop_and_what_fetch_and_push_leave
 
 
 def test_store_tells_first_epochs_and_medians_of_later_ones_over_the_bare_loop():
-    ours = [EpochFigures(speed, cpu_ms=cpu_ms) for speed, cpu_ms in ((1, 9), (6, 3), (8, 1), (10, 2))]
-    loop = [EpochFigures(speed, cpu_ms=cpu_ms) for speed, cpu_ms in ((1, 9), (16, 1))]
+    ours, loop = (
+        [{"images_per_s": speed, "cpu_ms": cpu_ms} for speed, cpu_ms in epochs]
+        for epochs in (((1, 9), (6, 3), (8, 1), (10, 2)), ((1, 9), (16, 1)))
+    )
     rows = list(store.rows_of([("SUPER", ours), ("not installed", []), ("bare preadv and hash", loop)]))
     assert [(row["arm"], row["epochs"]) for row in rows] == [
         ("SUPER", "first"), ("SUPER", "later"), ("not installed", "first"),
@@ -150,3 +146,13 @@ def test_store_tells_first_epochs_and_medians_of_later_ones_over_the_bare_loop()
     assert (rows[1]["speed_of_bare"], rows[1]["cpu_times_bare"]) == (0.5, 2)
     assert (rows[0]["cpu_times_bare"], rows[4]["cpu_times_bare"]) == (9, 1)
     assert rows[2]["images_per_s"] is rows[2]["speed_of_bare"] is rows[1]["decodes"] is None
+
+
+def test_store_tells_the_figures_of_an_epoch_for_each_image_and_leaves_out_what_was_not_used():
+    lap = replace(ARM, produced=500, store_requests=10, disk_bytes=4_000_000)
+    assert store.epoch_figures(lap) == pytest.approx(
+        {"images_per_s": 500, "decodes": 0.5, "gets": 0.01, "disk_kb": 4, "first_batch_ms": 100}
+        | {"cpu_ms": 0.1, "cpu_of_all_ms": 0.19}
+    )
+    alone = store.epoch_figures(replace(ARM, coordinator_cpu_s=0.0))
+    assert alone["decodes"] is alone["gets"] is alone["disk_kb"] is None

@@ -13,7 +13,13 @@ import pytest
 from rich.console import Console
 
 from benchmarks.loading import PlannedOrder
-from benchmarks.processes import children_cpu_s, descendants_cpu_s, process_cpu_s
+from benchmarks.processes import (
+    BenchmarkError,
+    children_cpu_s,
+    descendants_cpu_s,
+    process_cpu_s,
+    run_child,
+)
 from benchmarks.results import Column, Started, print_report
 from superdl.coordinator.core import Plan
 
@@ -45,6 +51,24 @@ def test_cpu_clocks_count_this_process_and_children_alive_and_waited_for():
             clock(child.pid)
 
 
+def speak(number: int) -> tuple[int, str]:
+    if number < 0:
+        raise LookupError("below zero")
+    sys.stdout.write("words of a loader\n")
+    return os.getpid(), os.environ["SUPER_BENCH_TEST"]
+
+
+def test_a_child_is_a_process_of_its_own_whose_words_are_not_the_reports(capfd):
+    environment = {"SUPER_BENCH_TEST": "here"}
+    pid, value = run_child(speak, 1, name="speaking", environment=environment)
+    assert pid != os.getpid()
+    assert value == "here"
+    assert "SUPER_BENCH_TEST" not in os.environ
+    assert capfd.readouterr().out == ""
+    with pytest.raises(BenchmarkError, match="speaking failed: LookupError: .*below zero"):
+        run_child(speak, -1, name="speaking", environment=environment)
+
+
 def test_the_planned_order_is_the_plans_epoch_by_epoch():
     order = PlannedOrder(10, 4, seed=3)
     plan = Plan(size=10, batch_size=4, seed=3)
@@ -56,7 +80,7 @@ def test_the_planned_order_is_the_plans_epoch_by_epoch():
 
 def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_machine():
     options = argparse.Namespace(command="bench", benchmark="read", rounds=1, data="/home/me", json=True)
-    report = Started(options).report(
+    report = Started(options, ["boto3", "no-such-package"]).report(
         images_of="a",
         method=["How it was measured."],
         group_by=["images"],
@@ -79,5 +103,7 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
     assert "How it was measured." in text
     assert report.told["environment"]["cpu_model"] in text
     assert f"torch {report.told['environment']['packages']['torch']}" in text
+    assert report.told["environment"]["packages"]["boto3"]
+    assert report.told["environment"]["packages"]["no-such-package"] is None
     assert report.told["rows"][0]["cpu_ms"] == 0.12345
     assert report.told["settings"] == {"rounds": 1, "images_of": "a"}
