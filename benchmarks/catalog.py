@@ -1,7 +1,6 @@
 """``superdl bench catalog``: what a coordinator spends on listing a source, and how fast it starts again.
 
-The coordinator is the real one, with its state in a directory. ``python -m benchmarks.catalog PORT SAMPLES``
-answers listings as S3 does, of a bucket whose objects nobody reads.
+The coordinator is the real one, with its state in a directory.
 """
 
 from __future__ import annotations
@@ -9,32 +8,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from functools import partial
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING, Self
 
 import grpc
-import numpy as np
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks import positive
-from benchmarks.coordinator_clients import Clients
-from benchmarks.processes import ROOT
+from benchmarks.coordinator_clients import Clients, write_key_list
+from benchmarks.listed_bucket import listed_bucket
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
-from benchmarks.services import Server, cache_server, free_port, private_directory, running
+from benchmarks.services import Server, cache_server, coordinator, private_directory
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable
 
 __all__ = ["SOURCES", "add_arguments", "measure"]
 
@@ -70,10 +64,7 @@ _COLUMNS = (
     Column("restart_s", "restart\ns", ".1f"),
 )
 
-_BUCKET, _FOLDERS, _PAGE = "bench", 20, 1000
-_CLASSES = 1000
-_NAME_DIGITS, _ETAG_DIGITS = 9, 32
-_ROWS_AT_A_TIME = 2**17
+_BUCKET = "bench"
 _PROBE_S, _LOOK_S = 0.02, 0.05
 _PER_CENT = 100
 _MB = 1e6
@@ -128,22 +119,22 @@ class _Figures:
 
 def _measured(source: str, samples: int) -> _Figures:
     """List a source with a coordinator of its own, and start that again."""
-    with private_directory() as directory, cache_server() as cache, _bucket(samples) as bucket:
-        key_list = _write_key_list(directory / "keys.parquet", samples) if source == "parquet" else ""
-        address, recipe = f"unix:{directory}/c.sock", Recipe.image(resize=256, crop=224)
-        url = f"s3://{_BUCKET}/train"
-        with contextlib.closing(Clients(address, cache.address)) as clients:
-            with _coordinator(directory, cache, bucket) as pid, _Watch(address, pid) as watch:
+    with private_directory() as directory, cache_server() as cache, listed_bucket(samples) as bucket:
+        key_list = write_key_list(directory / "keys.parquet", samples) if source == "parquet" else ""
+        url, recipe = f"s3://{_BUCKET}/train", Recipe.image(resize=256, crop=224)
+        words = ("--store", "none", "--state", str(directory / "state"), "--workers", "1")
+        run = partial(coordinator, directory, cache, *words, environment=bucket.environment)
+        with run() as server, contextlib.closing(Clients(server.address, cache.address)) as clients:
+            with _Watch(server) as watch:
                 dataset = clients.register(url, recipe, key_list=key_list)
-                watch.stop()
-                clients.start([clients.open(dataset, "first", batch_size=256, seed=0, epoch=0)])
-                second = clients.open(dataset, "second", batch_size=256, seed=1, epoch=0)
-                began_s = time.perf_counter()
-                os.kill(pid, signal.SIGKILL)
-            with _coordinator(directory, cache, bucket):
-                again = clients.register(url, recipe, key_list=key_list)
-                clients.start([clients.open(again, "first", batch_size=256, seed=0, epoch=0)])
-                restart_s = time.perf_counter() - began_s
+            clients.start([clients.open(dataset, "first", batch_size=256, seed=0, epoch=0)])
+            second = clients.open(dataset, "second", batch_size=256, seed=1, epoch=0)
+            began_s = time.perf_counter()
+            os.kill(server.pid, signal.SIGKILL)
+        with run() as server, contextlib.closing(Clients(server.address, cache.address)) as clients:
+            again = clients.register(url, recipe, key_list=key_list)
+            clients.start([clients.open(again, "first", batch_size=256, seed=0, epoch=0)])
+            restart_s = time.perf_counter() - began_s
     return _Figures(
         cpu_us_per_sample=1e6 * watch.cpu_s / samples,
         wall_s=watch.wall_s,
@@ -157,18 +148,6 @@ def _measured(source: str, samples: int) -> _Figures:
     )
 
 
-@contextlib.contextmanager
-def _coordinator(directory: Path, cache: Server, bucket: Server) -> Iterator[int]:
-    """Run a coordinator whose state and socket lie in a directory; gives its process id."""
-    path = directory / "c.sock"
-    path.unlink(missing_ok=True)  # of one that was killed
-    command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
-    command += ["--cache", cache.address, "--store", "none", "--state", str(directory / "state")]
-    command += ["--workers", "1"]
-    with running(command, str(path), env={**os.environ, **bucket.environment}) as pid:
-        yield pid
-
-
 class _Watch:
     """What a coordinator and its process that lists spend, and how long health checks wait.
 
@@ -180,27 +159,23 @@ class _Watch:
         wall_s: how long it took.
     """
 
-    def __init__(self, address: str, pid: int) -> None:
+    def __init__(self, server: Server) -> None:
         self.answers_s: list[float] = []
         self.peak_bytes = self.after_bytes = 0
         self.cpu_s = self.wall_s = 0.0
-        self._process = psutil.Process(pid)
+        self._process = psutil.Process(server.pid)
         self._ended = threading.Event()
-        self._address = address
-        self._idle_bytes, self._idle_cpu_s = self._anonymous(), self._cpu_s()
-        self._began_s = time.perf_counter()
+        self._address = server.address
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._probe, self._look)]
 
     def __enter__(self) -> Self:
+        self._idle_bytes, self._idle_cpu_s = self._anonymous(), self._cpu_s()
+        self._began_s = time.perf_counter()
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-
-    def stop(self) -> None:
-        """Take all figures: the source is listed."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -237,98 +212,7 @@ def _lists(process: psutil.Process) -> bool:
 
 
 def _anonymous_bytes(process: psutil.Process) -> int:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("RssAnon:"):
-                return 1024 * int(line.split()[1])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        memory = process.memory_info()
+        return int(memory.rss - memory.shared)
     return 0  # it has ended
-
-
-# ------------------------------------------------------------------------------------------- sources
-
-
-def _etag(place: int) -> str:
-    return f"{place:0{_ETAG_DIGITS}d}"
-
-
-def _write_key_list(path: Path, samples: int) -> str:
-    """Write a key list with labels and versions, and return its URL."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    schema = pa.schema({"key": pa.string(), "label": pa.int64(), "version": pa.string()})
-    with pq.ParquetWriter(path, schema) as writer:
-        for begin in range(0, samples, _ROWS_AT_A_TIME):
-            places = np.arange(begin, min(begin + _ROWS_AT_A_TIME, samples))
-            labels = pa.array(places % _CLASSES)
-            folders, names = (pc.cast(numbers, pa.string()) for numbers in (labels, pa.array(places)))
-            names = pc.utf8_lpad(names, _NAME_DIGITS, "0")
-            keys = pc.binary_join_element_wise("n", folders, "/", names, ".JPEG", "")
-            versions = pc.utf8_lpad(names, _ETAG_DIGITS, "0")
-            writer.write_table(pa.table([keys, labels, versions], schema))
-    return path.as_uri()
-
-
-@contextlib.contextmanager
-def _bucket(samples: int) -> Iterator[Server]:
-    port = free_port()
-    environment = {
-        "AWS_ACCESS_KEY_ID": "bench",
-        "AWS_SECRET_ACCESS_KEY": "bench",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "SUPER_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-    }
-    command = [sys.executable, "-m", "benchmarks.catalog", str(port), str(samples)]
-    with running(command, port, cwd=ROOT) as pid:
-        yield Server(environment["SUPER_S3_ENDPOINT_URL"], pid, environment)
-
-
-class _Listing(BaseHTTPRequestHandler):
-    """Answers ListObjectsV2 for folders of equal size below ``train/``; there is no other object."""
-
-    protocol_version = "HTTP/1.1"
-    samples: ClassVar[int]
-
-    def do_GET(self) -> None:
-        query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
-        listed = (
-            self._page({name: values[0] for name, values in query.items()}) if "list-type" in query else ""
-        )
-        content = f"<ListBucketResult><EncodingType>url</EncodingType>{listed}</ListBucketResult>".encode()
-        self.send_response(HTTPStatus.OK if "list-type" in query else HTTPStatus.NOT_FOUND)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def _page(self, query: Mapping[str, str]) -> str:
-        if "delimiter" in query:
-            names = (f"train/n{folder:08d}/" for folder in range(_FOLDERS))
-            return "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in names)
-        folder = query["prefix"].strip("/").rpartition("/n")[2]
-        if not folder.isdigit():
-            return ""
-        places = range(int(folder), self.samples, _FOLDERS)
-        begin = int(query.get("continuation-token", "0"))
-        objects = "".join(
-            f"<Contents><Key>train/n{folder}/{place:09d}.JPEG</Key><LastModified>2026-11-29T00:00:00.000Z</LastModified>"
-            f"<ETag>&quot;{_etag(place)}&quot;</ETag><Size>{100_000 + place % _PAGE}</Size>"
-            "<StorageClass>STANDARD</StorageClass></Contents>"
-            for place in places[begin : begin + _PAGE]
-        )
-        if begin + _PAGE >= len(places):
-            return objects
-        token = f"<NextContinuationToken>{begin + _PAGE}</NextContinuationToken>"
-        return f"<IsTruncated>true</IsTruncated>{token}{objects}"
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-def _serve(port: int, samples: int) -> None:
-    _Listing.samples = samples
-    ThreadingHTTPServer(("127.0.0.1", port), _Listing).serve_forever()
-
-
-if __name__ == "__main__":
-    _serve(*map(int, sys.argv[1:]))

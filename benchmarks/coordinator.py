@@ -1,7 +1,7 @@
 """``superdl bench coordinator``: what the coordinator itself costs, with one job and with a thousand.
 
 It decides what is asked of a coordinator and makes figures of it. The coordinator is
-:mod:`benchmarks.coordinator_process`'s, the jobs are :mod:`benchmarks.coordinator_clients`'s.
+:mod:`benchmarks.answering`'s, the jobs are :mod:`benchmarks.coordinator_clients`'s.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks import positive
-from benchmarks.coordinator_clients import PAGE_BATCHES, Clients
-from benchmarks.coordinator_process import IMAGENET_SAMPLES, CoordinatorSpec, coordinator_process
+from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
 from benchmarks.processes import process_cpu_s
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
-from benchmarks.services import cache_server, private_directory
+from benchmarks.services import Server, cache_server, coordinator, private_directory
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 __all__ = ["add_arguments", "measure"]
 
@@ -78,6 +78,7 @@ _COLUMNS = (
     Column("rss_mb", "MB", ",.0f"),
 )
 
+_SETTINGS = ("--cache-bytes", str(2**50), "--catalog-max-age-s", "3600")  # nothing is dropped or listed again
 _WARM_UP_BATCHES = 4
 _FILL_BATCH = 4096
 _FILL_RATE = 30.0
@@ -101,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", nargs="+", type=positive, default=[1, 10, 100, 1000], metavar="N", help="(1 10 100 1000)"
     )
-    parser.add_argument("--samples", type=positive, default=IMAGENET_SAMPLES, help="of a catalog (1280000)")
+    parser.add_argument("--samples", type=positive, default=1_280_000, help="of a catalog (1280000)")
     parser.add_argument("--batch-size", type=positive, default=256, help="(256)")
     parser.add_argument(
         "--rate", type=positive, default=1500, help="batches a second that all jobs together read (1500)"
@@ -152,36 +153,44 @@ class _Figures:
 class _Coordinator:
     """A coordinator under measurement, its clients, and the process ids of what is measured."""
 
-    def __init__(self, clients: Clients, pid: int, cache_pid: int, batch_size: int, *, catalogs: int) -> None:
-        self.clients = clients
-        self._pid = pid
-        self._cache_pid = cache_pid
-        self._batch_size = batch_size
-        self._catalogs = catalogs
-        self._opened = 0
+    def __init__(
+        self, clients: Clients, server: Server, cache: Server, directory: Path, options: argparse.Namespace
+    ) -> None:
+        self._clients = clients
+        self._pid, self._cache_pid = server.pid, cache.pid
+        self._directory, self._options = directory, options
+        self._key_list = write_key_list(directory / "keys.parquet", options.samples)
+        self._seeds, self._epochs = itertools.count(1), itertools.count()
 
-    def run(self, way: str, datasets: Sequence[bytes], cell: _Cell) -> Run[_Figures]:
-        """Open so many jobs over all datasets, have each ask for its first page, then measure."""
-        rss_before = self._rss()
-        opened = []
-        for place in range(cell.jobs):
-            self._opened += 1
-            dataset, name = datasets[place % len(datasets)], f"job-{self._opened}"
-            opened.append(
-                self.clients.open(
-                    dataset, name, batch_size=self._batch_size, seed=self._opened, epoch=cell.epoch
-                )
-            )
-        self.clients.start(opened)
-        self.clients.go_on(opened, cell.jobs * _WARM_UP_BATCHES, cell.rate)
-        start, before = self._clocks(), self.clients.produced(opened)
-        self.clients.go_on(opened, cell.batches, cell.rate)
+    def register(self, recipe: Recipe, number: int = 0) -> bytes:
+        """List a catalog under a recipe: keys of an empty directory, which nobody reads."""
+        source = self._directory / f"bench-{number}"
+        source.mkdir(exist_ok=True)
+        return self._clients.register(source.as_uri(), recipe, key_list=self._key_list)
+
+    def run(self, way: str, datasets: Sequence[bytes], jobs: int, number: int = 0) -> Run[_Figures]:
+        """Open so many jobs over all datasets, have each ask for its first page, then measure.
+
+        They begin in an epoch of their own, so that a random recipe's ids are fresh.
+        """
+        options, clients, rss_before = self._options, self._clients, self._rss()
+        paced = min(options.rate, jobs * _RATE_OF_A_JOB)
+        rate, offered = (math.inf, options.rate) if way == FLAT_OUT else (paced, paced)
+        batches, epoch, opened = int(offered * options.seconds), next(self._epochs), []
+        for place in range(jobs):
+            seed = next(self._seeds)
+            name, dataset = f"job-{seed}", datasets[place % len(datasets)]
+            opened.append(clients.open(dataset, name, batch_size=options.batch_size, seed=seed, epoch=epoch))
+        clients.start(opened)
+        clients.go_on(opened, jobs * _WARM_UP_BATCHES, rate)
+        start, before = self._clocks(), clients.produced(opened)
+        clients.go_on(opened, batches, rate)
         wall_s, cpu_s, cache_cpu_s = (end - begin for end, begin in zip(self._clocks(), start, strict=True))
-        produced, invocations = map(operator.sub, self.clients.produced(opened), before)
+        produced, invocations = map(operator.sub, clients.produced(opened), before)
         rss = self._rss()
-        self.clients.close_jobs(opened)
+        clients.close_jobs(opened)
         figures = _Figures(
-            batches=cell.batches,
+            batches=batches,
             wall_s=wall_s,
             cpu_s=cpu_s,
             cache_cpu_s=cache_cpu_s,
@@ -191,15 +200,15 @@ class _Coordinator:
             rss_before=rss_before,
             rss=rss,
         )
-        return Run({"catalogs": self._catalogs, "way": way, "jobs": cell.jobs}, cell.round, figures)
+        return Run({"catalogs": len(datasets), "way": way, "jobs": jobs}, number, figures)
 
-    def fill(self, dataset: bytes, samples: int) -> None:
+    def fill(self, dataset: bytes) -> None:
         """Have a whole epoch produced, unmeasured, no faster than functions keep up."""
-        job = self.clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
-        self.clients.start([job])
+        job = self._clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
+        self._clients.start([job])
         for _ in range(_FILL_EPOCHS):
-            self.clients.go_on([job], -(-samples // _FILL_BATCH), _FILL_RATE)
-        self.clients.close_jobs([job])
+            self._clients.go_on([job], -(-self._options.samples // _FILL_BATCH), _FILL_RATE)
+        self._clients.close_jobs([job])
 
     def _clocks(self) -> tuple[float, float, float]:
         return time.perf_counter(), process_cpu_s(self._pid), process_cpu_s(self._cache_pid)
@@ -209,66 +218,39 @@ class _Coordinator:
 
 
 def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[_Figures]]:
-    with _running(arguments, catalogs=1) as coordinator:
-        source, clients = "s3://bench-0/train", coordinator.clients
+    with _running(arguments) as measured:
         say("listing, and a first epoch")
-        first = clients.register(source, Recipe.image(resize=160, crop=160))
-        cached = clients.register(source, Recipe.image(resize=256, crop=224))
-        random = clients.register(source, Recipe([{"op": "random_resized_crop", "size": 224}]))
-        coordinator.fill(cached, arguments.samples)
+        first = measured.register(Recipe.image(resize=160, crop=160))
+        cached = measured.register(Recipe.image(resize=256, crop=224))
+        random = measured.register(Recipe([{"op": "random_resized_crop", "size": 224}]))
+        measured.fill(cached)
         ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
-        cells = _cells(arguments)
-        yield coordinator.run(FIRST, [first], next(cells))
-        for number, (way, dataset) in itertools.product(range(arguments.rounds), ways.items()):
-            for cell in _cells(arguments, number, math.inf if way == FLAT_OUT else arguments.rate):
-                say(f"round {number + 1} of {arguments.rounds}: {way}, {cell.jobs} jobs")
-                yield coordinator.run(way, [dataset], cell)
+        yield measured.run(FIRST, [first], arguments.jobs[0])
+        for number, way, jobs in itertools.product(range(arguments.rounds), ways, arguments.jobs):
+            say(f"round {number + 1} of {arguments.rounds}: {way}, {jobs} jobs")
+            yield measured.run(way, [ways[way]], jobs, number)
 
 
 def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[_Figures]]:
-    with _running(arguments, catalogs=arguments.catalogs) as coordinator:
+    with _running(arguments) as measured:
         datasets = []
         for number in range(arguments.catalogs):
             say(f"listing catalog {number + 1} of {arguments.catalogs}")
-            source, recipe = f"s3://bench-{number}/train", Recipe.image(resize=256, crop=224)
-            datasets.append(coordinator.clients.register(source, recipe))
+            datasets.append(measured.register(Recipe.image(resize=256, crop=224), number))
         say(f"{arguments.memory_jobs} jobs on {arguments.catalogs} catalogs")
-        cell = _Cell(0, arguments.memory_jobs, arguments.rate, int(arguments.rate * arguments.seconds), 0)
-        yield coordinator.run(MANY, datasets, cell)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """How one measurement is made: ``rate`` and ``batches`` are of all jobs together."""
-
-    round: int
-    jobs: int
-    rate: float
-    batches: int
-    epoch: int
-
-
-_EPOCHS = itertools.count()
-
-
-def _cells(arguments: argparse.Namespace, number: int = 0, rate: float = 0.0) -> Iterator[_Cell]:
-    """Each begins in an epoch of its own, so that a random recipe's ids are fresh."""
-    for jobs in arguments.jobs:
-        offered = min(rate or arguments.rate, jobs * _RATE_OF_A_JOB) if rate < math.inf else math.inf
-        batches = int(min(offered, arguments.rate) * arguments.seconds)
-        yield _Cell(number, jobs, offered, batches, next(_EPOCHS))
+        yield measured.run(MANY, datasets, arguments.memory_jobs)
 
 
 @contextlib.contextmanager
-def _running(arguments: argparse.Namespace, *, catalogs: int) -> Iterator[_Coordinator]:
+def _running(arguments: argparse.Namespace) -> Iterator[_Coordinator]:
     """Run a cache, a coordinator and its clients."""
-    with private_directory() as directory, cache_server() as cache:
-        spec = CoordinatorSpec(f"unix:{directory}/c.sock", cache.address, arguments.samples)
-        with (
-            coordinator_process(spec) as pid,
-            contextlib.closing(Clients(spec.address, cache.address)) as clients,
-        ):
-            yield _Coordinator(clients, pid, cache.pid, arguments.batch_size, catalogs=catalogs)
+    with (
+        private_directory() as directory,
+        cache_server() as cache,
+        coordinator(directory, cache, *_SETTINGS, module="benchmarks.answering") as server,
+        contextlib.closing(Clients(server.address, cache.address)) as clients,
+    ):
+        yield _Coordinator(clients, server, cache, directory, arguments)
 
 
 def _rows(runs: Sequence[Run[_Figures]]) -> Iterator[dict[str, Any]]:

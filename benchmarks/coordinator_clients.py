@@ -1,7 +1,7 @@
 """What samplers and readers do to a coordinator, many jobs of them from one process: pages asked for as the
 sampler asks, read reports left as readers leave them. Nothing is read and nothing trained.
 
-What it costs the coordinator is measured by :mod:`benchmarks.coordinator`.
+What it costs the coordinator is measured by :mod:`benchmarks.coordinator` and :mod:`benchmarks.catalog`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 
 from benchmarks.processes import BenchmarkError
 from superdl.super_wire import coordinator_pb2 as pb
@@ -25,10 +26,11 @@ from superdl.super_wire.read_report import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["PAGE_BATCHES", "Clients", "SimulatedJob"]
+__all__ = ["PAGE_BATCHES", "Clients", "SimulatedJob", "write_key_list"]
 
 PAGE_BATCHES = 32
 """The sampler asks for a page once there is room for so many batches, and has as many left by then."""
@@ -36,6 +38,31 @@ PAGE_BATCHES = 32
 _TIMEOUT_S = 120.0
 _THREADS = 4
 _POLL_S = 0.1
+_CLASSES = 1000
+_NAME_DIGITS, _ETAG_DIGITS = 9, 32
+_ROWS_AT_A_TIME = 2**17
+
+
+def write_key_list(path: Path, samples: int) -> str:
+    """Write a key list in the shape of ImageNet's, with labels and versions, and return its URL.
+
+    What a coordinator does with a catalog depends on its size and on the shape of its strings, not on images.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    schema = pa.schema({"key": pa.string(), "label": pa.int64(), "version": pa.string()})
+    with pq.ParquetWriter(path, schema) as writer:
+        for begin in range(0, samples, _ROWS_AT_A_TIME):
+            places = np.arange(begin, min(begin + _ROWS_AT_A_TIME, samples))
+            labels = pa.array(places % _CLASSES)
+            folders, names = (pc.cast(numbers, pa.string()) for numbers in (labels, pa.array(places)))
+            names = pc.utf8_lpad(names, _NAME_DIGITS, "0")
+            keys = pc.binary_join_element_wise("n", folders, "/", names, ".JPEG", "")
+            versions = pc.utf8_lpad(names, _ETAG_DIGITS, "0")
+            writer.write_table(pa.table([keys, labels, versions], schema))
+    return path.as_uri()
 
 
 @dataclass(slots=True)

@@ -35,16 +35,18 @@ __all__ = [
     "LoaderServices",
     "Server",
     "cache_server",
+    "coordinator",
     "free_port",
     "loader_services",
     "private_directory",
     "rclone_binary",
     "running",
+    "s3_environment",
     "s3_server",
     "tls_cache",
 ]
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 300.0  # a busy host may take so long, as for the embedded default
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0
 _CHUNK_BYTES = 2**18
@@ -178,15 +180,19 @@ def s3_server(directory: Path) -> Iterator[Server]:
     command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
     # GOGC: less of its time for collecting garbage, more for answering.
     with running(command, port, env={**os.environ, "GOGC": "800"}) as pid:
-        url = f"http://127.0.0.1:{port}"
-        environment = {
-            "AWS_ACCESS_KEY_ID": _KEY,
-            "AWS_SECRET_ACCESS_KEY": _SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "SUPER_S3_ENDPOINT_URL": url,
-        }
-        yield Server(url, pid, environment)
+        environment = s3_environment(port)
+        yield Server(environment["SUPER_S3_ENDPOINT_URL"], pid, environment)
+
+
+def s3_environment(port: int) -> dict[str, str]:
+    """What clients of an S3 server on loopback need."""
+    return {
+        "AWS_ACCESS_KEY_ID": _KEY,
+        "AWS_SECRET_ACCESS_KEY": _SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SUPER_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }
 
 
 @contextlib.contextmanager
@@ -208,14 +214,40 @@ def loader_services(
 
     """
     with tls_cache() if tls else cache_server() as cache, private_directory() as directory:
-        path = str(directory / "coordinator.sock")
-        command = [sys.executable, "-P", "-m", "superdl.coordinator", "--listen", f"unix:{path}"]
-        command += ["--cache", cache.address, "--cache-bytes", str(budget_bytes or cache_bytes())]
-        command += ["--workers", str(pool_workers()), "--worker-nice", "10", *words]
+        pool = ("--workers", str(pool_workers()), "--worker-nice", "10")
+        room = ("--cache-bytes", str(budget_bytes or cache_bytes()))
         environment = {**cache.environment, **(store.environment if store else {})}
-        with running(command, path, env={**os.environ, **environment}) as pid:
-            pids = Pids(pid, cache.pid, store.pid if store else 0)
-            yield LoaderServices(f"unix:{path}", pids, environment)
+        with coordinator(directory, cache, *room, *pool, *words, environment=environment) as started:
+            pids = Pids(started.pid, cache.pid, store.pid if store else 0)
+            yield LoaderServices(started.address, pids, environment)
+
+
+@contextlib.contextmanager
+def coordinator(
+    directory: Path,
+    cache: Server,
+    *words: str,
+    module: str = "superdl.coordinator",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Run a coordinator on a socket in a directory.
+
+    Args:
+        directory: may have the socket of one that was killed.
+        cache: its cache.
+        words: further options.
+        module: what is run in its place, with the same options.
+        environment: over this process's own.
+
+    Raises:
+        BenchmarkError: it does not answer.
+
+    """
+    path = directory / "coordinator.sock"
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", module, "--listen", f"unix:{path}", "--cache", cache.address, *words]
+    with running(command, str(path), cwd=ROOT, env={**os.environ, **(environment or {})}) as pid:
+        yield Server(f"unix:{path}", pid)
 
 
 # ----------------------------------------------------------------------------------------------- TLS

@@ -1,0 +1,72 @@
+"""``python -m benchmarks.answering``: the real coordinator, with functions that take time and do no work.
+
+It takes the coordinator's options. ``superdl bench coordinator`` measures it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.__main__ import main
+from superdl.coordinator.executors import Executor, Scaling
+from superdl.super_wire.executors import EXECUTORS
+from superdl.super_wire.request import Outcome, PrefetchResult
+
+if TYPE_CHECKING:
+    from superdl.super_wire.request import PrefetchRequest
+
+__all__ = ["AnswersAlone"]
+
+_RECORD_BYTES = 64 + 224 * 224 * 3
+_FUNCTIONS = 3000
+_INVOCATION_S = 0.02
+_SAMPLE_S = 0.002
+
+
+class AnswersAlone(Executor):
+    """An executor without functions: it waits as long as they might take, and says that all is cached.
+
+    Nothing is fetched, decoded or written.
+    """
+
+    name = "local"  # whose row of the registry it takes
+    remote = False
+    region = ""
+    fingerprint = "00" * 16
+    scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
+        """All of it is cached, after a while."""
+        count = len(request.keys)
+        duration_s = _INVOCATION_S + count * _SAMPLE_S
+        await asyncio.sleep(min(duration_s, timeout_s))
+        return PrefetchResult(
+            request_id=request.request_id,
+            function_version="bench",
+            cold_start=False,
+            outcomes=(Outcome.CACHED,) * count,
+            fetch_us=(10_000,) * count,
+            decode_us=(2000,) * count,
+            push_us=(100,) * count,
+            source_bytes=(110_000,) * count,
+            record_bytes=(_RECORD_BYTES,) * count,
+            messages={},
+            duration_us=int(1e6 * duration_s),
+        )
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+if __name__ == "__main__":
+    # No setting: nobody else has use for such a coordinator.
+    alone = f"{AnswersAlone.__module__}:{AnswersAlone.__name__}"
+    EXECUTORS["local"] = replace(EXECUTORS["local"], implementation=alone)
+    sys.exit(main())
