@@ -86,15 +86,6 @@ _FILL_EPOCHS = 2  # the second brings what was read past before it was produced
 _KB, _MB = 1e3, 1e6
 _FEWEST_FOR_MEMORY = 100
 _RATE_OF_A_JOB = 100.0
-_QUICK = {
-    "samples": 60_000,
-    "jobs": [1, 10],
-    "rounds": 1,
-    "seconds": 1,
-    "catalogs": 2,
-    "memory_jobs": 8,
-    "rate": 300,
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +102,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, default=2, help="rounds; the best counts (2)")
     parser.add_argument("--catalogs", type=positive, default=10, help="in the measurement of memory (10)")
     parser.add_argument("--memory-jobs", type=positive, default=1000, help="likewise (1000)")
-    parser.add_argument("--quick", action="store_true", help="very small, to see that it works")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
@@ -122,8 +112,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
     """
     started = Started(arguments)
-    if arguments.quick:
-        vars(arguments).update(_QUICK)
     runs = list(_one_catalog(arguments, say))
     runs += _many_catalogs(arguments, say)
     return started.report(

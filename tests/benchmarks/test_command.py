@@ -128,7 +128,8 @@ def test_read_counts_the_gets_of_both_readers_of_the_same_shards(capsys, tmp_pat
 
 @pytest.mark.slow
 def test_coordinator_tells_what_batches_and_jobs_cost(capsys):
-    report = run_json(capsys, "coordinator", "--quick")
+    words = ["--samples", "60000", "--jobs", "1", "10", "--rate", "300", "--seconds", "1", "--rounds", "1"]
+    report = run_json(capsys, "coordinator", *words, "--catalogs", "2", "--memory-jobs", "8")
 
     check_envelope(report, "coordinator")
     rows = {(row["way"], row["jobs"]): row for row in report["rows"]}
