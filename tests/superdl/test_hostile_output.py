@@ -91,7 +91,7 @@ def test_a_price_table_with_hostile_names(capsys, monkeypatch, tmp_path):
     machine = f"[machine.{name}]\nhour = 1\nvcpus = 4\nmemory_gib = 8\ngpus = 1\ngpu = {name}\n"
     (tmp_path / "prices.toml").write_text(f"[about]\nregion = {name}\n{machine}")
     monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "prices.toml"))
-    told = said(capsys, ["cost", "--set", f"machine={HOSTILE}"])
+    told = said(capsys, ["cost", "--set", f"machine={name}"])
     assert "[red]" in told
     assert "list prices on demand" in told
 
