@@ -105,8 +105,10 @@ def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
         return None
-    soonest = state.fleet.soonest(now, state.turn) if spending is Spending.FREELY else None
     place = _first_missed(state, passed_over) if state.fleet.has_place(now) else None
+    if place is not None and not state.teams.several:
+        return place
+    soonest = state.fleet.soonest(now, state.turn) if spending is Spending.FREELY else None
     if place is not None and (soonest is None or state.teams.turn(state.team_of(place.job)) <= soonest.turn):
         return place
     key = soonest.ranks.pop() if soonest is not None else None
@@ -117,7 +119,10 @@ def _first_missed(state: State, passed_over: set[BatchPlace]) -> BatchPlace | No
     unserved = (place for place in state.misses.unserved if place not in passed_over)
     if not state.teams.several:
         return next(unserved, None)
-    return min(unserved, key=lambda place: state.teams.turn(state.team_of(place.job)), default=None)
+    first = dict[str, BatchPlace]()
+    for place in unserved:
+        first.setdefault(state.team_of(place.job), place)
+    return first[min(first, key=state.teams.turn)] if first else None
 
 
 def _wake_deferred(state: State, now: float) -> None:
