@@ -16,7 +16,7 @@ from tests.infra.launcher.hosts import LOCAL
 # With a coordinator that is there already, nothing but training is started.
 BARE = ("--data-hosts=1", "--training-hosts=2", "--no-torchrun", "--coordinator=127.0.0.1:1")
 FOR_EVER = (
-    "echo begun $NODE_RANK; trap 'echo saved $NODE_RANK; exit 1' TERM; setsid sleep 1000 & sleep 1000 & wait"
+    "trap 'echo saved $NODE_RANK; exit 1' TERM; echo begun $NODE_RANK; setsid sleep 1000 & sleep 1000 & wait"
 )
 
 
