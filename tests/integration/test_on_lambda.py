@@ -85,7 +85,7 @@ def test_an_epoch_on_lambda_that_throttles_and_fails(
     assert "is throttled (ConcurrentInvocationLimitExceeded): lower lambda_concurrency" in log
     assert "crashed (Runtime.ExitError" in log
     assert stats.retries > 0
-    assert stats.samples_produced >= 150
+    assert stats.samples_produced >= 140  # what the crashed one had pushed may be read without its answer
     assert 150 / 4 <= stats.invocations <= prefetches(lambda_service)  # some try a source, or go ahead
     assert stats.gb_s > 0
     assert stats.concurrency < stats.capacity == 100  # throttling lowered it
