@@ -98,6 +98,7 @@ _Told = TypeVar("_Told")
 def _as_asked(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
+    """Let a method of ``Cache`` raise what :meth:`CacheNodes.errors` makes of an unexpected reply."""
 
     @functools.wraps(method)
     async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:

@@ -55,7 +55,7 @@ def parse_page(content: bytes) -> ListPage:
         ObjectError: it is none.
     """
     objects: list[Listed] = []
-    # Elements one by one cost three times as much. A comment could hide objects, and others come with these.
+    # Parsing each element costs three times as much. A comment may hide objects: then each is parsed.
     others = content if b"<!" in content else _OBJECT.sub(b"", content)
     if b"<Contents" not in others:
         objects = [
