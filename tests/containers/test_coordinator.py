@@ -19,7 +19,8 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.containers import UID
 from tests.fixtures.images import SIDE, expected_pixels, write_images
-from tests.fixtures.valkey import Valkey, free_port
+from tests.fixtures.ports import free_port
+from tests.fixtures.valkey import Valkey
 from tests.integration.delivery import assert_exactly_once, collect
 from tools.lambda_zip import project_version
 

@@ -35,7 +35,7 @@ from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, PrefetchRequest, PrefetchResult
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 from tests.simulation.invariants import problems
 
 if TYPE_CHECKING:

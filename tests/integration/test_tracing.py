@@ -15,8 +15,8 @@ from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.read_report import ReadReport
 from tests.fixtures.images import SIDE
+from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
-from tests.fixtures.valkey import free_port
 from tests.integration.delivery import train
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.errors import CacheError
 from tests.fixtures.loopback_http import LoopbackServer
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 NAME = "stack/function"
 CACHE = "redis://127.0.0.1:1"  # nobody connects

@@ -10,7 +10,7 @@ from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.request import Outcome
 from tests.fixtures.object_store import ObjectStore, object_store
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 __all__ = ["object_store"]
 

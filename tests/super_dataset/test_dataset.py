@@ -25,7 +25,7 @@ from superdl.super_wire.errors import (
     ConfigError,
     UsageError,
 )
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 from tests.super_dataset.stored_batches import bound_dataset, images, ref_of, stored, tombstone
 
 RECIPE = Recipe.image(resize=8, crop=8)

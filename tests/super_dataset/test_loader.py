@@ -20,7 +20,7 @@ from superdl.super_dataset import SuperLoader
 from superdl.super_dataset.memory.device import map_tensors
 from superdl.super_wire.errors import BadSampleError, ConfigError, UsageError
 from superdl.super_wire.store import DirectoryStore
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 from tests.super_dataset.stored_batches import (
     bound_dataset,
     images,

@@ -19,7 +19,7 @@ from superdl.super_dataset import PerSample, SuperLoader
 from superdl.super_wire.errors import BadSampleError, UsageError
 from superdl.super_wire.label_dtype import label_dtype_of
 from superdl.super_wire.store import DirectoryStore
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 from tests.super_dataset.augmenting import batch, info_of
 from tests.super_dataset.stored_batches import bound_dataset, images, packed, ref_of, stored, tombstone
 

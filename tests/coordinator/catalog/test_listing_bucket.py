@@ -22,7 +22,7 @@ from superdl.super_wire.ids import Naming
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.s3 import close_connections
 from tests.fixtures.loopback_http import LoopbackServer
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 ACCOUNT = "123456789012"
 MANY = 2345  # three pages of one folder

@@ -21,7 +21,7 @@ from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 

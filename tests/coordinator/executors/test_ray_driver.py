@@ -21,7 +21,7 @@ from superdl.coordinator.server.repeated_lines import RepeatedLines
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.processes import alive, until
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 MISSING = "raise ModuleNotFoundError('No module named ray')"
 DYING = """

@@ -19,8 +19,9 @@ from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import serving
 from tests.fixtures.half_calls import HalfCalls
+from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
-from tests.fixtures.valkey import Valkey, free_port
+from tests.fixtures.valkey import Valkey
 
 ENOUGH_S = 20.0
 ASK = """

@@ -16,7 +16,7 @@ from superdl.coordinator.server.metrics_port import listen_for_metrics
 from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire.errors import ConfigError
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 TOKEN = "sixteen-or-more1"
 

@@ -17,7 +17,7 @@ from superdl.coordinator.server.tls import ServerTls
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorServicer
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import serving
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 
 def shown(port, ca_file, client=None):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -16,7 +16,7 @@ from infra.launcher import EXIT_HOST_LOST, EXIT_NOT_READY, EXIT_REFUSED, ExitSta
 from infra.launcher.channel import Channel, ChannelLostError, Leader, RefusedError, admit, connect
 from infra.launcher.settings import Cluster
 from infra.launcher.trust import Trust
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 LINE = 64 * 1024  # the longest that is heard
 OURS = Trust(token="a-token-of-this-test")

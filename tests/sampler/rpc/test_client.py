@@ -20,7 +20,7 @@ from superdl.super_wire.errors import (
     ProtocolMismatchError,
     SourceForbiddenError,
 )
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 QUICK = Patience(attempts=4, total_s=20.0, deadline_s=5.0, backoff_s=0.001)
 REQUEST = pb.GetJobStatsRequest()

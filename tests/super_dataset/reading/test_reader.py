@@ -16,7 +16,7 @@ from superdl.super_dataset.reading.progress import bad_sample_error
 from superdl.super_dataset.reading.reader import Backoff, BatchReader, ReadSettings
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 from superdl.super_wire.store import DirectoryStore
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 from tests.super_dataset.stored_batches import (
     JOB,
     images,

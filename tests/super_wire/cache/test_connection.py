@@ -10,7 +10,7 @@ import pytest
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, Node
 from superdl.super_wire.cache.nodes import _learned_slots
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 
 NOBODY = Credentials()
 

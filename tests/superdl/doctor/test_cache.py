@@ -11,8 +11,9 @@ import pytest
 from superdl.coordinator.cache.info import CacheInfo
 from superdl.doctor import CheckStatus
 from superdl.doctor.cache import judge_memory
+from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
-from tests.fixtures.valkey import Valkey, free_port
+from tests.fixtures.valkey import Valkey
 from tests.superdl.doctor.asking import asked, only
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from superdl import doctor
 from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
-from tests.fixtures.valkey import free_port
+from tests.fixtures.ports import free_port
 from tests.superdl.doctor.asking import asked, only
 
 
