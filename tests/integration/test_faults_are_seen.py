@@ -110,7 +110,8 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
     script = Script(tmp_path)
     for number in range(1, 200):
         script.at_call(number, does)
-    few = ("--workers", "2", "--request-timeout-s", "0.25", "--request-samples", "4")
+    # Nobody reads here: with an ordinary lease nothing would be requested any more after 15 s.
+    few = ("--workers", "2", "--request-timeout-s", "0.25", "--request-samples", "4", "--lease-s", "300")
     watched = Watched(capsys, *few, "--function", FUNCTION, **script.environment)
 
     def counted() -> bool:
