@@ -184,11 +184,6 @@ def have_the_cache_evict(stack: Stack, _: Path, __: str) -> None:
 
 def forge_a_report(stack: Stack, _: Path, job: str) -> None:
     with stack.valkey.client() as client:
-        client.xadd(REPORT_PREFIX + job.encode(), {"f": b"rubbish"})
-
-
-def forge_a_reports_id(stack: Stack, _: Path, job: str) -> None:
-    with stack.valkey.client() as client:
         client.xadd(REPORT_PREFIX + job.encode(), {"f": b"rubbish"}, id="99999999999999-0")
 
 
@@ -217,7 +212,6 @@ FAULTS: dict[Callable[[Stack, Path, str], None], tuple[str, str]] = {
     shrink_the_cache: ("the cache's memory has changed", "server"),
     have_the_cache_evict: ("keys of its own accord", "server"),
     forge_a_report: ("is skipped", "cache"),
-    forge_a_reports_id: ("which no reader of ours gave", "cache"),
     spoil_a_file: ("can never be decoded", "server"),
     remove_the_store: ("the store", "store"),
     replace_the_store: ("the store", "store"),
