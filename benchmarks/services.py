@@ -215,7 +215,7 @@ def loader_services(
     """
     with tls_cache() if tls else cache_server() as cache, private_directory() as directory:
         pool = ("--workers", str(pool_workers()), "--worker-nice", "10")
-        room = ("--cache-bytes", str(budget_bytes or cache_bytes()))
+        room = ("--cache-bytes", str(budget_bytes or cache_bytes()), "--state", str(directory / "state"))
         environment = {**cache.environment, **(store.environment if store else {})}
         with coordinator(directory, cache, *room, *pool, *words, environment=environment) as started:
             pids = Pids(started.pid, cache.pid, store.pid if store else 0)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self
 from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
 from superdl.lambda_prefetch.row_groups import read_rows
+from superdl.lambda_prefetch.shard_cache import open_shard_cache
 from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.super_wire.request import Outcome
 
@@ -62,7 +63,8 @@ class Arrived:
     """One sample, fetched or failed; or on its way here a range of members, its ``index`` their first.
 
     A member's ``data`` is a piece of its range; ``beside_bytes`` were read in vain before it, or are what a
-    row's share of its row group has beyond the row, less than 0 where that was packed.
+    row's share of its row group has beyond the row, less than 0 where that was packed. A range that is read
+    ``by_blocks`` took so many ``requests``, or none.
     """
 
     index: int
@@ -72,6 +74,8 @@ class Arrived:
     reserved_bytes: int | None = None
     begun_ns: int = 0
     beside_bytes: int = 0
+    by_blocks: bool = False
+    requests: int = 1
     range: MemberRange | None = None
     rows: Rows | None = None
     room: _Room | None = None
@@ -88,13 +92,20 @@ class Arrived:
 
 def _share(rows: Rows, members: list[Arrived]) -> None:
     """Give rows what their row group held for them."""
-    for member, share in zip(members, rows.shares(len(members)), strict=True):
+    for member in members:
         content = rows.contents[member.index]
         if isinstance(content, SampleFailedError):
             member.failure = content
         else:
             member.data = content
-        member.beside_bytes = share - len(member.data)
+    _share_out(rows.read_bytes, members)
+
+
+def _share_out(read_bytes: int, members: list[Arrived]) -> None:
+    """Share out what was read for all of them."""
+    share, left = divmod(read_bytes, len(members))
+    for place, member in enumerate(members):
+        member.beside_bytes = share + (place < left) - len(member.data)
 
 
 class Fetchers:
@@ -116,6 +127,7 @@ class Fetchers:
         self._pusher = pusher
         self._expires_at = expires_at
         self._budget = ByteBudget(settings.fetch_bytes)
+        self._shards = open_shard_cache(settings.shard_cache, settings.shard_cache_bytes)
         self._trouble, self._away_since_s = "", math.inf
         self._arrived: queue.SimpleQueue[Arrived | None] = queue.SimpleQueue()  # bounded by the request
         self._untaken = len(request.keys)
@@ -263,8 +275,12 @@ class Fetchers:
             arrived.fail(Outcome.UNAVAILABLE, self._trouble)
             return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
-        if arrived.range is not None and arrived.span is None:
-            return None  # only the footer of its file says where the row group lies
+        span, limit_bytes = arrived.span, self._request.limits.object_bytes
+        if self._shards is not None and span is not None and span.size_bytes <= limit_bytes:
+            arrived.by_blocks = self._shards.has_or_wants(self._bucket, key, version, span)
+        # Of a row group only the footer of its file says where it lies.
+        if arrived.by_blocks or (arrived.range is not None and arrived.span is None):
+            return None
         try:
             return self._bucket.begin(key, version.strip('"'), arrived.span)
         except Exception:  # noqa: BLE001  # reading it meets the same, and tells it
@@ -314,9 +330,11 @@ class Fetchers:
             _share(arrived.rows, members)
         elif of_members.span is not None:
             self._cut(arrived.data, of_members.span, members)
+            if arrived.by_blocks:
+                _share_out(arrived.beside_bytes, members)
         if failure is None:
             with self._lock:
-                self.ranges_read += 1 if arrived.rows is None else arrived.rows.requests
+                self.ranges_read += arrived.requests if arrived.rows is None else arrived.rows.requests
         for member in members:
             member.fetch_us = arrived.fetch_us // count
             self._arrived.put(member)
@@ -341,6 +359,8 @@ class Fetchers:
 
         def reserve(size_bytes: int) -> None:
             nonlocal waited_ns
+            if arrived.reserved_bytes is not None:  # for a block that then could not be kept
+                return
             asked_ns = time.perf_counter_ns()
             self._budget.acquire(size_bytes)
             arrived.reserved_bytes = size_bytes
@@ -350,13 +370,19 @@ class Fetchers:
             arrived.rows = read_rows(self._request, arrived.range.indices, self._bucket, reserve)
             arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000
             return
-        arrived.data = read_object(
-            self._bucket,
-            self._request.keys[arrived.index],
-            self._request.versions[arrived.index],
-            limit_bytes=self._request.limits.object_bytes,
-            reserve=reserve,
-            begun=pending,
-            span=arrived.span,
-        )
+        key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
+        blocks = None
+        if self._shards is not None and arrived.span is not None and arrived.by_blocks:
+            blocks = self._shards.read(self._bucket, key, version, arrived.span, reserve)
+        arrived.by_blocks = blocks is not None
+        if blocks is not None:
+            arrived.data, arrived.beside_bytes, arrived.requests = blocks
+        else:
+            arrived.data = read_object(
+                *(self._bucket, key, version),
+                limit_bytes=self._request.limits.object_bytes,
+                reserve=reserve,
+                begun=pending,
+                span=arrived.span,
+            )
         arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000

@@ -46,11 +46,6 @@ class Rows:
     requests: int = 0
     read_bytes: int = 0
 
-    def shares(self, count: int) -> list[int]:
-        """The bytes that were read, shared out among so many rows."""
-        share, left = divmod(self.read_bytes, count)
-        return [share + (place < left) for place in range(count)]
-
 
 def need_pyarrow() -> None:
     """See that Parquet can be read; ``ConfigError`` names what is to be installed."""

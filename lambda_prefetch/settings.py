@@ -43,7 +43,8 @@ class FunctionSettings:
     larger than that. ``http_hosts`` are the web servers that may be read; ``None``: see
     :mod:`superdl.super_wire.objects.web`. ``cache_secret`` names the secret of AWS Secrets Manager that has
     the cache's user and password; without one they are in ``cache_credentials``. ``store`` is the store's
-    address in its normal form, or empty; to one that is ``store_read_only`` no pack is written.
+    address in its normal form, or empty; to one that is ``store_read_only`` no pack is written. Blocks of
+    shards are kept in the directory ``shard_cache``, in up to ``shard_cache_bytes``; empty: nowhere.
     """
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
@@ -53,6 +54,8 @@ class FunctionSettings:
     http_hosts: tuple[str, ...] | None = None
     store: str = ""
     store_read_only: bool = False
+    shard_cache: str = ""
+    shard_cache_bytes: int = 0
     decoders: int = 0
     decode_timeout_s: int = 20
     max_pixels: int = 0
@@ -87,6 +90,8 @@ class FunctionSettings:
             http_hosts=parse_http_hosts(variables.get("SUPER_HTTP_HOSTS", ""), "SUPER_HTTP_HOSTS") or None,
             store=_store(variables),
             store_read_only=_one_of(variables, "SUPER_STORE_READ_ONLY", _SWITCH) in _SWITCH[3:],
+            shard_cache=variables.get("SUPER_SHARD_CACHE", ""),
+            shard_cache_bytes=_whole(variables, "SUPER_SHARD_CACHE_BYTES", 0, 2**60, 0),
             decoders=_whole(variables, "SUPER_DECODERS", 0, 64, 0),
             decode_timeout_s=_whole(variables, "SUPER_DECODE_TIMEOUT_S", 1, 3600, 20),
             max_pixels=_whole(variables, "SUPER_MAX_PIXELS", 0, 2**40, 0),

@@ -118,9 +118,18 @@ class Dataset:
         shape = self.recipe.output_shape
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
 
-    def facts(self, *, known_absent: bool) -> DatasetFacts:
-        """What the core is told of it; ``known_absent``: the cache was seen empty."""
+    def facts(self, *, known_absent: bool, keeps_shards: bool = False) -> DatasetFacts:
+        """What the core is told of it.
+
+        Args:
+            known_absent: the cache was seen empty.
+            keeps_shards: functions keep the shards of buckets that they read. Then only rows, of which whole
+                groups are read, are requested together.
+        """
         members = self.catalog.members
+        is_kept = keeps_shards and not self.catalog.bucket.startswith("file://")
+        if members and is_kept and not members.are_rows.any():
+            members = None
         return DatasetFacts(
             self.content,
             len(self.catalog),

@@ -15,6 +15,7 @@ from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
@@ -126,6 +127,7 @@ class ExecutorContext:
         request_timeout_s: how long a function may take before it begins a sample.
         environment: variables for functions on this machine: what the coordinator allows, they are allowed.
         outcomes: brings answers through the cache; there only if an executor answers so.
+        scratch: a directory, made when it is needed, for what functions on this machine keep while it runs.
     """
 
     cache: str
@@ -133,6 +135,7 @@ class ExecutorContext:
     request_timeout_s: float = 60.0
     environment: Mapping[str, str] = field(default_factory=dict)
     outcomes: OutcomeReader | None = None
+    scratch: Path | None = None
 
 
 class Executor(Protocol):
@@ -169,6 +172,9 @@ class Executor(Protocol):
 
     uses_aws: ClassVar[bool] = False
     """Whether its calls are signed for AWS, which needs credentials and a clock that is right."""
+
+    keeps_shards: ClassVar[bool] = False
+    """Whether its functions keep shards in the directory ``scratch`` of the context."""
 
     files_by_others: ClassVar[bool] = False
     """Whether its functions may read this machine's files as another user than the coordinator's."""

@@ -27,6 +27,7 @@ from superdl.coordinator.executors.base import (
 )
 from superdl.coordinator.executors.child_process import ChildProcess, keep_running
 from superdl.coordinator.executors.messages import read_result, read_warmed, result_in, warm_event
+from superdl.coordinator.executors.scratch import Scratch
 from superdl.coordinator.executors.worker import FIRST_CALL, QUIET, MessageError
 from superdl.super_wire.errors import ConfigError
 
@@ -49,11 +50,18 @@ _CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of the local executor: its worker processes, their priority, and how long they may start."""
+    """Settings of the local executor: its worker processes, their priority, how long they may start, and the
+    disk that they may use.
+    """
 
     workers: int = setting(1, "processes of the local executor (1)", low=1, high=4096)
     worker_nice: int = setting(0, "their niceness: 19 gives way to all else (0)", low=0, high=19)
     start_timeout_s: int = setting(300, "how long they may take to start (300)", low=1, high=86400)
+    shard_cache_bytes: int = setting(
+        0,
+        "what they may keep of shards while it runs (a tenth of what the disk of state has free)",
+        high=2**60,
+    )
 
 
 class LocalExecutor(Executor):
@@ -67,6 +75,7 @@ class LocalExecutor(Executor):
     remote = False
     region = ""
     first_look: ClassVar = {"workers": 1}
+    keeps_shards = True
 
     def __init__(self, settings: LocalSettings, context: ExecutorContext) -> None:
         module, _, attribute = context.function.partition(":")
@@ -77,6 +86,8 @@ class LocalExecutor(Executor):
         self.scaling = Scaling(workers, burst=workers, per_s=math.inf, backlog=workers)
         self._function, self._environment = context.function, context.environment
         self._nice, self._start_timeout_s = settings.worker_nice, settings.start_timeout_s
+        self._scratch_in, self._shard_cache_bytes = context.scratch, settings.shard_cache_bytes
+        self._scratch: Scratch | None = None
         self.fingerprint = ""
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()  # those who wait are served in their order
         self._workers: set[_Worker] = set()
@@ -103,6 +114,7 @@ class LocalExecutor(Executor):
             ExecutorError: none became warm; the message says why, and the workers' words are on standard
                 error.
         """
+        await asyncio.to_thread(self._make_scratch)
         for _ in range(self.scaling.capacity):
             keeping = keep_running(
                 self._run_one, self._closing, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
@@ -118,6 +130,22 @@ class LocalExecutor(Executor):
             await self.close()
             reason = self._last_failure or "none of its workers answered"
             raise ExecutorError(f"the function {self._function} could not be started{late}: {reason}")
+
+    def _make_scratch(self) -> None:
+        """Make the directory in which functions keep shards; without one, each reads what it needs."""
+        if self._scratch_in is None:
+            return
+        try:
+            self._scratch = Scratch(self._scratch_in)
+            max_bytes = self._shard_cache_bytes or self._scratch.max_bytes
+        except OSError as error:
+            _log.info("no shards are kept in %s: %s", self._scratch_in, error)
+            return
+        self._environment = {
+            **self._environment,
+            "SUPER_SHARD_CACHE": self._scratch.path,
+            "SUPER_SHARD_CACHE_BYTES": str(max_bytes),
+        }
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request on the next free worker; see :class:`.base.Executor`."""
@@ -146,6 +174,8 @@ class LocalExecutor(Executor):
             for keeper in late:
                 keeper.cancel()
             await asyncio.gather(*self._keepers, return_exceptions=True)
+        if self._scratch is not None:
+            await asyncio.to_thread(self._scratch.remove)
 
     async def _next_free(self, timeout_s: float) -> _Worker:
         try:

@@ -17,7 +17,7 @@ from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.catalog.state import open_state
+from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.cancelling import cancel_and_wait
@@ -59,6 +59,7 @@ _RETRY_S = 0.2
 _DRAIN_S = 5.0
 _DRAIN_MAX_S = 9.0  # the embedded supervisor kills after ten
 _STDIN = 0
+_SHARDS = "shards"
 
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
@@ -123,13 +124,15 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     executors = executor_classes(settings.executors)
     by_stream = any(executor.answers_by_stream(settings) for executor in executors)
     outcomes = OutcomeReader(cache) if by_stream else None
+    state = open_state(settings.state, settings.store_choice.address, os.environ)
     context = executor_context(settings, outcomes)
+    scratch = state.directory / _SHARDS if state.directory is not None else None
     manager = ExecutorManager(
-        [partial(executor, settings, context) for executor in executors],
+        [partial(executor, settings, replace(context, scratch=scratch)) for executor in executors],
         [partial(make, context) for make in settings.store_only],
     )
     stack.push_async_callback(manager.close)
-    datasets, keeper = await _with_store(settings, stack)
+    datasets, keeper = await _with_store(settings, state, stack)
     info = await _warm_and_take_over(manager, cache)
     if outcomes is not None:
         await outcomes.begin()
@@ -163,6 +166,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         settings=settings,
         watch=watch,
         tokens=tokens,
+        keeps_shards=scratch is not None and all(executor.keeps_shards for executor in executors),
     )
     upkeep = Upkeep(
         cache,
@@ -234,11 +238,10 @@ def _teams(tokens: Tokens, engine: Engine) -> _Steps:
 
 
 async def _with_store(
-    settings: Settings, stack: contextlib.AsyncExitStack
+    settings: Settings, state: CatalogState, stack: contextlib.AsyncExitStack
 ) -> tuple[DatasetRegistry, StoreKeeper]:
     """The registry of datasets, and the store, opened before functions look for it."""
     choice, read_only = settings.store_choice, settings.store_read_only
-    state = open_state(settings.state, choice.address, os.environ)
     allowed = allowed_to_listings(settings)
     datasets = DatasetRegistry(max_age_s=settings.catalog_max_age_s, allowed=allowed, state=state)
     stack.push_async_callback(datasets.close)

@@ -101,6 +101,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         settings: what is told of this coordinator.
         watch: sees jobs open and close.
         tokens: say whose team a job is.
+        keeps_shards: whether functions keep the shards that they read.
     """
 
     def __init__(
@@ -113,7 +114,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         settings: Settings,
         watch: Watch | None = None,
         tokens: Tokens | None = None,
+        keeps_shards: bool = False,
     ) -> None:
+        self._keeps_shards = keeps_shards
         self._tokens = tokens
         self._settings = settings
         self._engine = engine
@@ -192,7 +195,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
         self._datasets.open(dataset)
-        described = dataset.facts(known_absent=self._cache_was_empty)
+        described = dataset.facts(known_absent=self._cache_was_empty, keeps_shards=self._keeps_shards)
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
         opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible, team)
         keeper = self._engine.keeper

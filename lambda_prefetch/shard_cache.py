@@ -1,0 +1,184 @@
+"""A shard cache: blocks of shards on this machine's disk, for the functions that run here.
+
+With a global shuffle the members of a shard are read at random times, each by a GET of its own. So once a few
+members of a *block*, an aligned piece of a shard, have been read alone, the block is fetched whole, and its
+other members are read from the disk (the "ski rental" rule: at no time has it cost much more than the better
+of both). MosaicML Streaming and LitData keep whole shards on disk.
+
+A cache that is full takes nothing more until blocks have been idle for a while: of shards that are read at
+random, dropping one block for another gains nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superdl.lambda_prefetch.sources import read_object
+from superdl.super_wire.objects import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from superdl.super_wire.objects import Bucket
+
+__all__ = ["BLOCK_BYTES", "ShardCache", "open_shard_cache"]
+
+BLOCK_BYTES = 16 * 2**20
+
+_READ_ALONE = 2
+"""Reads of a block's members that go to the source before the block does."""
+
+_IDLE_S = 600.0
+"""A block that was not read for so long makes room for others."""
+
+_FULL_S = 5.0
+"""How long a full cache is not asked again whether it has room."""
+
+_READS, _PARTIAL = ".reads", ".partial"
+
+
+class ShardCache:
+    """The blocks in one directory, for any number of threads and processes.
+
+    Args:
+        directory: where they lie; it is there.
+        max_bytes: what they may take together.
+    """
+
+    def __init__(self, directory: str, max_bytes: int) -> None:
+        self._directory, self._max_bytes = Path(directory), max_bytes
+        self._full_until_s = 0.0
+
+    def has_or_wants(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
+        """Count a read of some bytes of a shard; whether :meth:`read` is to bring them.
+
+        Files are on a disk already. What has no version may change.
+        """
+        if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
+            return False
+        missing = [path for path, _ in self._blocks((bucket.name, key, version), span) if not path.exists()]
+        if missing and time.monotonic() < self._full_until_s:
+            return False
+        return all(self._count(path) > _READ_ALONE for path in missing)
+
+    def read(
+        self, bucket: Bucket, key: str, version: str, span: Span, reserve: Callable[[int], None]
+    ) -> tuple[bytes, int, int] | None:
+        """Some bytes of a shard, and how many bytes were fetched for them by how many requests; ``None`` if a
+        block can neither be read nor fetched here.
+
+        Args:
+            bucket: where the shard lies.
+            key: the shard's.
+            version: as the catalog lists it.
+            span: fewer bytes come where the shard ends before.
+            reserve: called with the number of bytes before they are read; it may wait.
+
+        Raises:
+            SampleFailedError: the shard is missing, changed or refused, or the source failed.
+        """
+        parts, fetched_bytes, requests = [], 0, 0
+        reserve(span.size_bytes)
+        for path, block in self._blocks((bucket.name, key, version), span):
+            begin, end = max(span.begin, block.begin), min(span.end, block.end)
+            place = slice(begin - block.begin, end - block.begin)
+            part = self._kept(path, place)
+            if part is None:
+                data = self._fetch(bucket, key, version, path, block)
+                if data is None:
+                    return None
+                part = bytes(memoryview(data)[place])
+                fetched_bytes, requests = fetched_bytes + len(data), requests + 1
+            parts.append(part)
+        return b"".join(parts), fetched_bytes, requests
+
+    def _blocks(self, shard: tuple[str, str, str], span: Span) -> Iterator[tuple[Path, Span]]:
+        """The blocks that hold a span: their files, and where in the shard they lie."""
+        name = hashlib.blake2b("\0".join(shard).encode(), digest_size=16).hexdigest()
+        for begin in range(span.begin // BLOCK_BYTES * BLOCK_BYTES, span.end, BLOCK_BYTES):
+            yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
+
+    def _count(self, path: Path) -> int:
+        """Count one more read of a block that is not here; how many there were, those of all processes."""
+        try:
+            counter = os.open(f"{path}{_READS}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError:
+            return 0
+        try:
+            os.write(counter, b".")
+            return os.fstat(counter).st_size
+        except OSError:
+            return 0
+        finally:
+            os.close(counter)
+
+    def _kept(self, path: Path, place: slice) -> bytes | None:
+        """A part of a block that is here."""
+        try:
+            block = os.open(path, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            os.utime(block)
+            return os.pread(block, place.stop - place.start, place.start)
+        except OSError:
+            return None
+        finally:
+            os.close(block)
+
+    def _fetch(
+        self, bucket: Bucket, key: str, version: str, path: Path, block: Span
+    ) -> bytes | bytearray | None:
+        """Fetch a block and keep it; ``None`` if another thread or process does that, or there is no room."""
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = stack.enter_context(Path(f"{path}{_READS}").open("ab"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists() or not self._has_room():
+                    return None
+            except OSError:
+                return None
+            data = read_object(
+                bucket, key, version, limit_bytes=BLOCK_BYTES, reserve=lambda _: None, span=block
+            )
+            partial = path.with_name(path.name + _PARTIAL)
+            try:
+                partial.write_bytes(data)
+                partial.rename(path)
+            except OSError:
+                self._full_until_s = time.monotonic() + _FULL_S
+                partial.unlink(missing_ok=True)
+            return data
+
+    def _has_room(self) -> bool:
+        """Whether one block more may be kept; blocks that have long been idle go for it."""
+        blocks, used_bytes = list[tuple[float, int, str]](), 0
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                status = entry.stat()
+                used_bytes += status.st_size
+                if not entry.name.endswith(_READS):
+                    blocks.append((status.st_mtime, status.st_size, entry.path))
+        idle_since = time.time() - _IDLE_S
+        for used_s, size_bytes, path in sorted(blocks):
+            if used_bytes + BLOCK_BYTES <= self._max_bytes or used_s > idle_since:
+                break
+            Path(path).unlink(missing_ok=True)
+            used_bytes -= size_bytes
+        has_room = used_bytes + BLOCK_BYTES <= self._max_bytes
+        if not has_room:
+            self._full_until_s = time.monotonic() + _FULL_S
+        return has_room
+
+
+@functools.lru_cache(maxsize=1)
+def open_shard_cache(directory: str, max_bytes: int) -> ShardCache | None:
+    """Return this process's shard cache; ``None`` if it has no directory, or no room for a block."""
+    return ShardCache(directory, max_bytes) if directory and max_bytes >= BLOCK_BYTES else None

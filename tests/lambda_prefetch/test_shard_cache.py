@@ -1,0 +1,144 @@
+"""Blocks of shards are fetched once they are worth it, by one of all their readers, and within a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from superdl.lambda_prefetch.shard_cache import BLOCK_BYTES, ShardCache
+from superdl.super_wire.objects import Span, open_bucket
+from tests.fixtures.loopback_http import LoopbackServer
+from tests.lambda_prefetch.prefetching import fetched, member_request, outcomes_of
+
+MEMBER_BYTES = 100_000
+SHARD_BYTES = 2 * BLOCK_BYTES + 5 * MEMBER_BYTES
+
+
+class Shards:
+    """A server that has shards, and counts what is read of them."""
+
+    def __init__(self) -> None:
+        self.bodies = {f"{name}.tar": random.Random(name).randbytes(SHARD_BYTES) for name in "ab"}
+        self.version = "e"
+        self.spans: list[tuple[str, int, int]] = []
+        self._lock = threading.Lock()
+
+    def answer(self, request):
+        key = request.path.rpartition("/")[2]
+        begin, last = map(int, request.headers["Range"].removeprefix("bytes=").split("-"))
+        if request.headers["If-Match"].strip('"') != self.version:
+            request.answer(412, {}, b"")
+            return
+        with self._lock:
+            self.spans.append((key, begin, last + 1))
+        body = self.bodies[key][begin : last + 1]
+        told = f"bytes {begin}-{begin + len(body) - 1}/{SHARD_BYTES}"
+        request.answer(206, {"ETag": f'"{self.version}"', "Content-Range": told}, body)
+
+    @property
+    def blocks(self) -> list[tuple[str, int]]:
+        """Which blocks were fetched, by shard and place."""
+        return [(key, begin) for key, begin, end in self.spans if end - begin == BLOCK_BYTES]
+
+    def request(self, places, version="e"):
+        """A request for the members at some places of some shards."""
+        rows = [
+            {"key": key, "version": version, "member": str(at), "offset": at, "length": MEMBER_BYTES}
+            for key, at in places
+        ]
+        return member_request("s3://data", rows, "redis://h:1")
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    shards = Shards()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "not looked at")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("SUPER_SHARD_CACHE", str(tmp_path))
+    monkeypatch.setenv("SUPER_SHARD_CACHE_BYTES", str(10 * BLOCK_BYTES))
+    with contextlib.closing(LoopbackServer(shards.answer)) as server:
+        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+        yield shards
+
+
+def members(shards, count=400):
+    """Places of members all over the shards, in random order, too far apart to be read together."""
+    places = [
+        (key, at) for key in shards.bodies for at in range(0, SHARD_BYTES - MEMBER_BYTES, 4 * MEMBER_BYTES)
+    ]
+    random.Random(5).shuffle(places)
+    return places[:count]
+
+
+def read(shards, places, **options):
+    """The members' bytes are theirs; what was counted of them."""
+    found, requests = fetched(shards.request(places, **options), open_bucket("s3://data"))
+    assert outcomes_of(found) == ["whole"] * len(places)
+    for place, (key, at) in enumerate(places):
+        assert found[place] == shards.bodies[key][at : at + MEMBER_BYTES]
+    return requests
+
+
+def test_a_block_is_fetched_once_for_all_functions_after_few_members_were(shards):
+    places = members(shards)
+    batches = [places[at : at + 8] for at in range(0, len(places), 8)]
+    with ThreadPoolExecutor(4) as functions:
+        counted = sum(functions.map(lambda batch: read(shards, batch), batches))
+    assert counted == len(shards.spans)
+    assert len(set(shards.blocks)) == len(shards.blocks) == 4  # two of each shard; its end is shorter
+    assert len(shards.spans) < len(places) / 2
+    before = len(shards.spans)
+    assert read(shards, places) == len(shards.spans) - before < 8
+
+
+def take(cache, key, at):
+    """Read a member once it is worth its block; how many bytes and requests that took, or ``None``."""
+    bucket, span = open_bucket("s3://data"), Span(at, at + MEMBER_BYTES)
+    asked = (cache.has_or_wants(bucket, key, "e", span) for _ in range(5))
+    if not any(asked):
+        return None
+    found = cache.read(bucket, key, "e", span, lambda _: None)
+    return found and found[1:]
+
+
+def test_a_full_cache_takes_nothing_until_a_block_was_idle(shards, tmp_path):
+    bound = str(tmp_path), 2 * BLOCK_BYTES + 1000
+    cache, new = ShardCache(*bound), (BLOCK_BYTES, 1)
+    assert [take(cache, "a.tar", at) for at in (0, BLOCK_BYTES)] == [new, new]
+    assert [take(cache, "b.tar", 0) for _ in range(2)] == [None, None]
+    assert take(cache, "a.tar", 500) == (0, 0)
+    (idle,) = tmp_path.glob(f"*-{BLOCK_BYTES}")
+    os.utime(idle, (0, 0))
+    cache = ShardCache(*bound)  # which has not just seen that it is full
+    assert [take(cache, "b.tar", 0), take(cache, "a.tar", 0)] == [new, (0, 0)]
+    assert not idle.exists()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound[1]
+
+
+def test_a_shard_that_was_written_again_is_another(shards):
+    places = [("a.tar", at) for at in range(0, 10 * MEMBER_BYTES, 2 * MEMBER_BYTES)]
+    for place in places:
+        read(shards, [place])
+    assert len(shards.blocks) == 1
+    shards.version = "f"
+    read(shards, places)  # what the catalog lists is here, whatever became of it
+    elsewhere = [("a.tar", BLOCK_BYTES), ("b.tar", 0)]
+    found, _ = fetched(shards.request(elsewhere), open_bucket("s3://data"))
+    assert outcomes_of(found) == ["changed"] * 2
+    assert read(shards, places[:1], version="f") == 1
+
+
+def test_functions_go_on_where_blocks_cannot_be_kept(shards, tmp_path):
+    places = [("a.tar", at) for at in range(0, 20 * MEMBER_BYTES, 2 * MEMBER_BYTES)]
+    for place in places[:5]:
+        read(shards, [place])
+    for path in tmp_path.iterdir():
+        path.unlink()
+    tmp_path.rmdir()
+    assert [read(shards, [place]) for place in places] == [1] * len(places)
