@@ -127,7 +127,7 @@ class Allowed:
         if samples > self.samples:
             raise SourceError(
                 f"it has more than {self.samples:,} samples, which is all that this coordinator's "
-                "catalog_max_samples allows: raise it if there is memory for that (some 50 bytes a sample)"
+                "catalog_max_samples allows: raise it if there is memory for that (some 25 bytes a sample)"
             )
 
 

@@ -161,7 +161,7 @@ def test_the_coordinator_takes_its_settings_and_memory_bounds_them(rendered, cho
         assert (settings.max_usd_per_hour, settings.lambda_function) == (2.5, "super:live")
         assert memory == 2048
     else:
-        assert (settings.catalog_max_samples, settings.workers, memory) == (10_240_000, 4, 2048 + 4 * 1024)
+        assert (settings.catalog_max_samples, settings.workers, memory) == (20_480_000, 4, 2048 + 4 * 1024)
         (cache,) = rendered[choice]["Deployment", "super-cache"]["spec"]["template"]["spec"]["containers"]
         limit = int(cache["resources"]["limits"]["memory"].removesuffix("Mi"))
         maxmemory = int(re.findall(r"--maxmemory (\d+)mb", cache["args"][0])[0])
