@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import ROOT, BenchmarkError, Pids
 from superdl.sampler.embedded.children import server_binary
-from superdl.sampler.embedded.host import cache_bytes, pool_workers
+from superdl.super_wire.host import cache_bytes, pool_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -139,6 +139,17 @@ class CoordinatorCredentials(ClientTls):
         found.current_token()
         return found
 
+    def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Roots, key and certificate as gRPC's channel credentials take them.
+
+        Raises:
+            ConfigError: a file cannot be read or is no PEM file, where gRPC would only not connect.
+        """
+        self.tls_context()
+        files = (self.ca_file or _system_authorities(), self.key_file, self.cert_file)
+        roots, key, certificate = (Path(file).read_bytes() if file else None for file in files)
+        return roots, key, certificate
+
     def current_token(self) -> str:
         """The token as it is now, since a file's may be changed while this runs; empty if there is none.
 
@@ -173,3 +184,12 @@ class CoordinatorCredentials(ClientTls):
         context = ClientTls.tls_context(self)
         context.set_alpn_protocols(["h2"])
         return context
+
+
+def _system_authorities() -> str:
+    """The file of the authorities that this system trusts, which Python knows and gRPC does not, or none."""
+    import ssl  # who speaks in plain text needs none of it
+
+    found = ssl.get_default_verify_paths()
+    files = (found.cafile, f"{found.capath}/ca-certificates.crt" if found.capath else None)
+    return next((file for file in files if file and Path(file).is_file()), "")

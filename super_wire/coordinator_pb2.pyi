@@ -5,6 +5,88 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FromWorker(_message.Message):
+    __slots__ = ("hello", "answer", "heartbeat", "draining")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    answer: WorkerAnswer
+    heartbeat: Heartbeat
+    draining: Draining
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., answer: _Optional[_Union[WorkerAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("protocol_version", "version", "name", "fingerprint", "slots", "trouble")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    version: str
+    name: str
+    fingerprint: str
+    slots: int
+    trouble: str
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class WorkerAnswer(_message.Message):
+    __slots__ = ("call", "result", "failure")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    result: bytes
+    failure: WorkerFailure
+    def __init__(self, call: _Optional[int] = ..., result: _Optional[bytes] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ...) -> None: ...
+
+class WorkerFailure(_message.Message):
+    __slots__ = ("kind", "message", "ran_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RAN_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    ran_s: float
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., ran_s: _Optional[float] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ToWorker(_message.Message):
+    __slots__ = ("welcome", "request", "heartbeat", "cancel")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    request: WorkerRequest
+    heartbeat: Heartbeat
+    cancel: int
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., request: _Optional[_Union[WorkerRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., cancel: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerRequest(_message.Message):
+    __slots__ = ("call", "request", "timeout_s")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    request: bytes
+    timeout_s: float
+    def __init__(self, call: _Optional[int] = ..., request: _Optional[bytes] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
 class RegisterDatasetRequest(_message.Message):
     __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id", "renew", "alias", "versions", "classes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]

@@ -79,6 +79,11 @@ class CoordinatorStub(object):
                 request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.GetJobStatsRequest.SerializeToString,
                 response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.JobStatsList.FromString,
                 _registered_method=True)
+        self.Work = channel.stream_stream(
+                '/super.v1.Coordinator/Work',
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.FromWorker.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.ToWorker.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -144,6 +149,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Work(self, request_iterator, context):
+        """A worker calls in: one stream for as long as both live. Its hello comes first; a heartbeat is answered by one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -191,6 +203,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetJobStats,
                     request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.GetJobStatsRequest.FromString,
                     response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.JobStatsList.SerializeToString,
+            ),
+            'Work': grpc.stream_stream_rpc_method_handler(
+                    servicer.Work,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.FromWorker.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.ToWorker.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -436,6 +453,33 @@ class Coordinator(object):
             '/super.v1.Coordinator/GetJobStats',
             superdl_dot_super__wire_dot_coordinator__pb2.GetJobStatsRequest.SerializeToString,
             superdl_dot_super__wire_dot_coordinator__pb2.JobStatsList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Work(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/super.v1.Coordinator/Work',
+            superdl_dot_super__wire_dot_coordinator__pb2.FromWorker.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.ToWorker.FromString,
             options,
             channel_credentials,
             insecure,

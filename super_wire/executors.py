@@ -48,6 +48,9 @@ EXECUTORS = {
     for kind in (
         ExecutorKind("local", f"{_HERE}.local:LocalExecutor", RunsOn.THIS_HOST, "this host"),
         ExecutorKind(
+            "workers", f"{_HERE}.workers:WorkersExecutor", RunsOn.OTHER_HOSTS, "workers that call in"
+        ),
+        ExecutorKind(
             "ray",
             f"{_HERE}.ray_executor:RayExecutor",
             RunsOn.OTHER_HOSTS,

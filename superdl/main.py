@@ -24,6 +24,7 @@ _MODULES = {
     "index": "superdl.index.command",
     "store": "superdl.store.command",
     "top": "superdl.top.command",
+    "worker": "superdl.lambda_prefetch.worker.command",
 }
 _COMMANDS = {
     "run": "train from a spec and report",
@@ -33,6 +34,7 @@ _COMMANDS = {
     "report": "make the page of a run anew, from the files in its directory",
     "data": "make the image sets of the experiments, or list them",
     "coordinator": "run a coordinator",
+    "worker": "run functions for a coordinator, on this machine or another",
     "cost": "say what an epoch and a month cost, by way of loading",
     "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
     "index": "write the key list of samples that lie in shards: tars, zips, TFRecords, Parquet, MDS, LitData",

@@ -128,6 +128,8 @@ class ExecutorContext:
         environment: variables for functions on this machine: what the coordinator allows, they are allowed.
         outcomes: brings answers through the cache; there only if an executor answers so.
         scratch: a directory, made when it is needed, for what functions on this machine keep while it runs.
+        workers: those that call in (:class:`superdl.coordinator.executors.workers.Workers`); there only in a
+            coordinator.
     """
 
     cache: str
@@ -136,6 +138,7 @@ class ExecutorContext:
     environment: Mapping[str, str] = field(default_factory=dict)
     outcomes: OutcomeReader | None = None
     scratch: Path | None = None
+    workers: Any = None
 
 
 class Executor(Protocol):

@@ -59,11 +59,11 @@ class Health:
     """
 
     def __init__(self) -> None:
-        self._said = health_pb2.HealthCheckResponse.SERVING
+        self.serves = True
 
     def end(self) -> None:
         """Say from now on that it does not serve."""
-        self._said = health_pb2.HealthCheckResponse.NOT_SERVING
+        self.serves = False
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For a grpc.aio server."""
@@ -73,7 +73,8 @@ class Health:
         return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check})
 
     async def _check(self, _: Any, __: grpc.aio.ServicerContext[Any, Any]) -> health_pb2.HealthCheckResponse:
-        return health_pb2.HealthCheckResponse(status=self._said)
+        answer = health_pb2.HealthCheckResponse
+        return answer(status=answer.SERVING if self.serves else answer.NOT_SERVING)
 
 
 class _MessageDeadline(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # so in the stubs alone
@@ -163,6 +164,7 @@ async def listen(
     tls: ServerTls | None = None,
     tokens: Tokens | None = None,
     called: Callable[[str, float], None] | None = None,
+    health: Health | None = None,
 ) -> tuple[grpc.aio.Server, Health]:
     """Serve on ``address`` from now on, and say so to whoever asks for health.
 
@@ -172,6 +174,7 @@ async def listen(
         tls: what the port is encrypted with, if it is.
         tokens: of which a caller must know one, if any.
         called: gets each answered call's method and seconds.
+        health: what is said to who asks for it; by default, that it serves.
 
     Raises:
         ConfigError: the address is taken or cannot be listened on.
@@ -189,7 +192,7 @@ async def listen(
         ],
         maximum_concurrent_rpcs=_CALLS_MAX,
     )
-    health = Health()
+    health = health or Health()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)
     server.add_generic_rpc_handlers((health.handler(),))
     _add_port(server, address, tls)

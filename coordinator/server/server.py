@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
+from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
@@ -25,15 +26,15 @@ from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
+from superdl.coordinator.executors.workers import WorkersExecutor
+from superdl.coordinator.server.doors import Doors
 from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
-from superdl.coordinator.server.listening import listen, listen_for_health, raise_limit_of_open_files
+from superdl.coordinator.server.listening import raise_limit_of_open_files
 from superdl.coordinator.server.metrics import Metrics
-from superdl.coordinator.server.metrics_port import listen_for_metrics
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import allowed_to_listings, executor_context
-from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
 from superdl.coordinator.server.tracing import Tracing
 from superdl.coordinator.server.trust import warn_if_insecure
@@ -45,9 +46,11 @@ from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
 
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.coordinator.core import BatchRead
+    from superdl.coordinator.executors import ExecutorContext
     from superdl.coordinator.server.settings import Settings
 
 __all__ = ["serve"]
@@ -56,7 +59,6 @@ _log = logging.getLogger(__name__)
 
 _UPKEEP_S = 1.0
 _RETRY_S = 0.2
-_DRAIN_S = 5.0
 _DRAIN_MAX_S = 9.0  # the embedded supervisor kills after ten
 _STDIN = 0
 _SHARDS = "shards"
@@ -116,21 +118,19 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     """
     warn_if_insecure(settings)
     facts = _facts(settings)  # what is wrong here is told at once
-    tls = _tls(settings)
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_release, cache)
     executors = executor_classes(settings.executors)
-    by_stream = any(executor.answers_by_stream(settings) for executor in executors)
-    outcomes = OutcomeReader(cache) if by_stream else None
+    outcomes = OutcomeReader(cache) if any(one.answers_by_stream(settings) for one in executors) else None
     state = open_state(settings.state, settings.store_choice.address, os.environ)
-    context = executor_context(settings, outcomes)
     scratch = state.directory / _SHARDS if state.directory is not None else None
-    manager = ExecutorManager(
-        [partial(executor, settings, replace(context, scratch=scratch)) for executor in executors],
-        [partial(make, context) for make in settings.store_only],
-    )
+    keeps_shards = scratch is not None and all(executor.keeps_shards for executor in executors)
+    doors = Doors(settings, tokens, stack, takes_workers=WorkersExecutor in executors)
+    await doors.open_to_workers()
+    context = replace(executor_context(settings, outcomes), workers=doors.workers)
+    manager = _manager(settings, context, scratch)
     stack.push_async_callback(manager.close)
     datasets, keeper = await _with_store(settings, state, stack)
     info = await _warm_and_take_over(manager, cache)
@@ -162,11 +162,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         engine,
         reports,
         eligibility,
-        cache_was_empty=info.keys == 0,
+        facts_of=partial(Dataset.facts, known_absent=info.keys == 0, keeps_shards=keeps_shards),
         settings=settings,
         watch=watch,
         tokens=tokens,
-        keeps_shards=scratch is not None and all(executor.keeps_shards for executor in executors),
     )
     upkeep = Upkeep(
         cache,
@@ -181,7 +180,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
     metrics = Metrics(engine, lambda: eligibility.absences) if settings.metrics_listen else None
-    await _open_doors(settings, service, metrics, (tls, tokens), stack)
+    await doors.open(service, metrics)
 
     async def follow_executors() -> None:
         """Tell the core of executors that come, go, grow and shrink, and what those that come can do."""
@@ -202,6 +201,15 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     if outcomes is not None:
         steps["outcomes"] = outcomes.read_once, 0.0
     return engine, steps
+
+
+def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None) -> ExecutorManager:
+    """Those that run functions. What only restores and saves keeps no shards."""
+    decoding = replace(context, scratch=scratch)
+    return ExecutorManager(
+        [partial(executor, settings, decoding) for executor in executor_classes(settings.executors)],
+        [partial(make, context) for make in settings.store_only],
+    )
 
 
 def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | None:
@@ -249,34 +257,6 @@ async def _with_store(
     stack.push_async_callback(keeper.close)
     await keeper.open()
     return datasets, keeper
-
-
-async def _open_doors(
-    settings: Settings,
-    service: CoordinatorService,
-    metrics: Metrics | None,
-    guards: tuple[ServerTls | None, Tokens | None],
-    stack: contextlib.AsyncExitStack,
-) -> None:
-    """Listen, also for probes of health and for scrapes where settings say so."""
-    tls, tokens = guards
-    called = metrics.called if metrics else None
-    server, health = await listen(settings.listen, service, tls=tls, tokens=tokens, called=called)
-    stack.push_async_callback(server.stop, _DRAIN_S)
-    if settings.health_listen:
-        probed = await listen_for_health(settings.health_listen, health)
-        stack.push_async_callback(probed.stop, None)
-    if metrics is not None and settings.metrics_listen:
-        scraped = await listen_for_metrics(
-            settings.metrics_listen, metrics.look, tls=_tls(settings), tokens=tokens
-        )
-        stack.callback(scraped.close)
-    stack.callback(health.end)
-
-
-def _tls(settings: Settings) -> ServerTls | None:
-    given = settings.tls_cert, settings.tls_key, settings.tls_client_ca
-    return ServerTls(*given) if settings.tls_cert else None
 
 
 def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.cache.read_reports import ReportReader
     from superdl.coordinator.catalog.dataset import Dataset
-    from superdl.coordinator.core import Job
+    from superdl.coordinator.core import DatasetFacts, Job
     from superdl.coordinator.executors.eligibility import Eligibility
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.settings import Settings
@@ -97,11 +97,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         engine: core and hands, and the registry of datasets.
         reports: follows the jobs' report streams.
         eligibility: which executors can produce a dataset.
-        cache_was_empty: whether the cache held nothing when this coordinator took it over.
+        facts_of: what the core is told of a dataset.
         settings: what is told of this coordinator.
         watch: sees jobs open and close.
         tokens: say whose team a job is.
-        keeps_shards: whether functions keep the shards that they read.
     """
 
     def __init__(
@@ -110,13 +109,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reports: ReportReader,
         eligibility: Eligibility,
         *,
-        cache_was_empty: bool,
+        facts_of: Callable[[Dataset], DatasetFacts],
         settings: Settings,
         watch: Watch | None = None,
         tokens: Tokens | None = None,
-        keeps_shards: bool = False,
     ) -> None:
-        self._keeps_shards = keeps_shards
         self._tokens = tokens
         self._settings = settings
         self._engine = engine
@@ -124,7 +121,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._datasets = engine.datasets
         self._reports = reports
         self._eligibility = eligibility
-        self._cache_was_empty = cache_was_empty
+        self._facts_of = facts_of
         self._planned = PlannedBatches()
         self._watch = watch or Watch(engine)
 
@@ -195,7 +192,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
             )
         self._datasets.open(dataset)
-        described = dataset.facts(known_absent=self._cache_was_empty, keeps_shards=self._keeps_shards)
+        described = self._facts_of(dataset)
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
         opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible, team)
         keeper = self._engine.keeper

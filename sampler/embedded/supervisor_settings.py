@@ -14,10 +14,10 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.sampler.embedded.host import cache_bytes, pool_workers
 from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn, executor_names
+from superdl.super_wire.host import cache_bytes, pool_workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import ssl
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.rpc.forking import GrpcThreads
@@ -141,10 +139,7 @@ class Connection:
     def _for_grpc(self) -> grpc.ChannelCredentials:
         import grpc
 
-        given = self._credentials
-        given.tls_context()  # says what is wrong with a file, where grpc would only not connect
-        files = (given.ca_file or _system_authorities(), given.key_file, given.cert_file)
-        return grpc.ssl_channel_credentials(*(Path(file).read_bytes() if file else None for file in files))
+        return grpc.ssl_channel_credentials(*self._credentials.for_grpc())
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         """The token, also if its file was changed meanwhile; while that cannot be read, the one before."""
@@ -188,13 +183,6 @@ class Connection:
         with self._state:
             self._forks -= 1
             self._state.notify_all()
-
-
-def _system_authorities() -> str:
-    """The file of the authorities that this system trusts, which Python knows and grpc does not, or none."""
-    found = ssl.get_default_verify_paths()
-    files = (found.cafile, f"{found.capath}/ca-certificates.crt" if found.capath else None)
-    return next((file for file in files if file and Path(file).is_file()), "")
 
 
 def _speak(

@@ -20,6 +20,7 @@ LIGHT = {
     "superdl.coordinator.core": TRAINING | GRPC | {"boto3", "PIL", "asyncio"},
     "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL"},
     "superdl.lambda_prefetch.handler": TRAINING | GRPC,
+    "superdl.lambda_prefetch.worker.slot": TRAINING | GRPC | {"asyncio", "boto3"},
     "superdl.super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
     "superdl.sampler": GRPC | {"boto3", "PIL", "tensorboard"},
     "superdl.sampler.embedded.supervisor": TRAINING | GRPC | {"boto3"},

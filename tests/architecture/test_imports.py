@@ -53,6 +53,7 @@ ROOMS = {
     ),
     "coordinator": Room(may=frozenset({"super_wire", "numpy", "pydantic"}) | AWS | GRPC),
     "lambda_prefetch": Room(may=frozenset({"super_wire", "numpy", "PIL", "aws_lambda_powertools"}) | AWS),
+    "lambda_prefetch/worker": Room(may=frozenset({"lambda_prefetch", "super_wire"}) | GRPC),
     # Steps that come with SUPER: each needs an extra, and is imported where a recipe names it.
     "lambda_prefetch/audio_steps.py": Room(
         may=frozenset({"lambda_prefetch", "super_wire", "numpy", "soundfile", "soxr"})

@@ -52,6 +52,10 @@ ALLOWED = {
         "coordinator/executors/worker.py",
         "import_module",
     ): "the function that the coordinator's operator has named, here or on a Ray node; no client can",
+    (
+        "lambda_prefetch/worker/slot.py",
+        "import_module",
+    ): "the function that the worker's operator has named",
     ("coordinator/executors/__init__.py", "import_module"): "the class that the registry's row names",
     (
         "lambda_prefetch/custom_steps.py",

@@ -16,6 +16,7 @@ import redis
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog import list_source
+from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
@@ -242,7 +243,7 @@ async def running(
             engine,
             reports,
             eligibility,
-            cache_was_empty=cache_was_empty,
+            facts_of=partial(Dataset.facts, known_absent=cache_was_empty),
             settings=Settings(),
             tokens=tokens,
         )

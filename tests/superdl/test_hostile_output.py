@@ -73,6 +73,7 @@ COMMANDS = {
     "warm": [["warm", FILE, "--recipe", FILE], ["warm", FILE, "--coordinator", HOSTILE]],
     "doctor": [["doctor", FILE, "--stack", FILE]],
     "store": [["store", "ls", FILE]],
+    "worker": [["worker", "--coordinator", HOSTILE]],
     "stats": [["stats", "--coordinator", HOSTILE]],
     "top": [["top", "--once", "--coordinator", HOSTILE]],
 }

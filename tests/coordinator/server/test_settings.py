@@ -36,6 +36,7 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(toml):
 OTHERS = {
     "cache_bytes": ("1.5gb", 3 * 2**29),
     "store_bytes": ("1.5gb", 3 * 2**29),
+    "shard_cache_bytes": ("1.5gb", 3 * 2**29),
     "store": ("s3://bucket/store", "s3://bucket/store"),
     "cache": ("unix:///run/redis.sock", "unix:///run/redis.sock"),
     "token": ("sixteen-or-more1", "sixteen-or-more1"),
@@ -125,7 +126,7 @@ def test_where_no_functions_see_the_store_this_machine_has_some_for_it_alone(tmp
 
 @pytest.mark.parametrize("text", ["", "local,", "local,local", "local,lambada"])
 def test_executors_are_known_and_named_once(text):
-    with pytest.raises(ConfigError, match="executor is one of local, ray, lambda, or several"):
+    with pytest.raises(ConfigError, match="executor is one of local, workers, ray, lambda, or several"):
         Settings(executor=text)
 
 

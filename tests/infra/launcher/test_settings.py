@@ -28,8 +28,8 @@ from infra.launcher.settings import (
 )
 from infra.launcher.training import interface_of, ranks_here, training_command, visible_gpus
 from infra.launcher.trust import Trust
-from superdl.sampler.embedded.host import usable_cores
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.host import usable_cores
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/clusters.md").read_text(encoding="utf-8")

@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from superdl.sampler.embedded.host import (
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.host import (
     available_memory_bytes,
     cache_bytes,
     pool_workers,
     usable_cores,
 )
-from superdl.super_wire.errors import ConfigError
 
 GIB = 2**30
 

@@ -1,0 +1,290 @@
+"""The ``workers`` executor: functions in processes that call in (``superdl worker``), wherever they run.
+
+Each worker holds one stream open, over which it gets requests and answers them. Its capacity is the sum of
+their slots, and changes as they come and go. A worker whose stream breaks, or that is silent for too long,
+loses its requests, which are made again elsewhere. tf.data service lets its workers register with a
+dispatcher in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from superdl.coordinator.executors.base import (
+    MAX_KIND,
+    ConnectionLostError,
+    Executor,
+    ExecutorError,
+    FunctionCrashedError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    PayloadTooLargeError,
+    Scaling,
+    ThrottledError,
+    one_line,
+)
+from superdl.coordinator.executors.messages import read_object, read_result
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.errors import ConfigError, CoordinatorError, ProtocolMismatchError, SuperError
+from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION, installed_version
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from superdl.coordinator.executors.base import ExecutorContext
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+
+__all__ = ["Workers", "WorkersExecutor"]
+
+_log = logging.getLogger(__name__)
+
+MAX_WORKERS, MAX_SLOTS = 4096, 1024
+_MARGIN_S = 10.0
+"""How much longer than a request's own time its answer may take: the worker ends what is over its time."""
+_KINDS: dict[str, type[ExecutorError]] = {
+    "crashed": FunctionCrashedError,
+    "timed_out": FunctionTimedOutError,
+    "raised": FunctionRaisedError,
+    "too_large": PayloadTooLargeError,
+}
+
+
+class _Worker:
+    """One that has called in."""
+
+    def __init__(self, hello: pb.WorkerHello) -> None:
+        self.name, self.slots = one_line(hello.name, MAX_KIND) or "a worker", hello.slots
+        self.fingerprint = hello.fingerprint
+        self.free = hello.slots
+        self.outgoing: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
+        self.calls: dict[int, asyncio.Future[pb.WorkerAnswer]] = {}
+        self.is_draining = False
+
+    def say(self, **message: Any) -> None:
+        """Have a message sent."""
+        self.outgoing.put_nowait(pb.ToWorker(**message))
+
+
+class Workers:
+    """Those that have called in, for the executor and for the RPC on which they come; used from one loop.
+
+    Args:
+        silence_s: a worker that says nothing for so long is given up; each beats every five seconds.
+    """
+
+    def __init__(self, silence_s: float = 15.0) -> None:
+        self._silence_s = silence_s
+        self._all: set[_Worker] = set()
+        self._waiting: deque[asyncio.Future[_Worker]] = deque()
+        self._numbers = itertools.count(1)
+        self._came = asyncio.Event()
+        self.trouble = ""
+        """What the last one said that could run nothing."""
+        self._hearing: set[asyncio.Task[None]] = set()
+        self.fingerprint = ""
+
+    @property
+    def slots(self) -> int:
+        """How many requests they take at once."""
+        return sum(worker.slots for worker in self._all if not worker.is_draining)
+
+    async def first(self) -> None:
+        """Wait until one has called in, be it to say what keeps it from working."""
+        await self._came.wait()
+
+    async def serve(
+        self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ToWorker]:
+        """Answer the RPC ``Work``: one worker's stream, for as long as both sides live."""
+        hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
+        await asyncio.wait([hello], timeout=self._silence_s)
+        if not hello.done():  # the end of the call ends the read, by an error that is this one
+            hello.add_done_callback(asyncio.Future.exception)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
+            return
+        try:
+            worker = self._admit(hello.result())
+        except SuperError as error:
+            _log.warning("a worker was refused: %s", error)
+            named = ((ERROR_METADATA_KEY, type(error).__name__),)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), named)
+            return
+        # Never cancelled: gRPC would go on writing to what the read leaves behind. It ends with the stream.
+        hearing = asyncio.create_task(self._hear(worker, incoming))
+        self._hearing.add(hearing)
+        hearing.add_done_callback(self._hearing.discard)
+        try:
+            worker.say(welcome=pb.Welcome())
+            while (message := await worker.outgoing.get()) is not None:
+                yield message
+        finally:
+            self._leave(worker)
+
+    async def run(self, request: bytes, timeout_s: float) -> bytes:
+        """Run a request in the next free slot; its result, as JSON.
+
+        Raises:
+            ExecutorError: any of its kinds.
+        """
+        while (worker := await self._next_free(timeout_s)) not in self._all:  # it left at that moment
+            pass
+        call, answered = next(self._numbers), asyncio.get_running_loop().create_future()
+        worker.calls[call] = answered
+        worker.say(request=pb.WorkerRequest(call=call, request=request, timeout_s=timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s + _MARGIN_S):
+                answer = await answered
+        except TimeoutError:
+            words = f"the worker {worker.name} did not answer within {timeout_s + _MARGIN_S:g} s"
+            raise FunctionTimedOutError(words) from None
+        finally:
+            if not answered.done() or answered.cancelled():
+                worker.say(cancel=call)
+            worker.calls.pop(call, None)
+            self._release(worker)
+        if answer.HasField("result"):
+            return bytes(answer.result)
+        failure = answer.failure
+        error = _KINDS.get(failure.kind, ExecutorError)(f"{worker.name}: {one_line(failure.message)}")
+        error.ran_s = failure.ran_s if 0 <= failure.ran_s < math.inf else 0.0
+        raise error
+
+    def _admit(self, message: pb.FromWorker) -> _Worker:
+        hello = message.hello
+        if not message.HasField("hello"):
+            raise ConfigError("a worker's first message is its hello")
+        if (hello.protocol_version, hello.version) != (PROTOCOL_VERSION, installed_version()):
+            raise ProtocolMismatchError(
+                f"this coordinator is SUPER {installed_version()} (protocol version {PROTOCOL_VERSION}), the "
+                f"worker {one_line(hello.version, MAX_KIND)} ({hello.protocol_version}): install the same "
+                "version on both sides"
+            )
+        if hello.trouble:
+            self.trouble = one_line(hello.trouble)
+            self._came.set()
+            raise ConfigError(f"this worker can run nothing: {self.trouble}")
+        if not 1 <= hello.slots <= MAX_SLOTS:
+            raise ConfigError(f"a worker has 1 to {MAX_SLOTS} slots; not {hello.slots}")
+        if len(self._all) >= MAX_WORKERS:
+            raise CoordinatorError(f"this coordinator has its {MAX_WORKERS} workers")
+        if self.fingerprint and hello.fingerprint != self.fingerprint:
+            raise ConfigError(
+                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as "
+                f"{self.fingerprint}: install the same versions of SUPER and Pillow everywhere"
+            )
+        self.fingerprint = self.fingerprint or hello.fingerprint
+        worker = _Worker(hello)
+        self._all.add(worker)
+        _log.info("the worker %s called in with %d slots", worker.name, worker.slots)
+        self._came.set()
+        for _ in range(worker.free):
+            self._hand_over(worker)
+        return worker
+
+    async def _hear(self, worker: _Worker, incoming: AsyncIterator[pb.FromWorker]) -> None:
+        """Take what a worker says, until its stream ends; after too long a silence this ends the stream."""
+        loop = asyncio.get_running_loop()
+        watch = loop.call_later(self._silence_s, self._give_up, worker)
+        try:
+            async for message in incoming:
+                watch.cancel()
+                watch = loop.call_later(self._silence_s, self._give_up, worker)
+                if message.HasField("answer"):
+                    answered = worker.calls.get(message.answer.call)
+                    if answered is not None and not answered.done():  # else late, a second one, or made up
+                        answered.set_result(message.answer)
+                elif message.HasField("heartbeat"):
+                    worker.say(heartbeat=pb.Heartbeat())
+                elif message.HasField("draining"):
+                    worker.is_draining = True
+        finally:
+            watch.cancel()
+            worker.outgoing.put_nowait(None)
+
+    def _give_up(self, worker: _Worker) -> None:
+        _log.warning("the worker %s has been silent for %g s: it is given up", worker.name, self._silence_s)
+        worker.outgoing.put_nowait(None)
+
+    def _leave(self, worker: _Worker) -> None:
+        self._all.discard(worker)
+        lost = [answered for answered in worker.calls.values() if not answered.done()]
+        for answered in lost:
+            answered.set_exception(ConnectionLostError(f"the worker {worker.name} is gone"))
+        _log.info("the worker %s left with %d requests unanswered", worker.name, len(lost))
+
+    async def _next_free(self, timeout_s: float) -> _Worker:
+        """Take a free slot, of the worker with the largest share of them free."""
+        able = [worker for worker in self._all if worker.free and not worker.is_draining]
+        if able:
+            worker = max(able, key=lambda able: able.free / able.slots)
+            worker.free -= 1
+            return worker
+        waiting: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiting
+        except BaseException as error:
+            if waiting.done() and not waiting.cancelled():
+                self._release(waiting.result())
+            if not isinstance(error, TimeoutError):
+                raise
+        busy = f"all {self.slots} slots of {len(self._all)} workers were busy"
+        who = busy if self._all else "no worker has called in: start some with superdl worker"
+        raise ThrottledError(f"{who} for {timeout_s:g} s")
+
+    def _hand_over(self, worker: _Worker) -> None:
+        """Give a free slot to who has waited longest, if anybody does."""
+        while self._waiting and worker.free and not worker.is_draining and worker in self._all:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                worker.free -= 1
+                waiting.set_result(worker)
+
+    def _release(self, worker: _Worker) -> None:
+        worker.free += 1
+        self._hand_over(worker)
+
+
+class WorkersExecutor(Executor):
+    """Runs functions in the workers that call in."""
+
+    name = "workers"
+    remote = True
+    region = ""
+
+    def __init__(self, settings: Any, context: ExecutorContext) -> None:  # noqa: ARG002  # it has none
+        if context.workers is None:
+            raise ConfigError("workers call in at a coordinator; there is none here")
+        self._workers: Workers = context.workers
+
+    @property
+    def scaling(self) -> Scaling:  # type: ignore[override]  # it changes
+        """As many as there are slots, and one more for each that waits for it."""
+        slots = self._workers.slots
+        return Scaling(slots, burst=slots, per_s=math.inf, backlog=slots)
+
+    @property
+    def fingerprint(self) -> str:  # type: ignore[override]  # it is the first worker's
+        """What the workers decode images to."""
+        return self._workers.fingerprint
+
+    async def start(self) -> None:
+        """Wait for the first worker."""
+        _log.info("waiting for the first worker to call in")
+        await self._workers.first()
+
+    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
+        """Run one request in a free slot; see :class:`.base.Executor`."""
+        answer = await self._workers.run(request.to_json().encode(), timeout_s)
+        return read_result(read_object(answer, "a worker"), request.request_id, "a worker")
+
+    async def close(self) -> None:
+        """Workers stay: they wait for the next coordinator, or end by themselves."""

@@ -1,0 +1,127 @@
+"""A coordinator's doors. Its port answers workers from the start, and samplers once the coordinator serves;
+there may be others for probes of health and for scrapes.
+
+Functions have to be there before a coordinator knows how they decode, and with it which records of the cache
+it may use. Where functions run in workers, those call in first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from superdl.coordinator.executors.workers import Workers
+from superdl.coordinator.server.listening import Health, listen, listen_for_health
+from superdl.coordinator.server.metrics_port import listen_for_metrics
+from superdl.coordinator.server.tls import ServerTls
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import AsyncIterator, Callable
+
+    from superdl.coordinator.server.metrics import Metrics
+    from superdl.coordinator.server.service import CoordinatorService
+    from superdl.coordinator.server.settings import Settings
+    from superdl.coordinator.server.tokens import Tokens
+
+__all__ = ["Doors", "Reception"]
+
+_DRAIN_S = 5.0
+
+
+class Reception(pb_grpc.CoordinatorServicer):
+    """A servicer of the protocol, as :func:`superdl.coordinator.server.listening.listen` takes one.
+
+    Args:
+        workers: those that have called in; ``None`` where none may.
+    """
+
+    def __init__(self, workers: Workers | None) -> None:
+        self._workers = workers
+        self.service: CoordinatorService | None = None
+        """What answers samplers; ``None`` until it can."""
+        for name in pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name:
+            if name != "Work":
+                setattr(self, name, partial(self._answer, name))
+
+    async def _answer(self, name: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if self.service is None:
+            why = "the coordinator is starting: it waits for the first worker to call in"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+        return await getattr(self.service, name)(request, context)
+
+    async def Work(  # noqa: N802  # the protocol's name
+        self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ToWorker]:
+        """A worker's stream, for as long as both sides live."""
+        if self._workers is None:
+            why = "no workers call in here: name them among the executors (SUPER_EXECUTOR=workers)"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+            return
+        async for message in self._workers.serve(incoming, context):
+            yield message
+
+
+class Doors:
+    """Opens them, and closes them with the stack.
+
+    Args:
+        settings: where to listen, and with what certificates.
+        tokens: of which a caller must know one, if any.
+        stack: ends what was opened.
+        takes_workers: whether workers may call in.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokens: Tokens | None,
+        stack: contextlib.AsyncExitStack,
+        *,
+        takes_workers: bool,
+    ) -> None:
+        given = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+        self._tls = ServerTls(*given) if settings.tls_cert else None
+        self._settings, self._tokens, self._stack = settings, tokens, stack
+        self.workers = Workers() if takes_workers else None
+        """Those that call in, if any may."""
+        self._reception, self._health = Reception(self.workers), Health()
+        self._health.serves = False
+        self._is_open = False
+
+    async def open_to_workers(self) -> None:
+        """Let workers in, where there may be some."""
+        if self.workers is not None:
+            await self._listen(None)
+
+    async def open(self, service: CoordinatorService, metrics: Metrics | None) -> None:
+        """Let everybody in; listen for probes and scrapes too, where settings say so."""
+        self._reception.service = service
+        if not self._is_open:
+            await self._listen(metrics.called if metrics else None)
+        self._health.serves = True
+        if self._settings.health_listen:
+            probed = await listen_for_health(self._settings.health_listen, self._health)
+            self._stack.push_async_callback(probed.stop, None)
+        if metrics is not None and self._settings.metrics_listen:
+            scraped = await listen_for_metrics(
+                self._settings.metrics_listen, metrics.look, tls=self._tls, tokens=self._tokens
+            )
+            self._stack.callback(scraped.close)
+        self._stack.callback(self._health.end)
+
+    async def _listen(self, called: Callable[[str, float], None] | None) -> None:
+        self._is_open = True
+        server, _ = await listen(
+            self._settings.listen,
+            self._reception,
+            tls=self._tls,
+            tokens=self._tokens,
+            called=called,
+            health=self._health,
+        )
+        self._stack.push_async_callback(server.stop, _DRAIN_S)

@@ -1,0 +1,25 @@
+"""``python -m superdl.lambda_prefetch.worker``: ``superdl worker`` without the other commands' imports."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from superdl.lambda_prefetch.worker.command import add_arguments, run
+from superdl.super_wire.errors import SuperError
+from superdl.super_wire.redaction import shown_lines
+
+
+def main() -> int:
+    """Work until SIGTERM; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m superdl.lambda_prefetch.worker", description=__doc__)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args())
+    except SuperError as error:
+        sys.stderr.write(shown_lines(f"superdl worker: {error}\n"))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

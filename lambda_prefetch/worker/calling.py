@@ -1,0 +1,224 @@
+"""A worker's call to its coordinator: one stream, opened again whenever it breaks.
+
+The hello says what the worker can do. Requests come over the stream and answers go back; heartbeats both ways
+find a peer that vanished, and keep a NAT from forgetting the connection. What runs when a stream breaks is
+finished, since its records serve whoever asks for them next, but its answer has nobody to go to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from superdl.lambda_prefetch.worker.slots import RequestFailedError
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire import errors
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from superdl.super_wire.errors import ConfigError, CoordinatorError, CoordinatorTrustError, SuperError
+from superdl.super_wire.protocol import (
+    ERROR_METADATA_KEY,
+    PROTOCOL_VERSION,
+    TOKEN_METADATA_KEY,
+    host_and_port,
+    installed_version,
+)
+
+if TYPE_CHECKING:
+    from superdl.lambda_prefetch.worker.settings import WorkerSettings
+    from superdl.lambda_prefetch.worker.slots import Slots
+    from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+
+__all__ = ["serve"]
+
+_log = logging.getLogger(__name__)
+
+_HEARTBEAT_S, _SILENCE_S = 5.0, 15.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_MAX_MESSAGE_BYTES = 8 * 2**20
+_MAX_ANSWER_BYTES = 3 * 2**20  # below what a coordinator takes
+_MAX_WORDS = 2000
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+_FATAL = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+"""What another attempt would meet again."""
+
+
+class _BrokenError(Exception):
+    """The stream is gone; another may do better."""
+
+
+async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, trouble: str = "") -> None:
+    """Call in and run requests until ``stop`` is set; or say what ``trouble`` keeps the slots from starting.
+
+    Raises:
+        CoordinatorError: the coordinator refuses this worker, or stayed unreachable for ``linger_s``.
+    """
+    loop = asyncio.get_running_loop()
+    heard_s, pause_s, is_told = loop.time(), _FIRST_PAUSE_S, False
+    while not stop.is_set():
+        call = _Call(settings, slots, stop, trouble)
+        try:
+            await call.run()
+        except _BrokenError as error:
+            if call.heard_s is not None:
+                heard_s, pause_s, is_told = call.heard_s, _FIRST_PAUSE_S, False
+            away_s = loop.time() - heard_s
+            if away_s > settings.linger_s:
+                why = f"the coordinator at {settings.coordinator} does not answer for {away_s:.0f} s: {error}"
+                raise CoordinatorError(why) from None
+            if not is_told:
+                _log.warning("waiting for the coordinator at %s: %s", settings.coordinator, error)
+                is_told = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await stop.wait()
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _Call:
+    """One stream, from its hello to its end."""
+
+    def __init__(self, settings: WorkerSettings, slots: Slots, stop: asyncio.Event, trouble: str) -> None:
+        self._trouble = trouble
+        self._settings, self._slots, self._stop = settings, slots, stop
+        self._outgoing: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._is_silent = False
+        self.heard_s: float | None = None
+        """When something came last; ``None``: never."""
+
+    async def run(self) -> None:
+        """Serve until this worker is to end, and has answered what it had.
+
+        Raises:
+            CoordinatorError: the coordinator refuses this worker.
+            _BrokenError: the stream broke.
+        """
+        async with _channel(self._settings) as channel:
+            stream = CoordinatorStub(channel).Work(metadata=_metadata(self._settings.credentials))
+            beside = [
+                asyncio.create_task(work) for work in (self._write(stream), self._beat(stream), self._drain())
+            ]
+            try:
+                await self._read(stream)
+            except grpc.aio.AioRpcError as error:
+                raise _refusal(error) or _BrokenError(error.details() or error.code().name) from None
+            except asyncio.CancelledError:
+                if self._is_silent:
+                    raise _BrokenError(f"nothing came from it for {_SILENCE_S:g} s") from None
+                raise
+            finally:
+                stream.cancel()
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _read(self, stream: Any) -> None:
+        async for message in stream:
+            if self.heard_s is None:
+                _log.info("called in at %s with %d slots", self._settings.coordinator, self._slots.count)
+            self.heard_s = asyncio.get_running_loop().time()
+            if message.HasField("request"):
+                call = message.request.call
+                self._running[call] = task = asyncio.create_task(self._answer(message.request))
+                task.add_done_callback(partial(self._forget, call))
+            elif message.HasField("cancel") and message.cancel in self._running:
+                self._running[message.cancel].cancel()
+        if self._stop.is_set():
+            return
+        raise _BrokenError("the coordinator ended the stream")
+
+    def _forget(self, call: int, _: asyncio.Task[None]) -> None:
+        del self._running[call]
+
+    async def _write(self, stream: Any) -> None:
+        hello = pb.WorkerHello(
+            protocol_version=PROTOCOL_VERSION,
+            version=installed_version(),
+            name=self._settings.name,
+            fingerprint=self._slots.fingerprint,
+            slots=self._slots.count,
+            trouble=self._trouble[:_MAX_WORDS],
+        )
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader meets it too
+            await stream.write(pb.FromWorker(hello=hello))
+            while (message := await self._outgoing.get()) is not None:
+                await stream.write(message)
+            await stream.done_writing()
+
+    async def _beat(self, stream: Any) -> None:
+        """Show the coordinator that this worker lives; end a stream on which nothing comes any more."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while loop.time() - (self.heard_s or began_s) < _SILENCE_S:
+            await asyncio.sleep(_HEARTBEAT_S)
+            self._outgoing.put_nowait(pb.FromWorker(heartbeat=pb.Heartbeat()))
+        self._is_silent = True
+        stream.cancel()
+
+    async def _drain(self) -> None:
+        """Once this worker is to end, finish what runs, within bounds, and end the stream."""
+        await self._stop.wait()
+        self._outgoing.put_nowait(pb.FromWorker(draining=pb.Draining()))
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=self._settings.grace_s)
+        self._outgoing.put_nowait(None)
+
+    async def _answer(self, request: pb.WorkerRequest) -> None:
+        answer = pb.WorkerAnswer(call=request.call)
+        try:
+            answer.result = await self._slots.run(request.request, request.timeout_s)
+        except RequestFailedError as error:
+            answer.failure.CopyFrom(
+                pb.WorkerFailure(kind=error.kind, message=str(error)[:_MAX_WORDS], ran_s=error.ran_s)
+            )
+        if answer.ByteSize() > _MAX_ANSWER_BYTES:
+            why = f"its answer has {answer.ByteSize():,} bytes"
+            answer.failure.CopyFrom(pb.WorkerFailure(kind="too_large", message=why))
+        self._outgoing.put_nowait(pb.FromWorker(answer=answer))
+
+
+def _channel(settings: WorkerSettings) -> grpc.aio.Channel:
+    credentials, host = settings.credentials, host_and_port(settings.coordinator)[0]
+    if not credentials.encrypts(host):
+        return grpc.aio.insecure_channel(settings.coordinator, options=_OPTIONS)
+    named = (("grpc.ssl_target_name_override", credentials.name),) if credentials.name else ()
+    return grpc.aio.secure_channel(
+        settings.coordinator,
+        grpc.ssl_channel_credentials(*credentials.for_grpc()),
+        options=(*_OPTIONS, *named),
+    )
+
+
+def _metadata(credentials: CoordinatorCredentials) -> tuple[tuple[str, str], ...]:
+    token = credentials.current_token()
+    return ((TOKEN_METADATA_KEY, f"Bearer {token}"),) if token else ()
+
+
+def _refusal(error: grpc.aio.AioRpcError) -> SuperError | None:
+    """The error that the coordinator named; ``None`` where another attempt may succeed."""
+    if error.code() not in _FATAL:
+        return None
+    trailing: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not say
+    named = dict(trailing).get(ERROR_METADATA_KEY, "")
+    kind = getattr(errors, str(named), CoordinatorError)
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        kind = CoordinatorTrustError
+    is_ours = isinstance(kind, type) and issubclass(kind, SuperError)
+    return (kind if is_ours else ConfigError)(f"the coordinator refuses this worker: {error.details()}")

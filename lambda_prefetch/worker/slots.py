@@ -1,0 +1,234 @@
+"""The slots of a worker: child processes that run functions, each replaced when it ends.
+
+A function that crashes, hangs or is killed costs the request that it had, and its slot starts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from typing import TYPE_CHECKING, Self
+
+from superdl.lambda_prefetch.worker.slot import ENDS, MAX_LINE_BYTES, RAISED, RESULT
+from superdl.super_wire.errors import SuperError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RequestFailedError", "Slots"]
+
+_log = logging.getLogger(__name__)
+
+_MODULE = "superdl.lambda_prefetch.worker.slot"
+_WARM_EVENT = b'{"super_warm":1,"cache":""}'
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_EXIT_TIMEOUT_S = 5.0
+_SHOWN = 120
+_WARM_TIMEOUT_S = 300.0  # on a busy host
+# On Lambda the operator wants a line and metrics of each invocation; here nobody does.
+_QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
+
+
+class RequestFailedError(SuperError):
+    """A request came to nothing: its function ``crashed``, ``timed_out`` or ``raised``, after ``ran_s``."""
+
+    def __init__(self, kind: str, message: str, ran_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.kind, self.ran_s = kind, ran_s
+
+
+class Slots:
+    """A fixed number of slots, used from one event loop.
+
+    Args:
+        function: what they run, ``module:attribute``.
+        count: how many there are.
+        nice: niceness of their processes.
+        environment: what they get beside this process's own.
+    """
+
+    def __init__(
+        self, function: str, count: int, *, nice: int = 0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.function, self.count, self._nice = function, count, nice
+        self.fingerprint = ""
+        self._environment = {**_QUIET, **os.environ, **(environment or {})}
+        self._free: asyncio.Queue[_Slot] = asyncio.Queue()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._warm = asyncio.Event()
+        self._failures: list[str] = []
+
+    async def start(self) -> None:
+        """Start all slots, and wait for the first to be warm.
+
+        Raises:
+            SuperError: as many failed as there are slots, and none became warm.
+        """
+        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.count)]
+        await self._warm.wait()
+        if not self.fingerprint:
+            reason = self._failures[-1]
+            await self.close()
+            raise SuperError(f"the function {self.function} could not be started: {reason}")
+
+    async def run(self, request: bytes, timeout_s: float) -> bytes:
+        """Run a request in the next free slot; its result. Both are JSON on one line.
+
+        Raises:
+            RequestFailedError: there is no result.
+        """
+        slot = await self._next_free()
+        try:
+            return await slot.call(request, timeout_s)
+        finally:
+            if slot.is_alive:
+                self._free.put_nowait(slot)
+
+    async def close(self) -> None:
+        """End all slots, in the middle of requests too."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _next_free(self) -> _Slot:
+        while not (slot := await self._free.get()).is_alive:
+            pass
+        return slot
+
+    async def _keep(self) -> None:
+        """Keep one slot running, after failures with growing pauses."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            slot = None
+            try:
+                slot = await _Slot.start(self.function, self._nice, self._environment)
+                self._admit(json.loads(await slot.call(_WARM_EVENT, _WARM_TIMEOUT_S)))
+                self._free.put_nowait(slot)
+                await slot.ended()
+                pause_s = _FIRST_PAUSE_S
+            except SuperError as error:
+                self._note_failure(str(error))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            finally:
+                if slot is not None:
+                    slot.kill()
+                    await slot.ended()
+            await asyncio.sleep(pause_s)
+
+    def _admit(self, warmed: object) -> None:
+        """Take the first slot's decoder as the worker's; refuse a slot that decodes differently."""
+        fingerprint = warmed.get("golden") if isinstance(warmed, dict) else None
+        if not isinstance(fingerprint, str) or not fingerprint:
+            raise SuperError(
+                f"it answered a warm event with {str(warmed)[:_SHOWN]}: it is not SUPER's function"
+            )
+        self.fingerprint = self.fingerprint or fingerprint
+        if fingerprint != self.fingerprint:
+            raise SuperError(
+                f"a new slot decodes as {fingerprint}, the others as {self.fingerprint}: restart the worker, "
+                "so that all slots run what is installed now"
+            )
+        self._warm.set()
+
+    def _note_failure(self, reason: str) -> None:
+        _log.warning("a slot failed and is replaced: %s", reason)
+        self._failures.append(reason)
+        if len(self._failures) >= self.count:
+            self._warm.set()
+
+
+class _Slot:
+    """One child process and its pipes; made by :meth:`start`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._given_up = False
+        self._calls = 0
+        if process.stdin is None or process.stdout is None:  # never: both were requested
+            raise ConnectionError
+        self._to_child, self._from_child = process.stdin, process.stdout
+
+    @classmethod
+    async def start(cls, function: str, nice: int, environment: Mapping[str, str]) -> Self:
+        command = (sys.executable, "-P", "-m", _MODULE, function, str(nice))
+        try:
+            # A process group of its own: Ctrl-C at the terminal is for the worker.
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES, env=environment, process_group=0
+            )
+        except OSError as error:
+            raise SuperError(f"no process could be started for a slot: {error}") from error
+        return cls(process)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._given_up and self._process.returncode is None
+
+    async def call(self, event: bytes, timeout_s: float) -> bytes:
+        """Return the function's result. A process that gives none is ended, also on cancellation."""
+        began_s, is_answered = time.monotonic(), False
+        try:
+            async with asyncio.timeout(timeout_s):
+                kind, answer = await self._exchange(event, timeout_s)
+            is_answered = True
+        except TimeoutError:
+            why = f"the function did not answer within {timeout_s:g} s; process {self._process.pid} was ended"
+            raise RequestFailedError("timed_out", why, time.monotonic() - began_s) from None
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+            is_told = isinstance(error, ValueError)
+            words = str(error) if is_told else await self._end()
+            why = f"the function's process {self._process.pid} ended before it answered: {words}"
+            raise RequestFailedError("crashed", why, time.monotonic() - began_s) from error
+        finally:
+            if not is_answered:
+                self.kill()
+        if kind.endswith(ENDS):
+            self.kill()
+        if kind.removesuffix(ENDS) == RAISED:
+            raised = json.loads(answer)
+            words = f"the function raised {raised['error']}: {raised['message']}"
+            raise RequestFailedError("raised", words, time.monotonic() - began_s)
+        return answer
+
+    async def _exchange(self, event: bytes, timeout_s: float) -> tuple[bytes, bytes]:
+        """Ask, and return kind and JSON of the answer; ``ValueError`` for what is none."""
+        self._calls += 1
+        self._to_child.write(b"%d %f %b\n" % (self._calls, timeout_s, event))
+        with contextlib.suppress(ConnectionError):  # it has ended: its last words are still to be read
+            await self._to_child.drain()
+        while True:
+            line = await self._from_child.readline()
+            if not line.endswith(b"\n"):
+                raise asyncio.IncompleteReadError(line, None)
+            number, kind, answer = line[:-1].split(b" ", 2)
+            if int(number) == self._calls and kind.removesuffix(ENDS) in {RESULT, RAISED}:
+                return kind, answer
+            if not 0 < int(number) < self._calls:
+                raise ValueError(f"it answered call {int(number)}, which was never made")
+            _log.warning("a slot answered call %d more than once; this is dropped", int(number))
+
+    async def ended(self) -> None:
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """End the process; it must not be used any more."""
+        self._given_up = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _end(self) -> str:
+        """How the process ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                await self._process.wait()
+        code = self._process.returncode
+        if code is None:
+            return "it closed its output"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

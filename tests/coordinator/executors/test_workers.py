@@ -1,0 +1,186 @@
+"""Workers as the coordinator sees them: what they do wrong costs the requests that they had, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+
+from superdl.coordinator.executors import (
+    ConnectionLostError,
+    FunctionCrashedError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    ThrottledError,
+)
+from superdl.coordinator.executors.workers import Workers
+from superdl.coordinator.server.doors import Reception
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
+
+FINGERPRINT = "a" * 32
+SAME = {"protocol_version": PROTOCOL_VERSION, "version": installed_version(), "fingerprint": FINGERPRINT}
+
+
+@contextlib.asynccontextmanager
+async def coordinator(tmp_path, **options):
+    """A server at which workers call in."""
+    workers, server = Workers(**options), grpc.aio.server()
+    address = f"unix:{tmp_path}/c.sock"
+    pb_grpc.add_CoordinatorServicer_to_server(Reception(workers), server)
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield workers, pb_grpc.CoordinatorStub(channel)
+    finally:
+        await server.stop(None)
+
+
+async def call_in(stub, **hello):
+    """A worker's stream after its welcome."""
+    stream = stub.Work()
+    await stream.write(pb.FromWorker(hello=pb.WorkerHello(**{**SAME, "slots": 1, **hello})))
+    assert (await stream.read()).HasField("welcome")
+    return stream
+
+
+async def request_of(stream):
+    message = await stream.read()
+    assert message.HasField("request")
+    return message.request
+
+
+def answer(request, **outcome):
+    return pb.FromWorker(answer=pb.WorkerAnswer(call=request.call, **outcome))
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        ({"protocol_version": 99}, "protocol version"),
+        ({"version": "9.9.9"}, "9.9.9"),
+        ({"slots": 0}, "slots"),
+        ({"slots": 2**31}, "slots"),
+        ({"fingerprint": "b" * 32}, "decodes as"),
+        ({"trouble": "no such function"}, "no such function"),
+    ],
+)
+def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, words):
+    async def main():
+        async with coordinator(tmp_path) as (workers, stub):
+            await call_in(stub)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call_in(stub, **hello)
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert words in refused.value.details()
+            assert workers.slots == 1
+
+    asyncio.run(main())
+
+
+def test_each_slot_gets_one_request_and_the_first_answer_to_it_counts(tmp_path):
+    async def main():
+        async with coordinator(tmp_path) as (workers, stub):
+            first, second = await call_in(stub), await call_in(stub)
+            assert workers.slots == 2
+            runs = [asyncio.create_task(workers.run(b"%d" % number, 30.0)) for number in range(3)]
+            requests = [await request_of(stream) for stream in (first, second)]
+            assert not any(run.done() for run in runs)
+            await first.write(answer(pb.WorkerRequest(call=10_000), result=b"of no request"))
+            await first.write(answer(requests[0], result=b"one"))
+            await first.write(answer(requests[0], result=b"another"))
+            third = await request_of(first)
+            await first.write(answer(third, result=b"three"))
+            await second.write(answer(requests[1], result=b"two"))
+            by_request = {request.request: b"two" for request in requests[1:]} | {requests[0].request: b"one"}
+            assert [await run for run in runs] == [*(by_request[b"%d" % n] for n in range(2)), b"three"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        ("crashed", FunctionCrashedError),
+        ("raised", FunctionRaisedError),
+        ("timed_out", FunctionTimedOutError),
+    ],
+)
+def test_what_became_of_a_request_is_told(tmp_path, failure, error):
+    async def main():
+        async with coordinator(tmp_path) as (workers, stub):
+            stream = await call_in(stub, name="gpu-7")
+            run = asyncio.create_task(workers.run(b"{}", 30.0))
+            told = pb.WorkerFailure(kind=failure, message="so\nbe it", ran_s=2.5)
+            await stream.write(answer(await request_of(stream), failure=told))
+            with pytest.raises(error, match="gpu-7: so be it") as raised:
+                await run
+            assert raised.value.ran_s == 2.5
+
+    asyncio.run(main())
+
+
+def test_one_that_vanishes_or_is_silent_loses_its_requests_and_others_get_the_next(tmp_path):
+    async def main():
+        async with coordinator(tmp_path, silence_s=0.3) as (workers, stub):
+            for vanishes in (True, False):
+                stream = await call_in(stub)
+                run = asyncio.create_task(workers.run(b"{}", 30.0))
+                await request_of(stream)
+                if vanishes:
+                    stream.cancel()
+                with pytest.raises(ConnectionLostError, match="is gone"):
+                    await run
+            with pytest.raises(ThrottledError, match="no worker has called in"):
+                await workers.run(b"{}", 0.05)
+            waiting = asyncio.create_task(workers.run(b"{}", 30.0))
+            stream = await call_in(stub)
+            await stream.write(answer(await request_of(stream), result=b"done"))
+            assert await waiting == b"done"
+
+    asyncio.run(main())
+
+
+def test_one_that_drains_gets_nothing_more_and_answers_what_it_has(tmp_path):
+    async def main():
+        async with coordinator(tmp_path) as (workers, stub):
+            stream = await call_in(stub, slots=2)
+            run = asyncio.create_task(workers.run(b"{}", 30.0))
+            request = await request_of(stream)
+            await stream.write(pb.FromWorker(draining=pb.Draining()))
+            await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat()))
+            assert (await stream.read()).HasField("heartbeat")
+            assert workers.slots == 0
+            with pytest.raises(ThrottledError):
+                await workers.run(b"{}", 0.05)
+            await stream.write(answer(request, result=b"done"))
+            assert await run == b"done"
+
+    asyncio.run(main())
+
+
+def test_what_nobody_waits_for_is_cancelled(tmp_path):
+    async def main():
+        async with coordinator(tmp_path) as (workers, stub):
+            stream = await call_in(stub)
+            run = asyncio.create_task(workers.run(b"{}", 30.0))
+            request = await request_of(stream)
+            run.cancel()
+            assert (await stream.read()).cancel == request.call
+
+    asyncio.run(main())
+
+
+def test_one_that_says_nothing_at_all_is_sent_away(tmp_path):
+    async def main():
+        async with coordinator(tmp_path, silence_s=0.1) as (workers, stub):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Work().read()
+            assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert workers.slots == 0
+
+    asyncio.run(main())

@@ -1,0 +1,102 @@
+"""Workers call in: an epoch is exact whatever becomes of them, and of the coordinator that they call."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.utils.data import DataLoader
+
+from superdl import Recipe, SuperDataset, SuperSampler
+from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.stack import Stack
+from tests.fixtures.workers import WorkerProcess, workers
+from tests.integration.delivery import assert_exactly_once, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fixtures.object_store import ObjectStore
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+@pytest.fixture
+def bucket(images: Path, object_store: ObjectStore) -> str:
+    shutil.copytree(images, object_store.directory / "photos" / "train")
+    return "s3://photos/train"
+
+
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    stack = Stack(arguments=("--executor", "workers"))
+    yield stack
+    stack.close()
+
+
+def loader_of(bucket: str, stack: Stack) -> tuple[SuperSampler, DataLoader]:
+    dataset = SuperDataset(bucket, RECIPE, read_timeout=60)
+    sampler = SuperSampler(dataset, batch_size=4, coordinator=stack.address)
+    return sampler, DataLoader(dataset, sampler=sampler, batch_size=None)
+
+
+def test_an_epoch_by_two_workers_of_which_one_is_killed(images: Path, bucket: str, stack: Stack) -> None:
+    with workers(stack.address, 2, slots=2) as (first, second):
+        stack.start()  # they have waited for it, and it for them
+        sampler, loader = loader_of(bucket, stack)
+        with sampler:
+            batches = iter(loader)
+            read = [next(batches)]
+            first.send(signal.SIGKILL)
+            read += batches
+            assert_exactly_once(collect(read), expected_pixels(images, resize=SIDE, crop=SIDE))
+        second.send(signal.SIGTERM)
+        assert second.ended() == 0
+
+
+def test_workers_call_again_when_the_coordinator_was_killed(images: Path, bucket: str, stack: Stack) -> None:
+    with workers(stack.address, 1, slots=2):
+        stack.start()
+        sampler, loader = loader_of(bucket, stack)
+        with sampler:
+            batches = iter(loader)
+            read = [next(batches)]
+            stack.kill_coordinator()
+            stack.start_coordinator()
+            read += batches
+            assert_exactly_once(collect(read), expected_pixels(images, resize=SIDE, crop=SIDE))
+
+
+def test_a_stopped_worker_loses_its_requests_and_another_makes_them(
+    images: Path, bucket: str, stack: Stack
+) -> None:
+    with workers(stack.address, 1, slots=2) as (first,):
+        stack.start()
+        first.send(signal.SIGSTOP)
+        sampler, loader = loader_of(bucket, stack)
+        with sampler, workers(stack.address, 1, slots=2):
+            assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [({"SUPER_TOKEN": "another-token-of-22-chars"}, "token"), ({}, "token")],
+)
+def test_a_worker_without_the_token_is_refused(variables: dict[str, str], words: str) -> None:
+    stack = Stack(
+        arguments=("--executor", "workers"), environment={"SUPER_TOKEN": "a-token-of-more-than-16"}, tcp=True
+    )
+    try:
+        with workers(stack.address, 1, environment={"SUPER_TOKEN": "a-token-of-more-than-16"}):
+            stack.start()
+            stranger = WorkerProcess(stack.address, environment=variables)
+            try:
+                assert stranger.ended() == 1
+                assert words in stranger.log.read_text()
+            finally:
+                stranger.close()
+    finally:
+        stack.close()

@@ -1,0 +1,118 @@
+"""Slots run functions and survive whatever these do: it costs the request that it befell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from superdl.lambda_prefetch.worker.slots import RequestFailedError, Slots
+from superdl.super_wire.errors import SuperError
+from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.functions import MODULE
+from tests.coordinator.executors.processes import alive, until
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _functions_are_found(monkeypatch):
+    """By processes whose current directory is not searched."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@contextlib.asynccontextmanager
+async def slots_of(function, count=1):
+    slots = Slots(f"{MODULE}:{function}", count, nice=7)
+    await slots.start()
+    try:
+        yield slots
+    finally:
+        pids = pids_now()
+        await slots.close()
+        await until(lambda: not any(map(alive, pids)))
+
+
+def pids_now():
+    return [child.pid for child in psutil.Process().children()]
+
+
+async def run(slots, what, timeout_s=TIMEOUT_S):
+    return json.loads(await slots.run(ask(what).to_json().encode(), timeout_s))
+
+
+@pytest.mark.parametrize(
+    ("does", "kind", "words", "is_replaced"),
+    [
+        ("exit:0", "crashed", "exit code 0", True),
+        ("kill", "crashed", "SIGKILL", True),
+        ("system-exit", "crashed", "exit code 7", True),
+        ("hang", "timed_out", "1 s", True),
+        ("hang-in-c:{}", "timed_out", "1 s", True),
+        ("raise:so be it", "raised", "ValueError: so be it", False),
+        ("not-json", "raised", "TypeError", False),
+    ],
+)
+def test_a_failure_costs_its_request_alone(tmp_path, does, kind, words, is_replaced):
+    async def main():
+        async with slots_of("misbehaving") as slots:
+            (before,) = pids_now()
+            timeout_s = 1.0 if kind == "timed_out" else TIMEOUT_S
+            with pytest.raises(RequestFailedError, match=words) as failed:
+                await run(slots, does.format(tmp_path / "hangs"), timeout_s)
+            assert failed.value.kind == kind
+            after = int((await run(slots, "pid"))["messages"]["0"])
+            assert (after != before) == is_replaced
+            assert psutil.Process(after).nice() == psutil.Process().nice() + 7
+
+    asyncio.run(main())
+
+
+def test_one_that_is_stuck_is_ended_after_its_answer_and_what_is_printed_disturbs_none(capfd):
+    async def main():
+        async with slots_of("misbehaving") as slots:
+            ended = int((await run(slots, "end"))["messages"]["0"])
+            assert int((await run(slots, "pid"))["messages"]["0"]) != ended
+            assert (await run(slots, "print"))["outcomes"] == ["cached"]
+
+    asyncio.run(main())
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "printed by the function" in captured.err
+    assert "written to standard output" in captured.err
+
+
+def test_one_that_is_cancelled_is_ended(tmp_path):
+    async def main():
+        async with slots_of("misbehaving") as slots:
+            (before,) = pids_now()
+            running = asyncio.create_task(run(slots, f"hang:{tmp_path / 'hangs'}"))
+            await until((tmp_path / "hangs").exists)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await until(lambda: not alive(before))
+            assert int((await run(slots, "pid"))["messages"]["0"]) != before
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("no_such_function", "AttributeError"),
+        ("raises_when_warmed", "RuntimeError: no warm welcome"),
+        ("without_fingerprint", "it is not SUPER's function"),
+    ],
+)
+def test_a_function_that_cannot_start_is_told_at_once(function, words):
+    async def main():
+        with pytest.raises(SuperError, match=words):
+            await Slots(f"{MODULE}:{function}", 2).start()
+        await until(lambda: not pids_now())
+
+    asyncio.run(main())
