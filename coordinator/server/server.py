@@ -126,7 +126,6 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     outcomes = OutcomeReader(cache) if any(one.answers_by_stream(settings) for one in executors) else None
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
-    keeps_shards = scratch is not None and all(executor.keeps_shards for executor in executors)
     doors = Doors(settings, tokens, stack, takes_workers=WorkersExecutor in executors)
     await doors.open_to_workers()
     context = replace(executor_context(settings, outcomes), workers=doors.workers)
@@ -162,7 +161,11 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         engine,
         reports,
         eligibility,
-        facts_of=partial(Dataset.facts, known_absent=info.keys == 0, keeps_shards=keeps_shards),
+        facts_of=partial(
+            Dataset.facts,
+            known_absent=info.keys == 0,
+            keeps_shards=scratch is not None and all(executor.keeps_shards for executor in executors),
+        ),
         settings=settings,
         watch=watch,
         tokens=tokens,
