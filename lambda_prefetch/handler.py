@@ -8,6 +8,7 @@ and tells version and decoder fingerprint.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import reprlib
 import time
@@ -200,6 +201,7 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
     if cache:
         warm_connection(cache, settings)
     golden = _own_fingerprint()
+    gc.freeze()  # what is here by now stays: else each full collection goes through all of it
     telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
     return {
         "super_warm": WARM_VERSION,
