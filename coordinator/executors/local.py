@@ -59,7 +59,7 @@ class LocalSettings:
     start_timeout_s: int = setting(300, "how long they may take to start (300)", low=1, high=86400)
     shard_cache_bytes: int = setting(
         0,
-        "what they may keep of shards while it runs (a tenth of what the disk of state has free)",
+        "what they keep of shards while it runs (a tenth of the free disk, 64 GiB at most)",
         high=2**60,
     )
 
@@ -143,8 +143,8 @@ class LocalExecutor(Executor):
             return
         self._environment = {
             **self._environment,
-            "SUPER_SHARD_CACHE": self._scratch.path,
-            "SUPER_SHARD_CACHE_BYTES": str(max_bytes),
+            "SUPER_SHARDS": self._scratch.path,
+            "SUPER_SHARDS_BYTES": str(max_bytes),
         }
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Scratch"]
 
+_MOST_BYTES = 2**36
+
 
 class Scratch:
     """A directory with a lock, which the system drops with the process.
@@ -40,8 +42,8 @@ class Scratch:
 
     @property
     def max_bytes(self) -> int:
-        """A tenth of what its disk has free."""
-        return shutil.disk_usage(self.path).free // 10
+        """A tenth of what its disk has free; a network file system may say that it has no end."""
+        return min(shutil.disk_usage(self.path).free // 10, _MOST_BYTES)
 
     def remove(self) -> None:
         """Remove it, with all that it holds."""

@@ -60,8 +60,8 @@ def shards(tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "not looked at")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("SUPER_SHARD_CACHE", str(tmp_path))
-    monkeypatch.setenv("SUPER_SHARD_CACHE_BYTES", str(10 * BLOCK_BYTES))
+    monkeypatch.setenv("SUPER_SHARDS", str(tmp_path))
+    monkeypatch.setenv("SUPER_SHARDS_BYTES", str(10 * BLOCK_BYTES))
     with contextlib.closing(LoopbackServer(shards.answer)) as server:
         monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
         yield shards
