@@ -85,8 +85,6 @@ class Workers:
         self._waiting: deque[asyncio.Future[_Worker]] = deque()
         self._numbers = itertools.count(1)
         self._came = asyncio.Event()
-        self.trouble = ""
-        """What the last one said that could run nothing."""
         self._hearing: set[asyncio.Task[None]] = set()
         self.fingerprint = ""
 
@@ -96,7 +94,7 @@ class Workers:
         return sum(worker.slots for worker in self._all if not worker.is_draining)
 
     async def first(self) -> None:
-        """Wait until one has called in, be it to say what keeps it from working."""
+        """Wait until one has called in that can work."""
         await self._came.wait()
 
     async def serve(
@@ -167,9 +165,7 @@ class Workers:
                 "version on both sides"
             )
         if hello.trouble:
-            self.trouble = one_line(hello.trouble)
-            self._came.set()
-            raise ConfigError(f"this worker can run nothing: {self.trouble}")
+            raise ConfigError(f"this worker can run nothing: {one_line(hello.trouble)}")
         if not 1 <= hello.slots <= MAX_SLOTS:
             raise ConfigError(f"a worker has 1 to {MAX_SLOTS} slots; not {hello.slots}")
         if len(self._all) >= MAX_WORKERS:

@@ -21,7 +21,7 @@ from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from superdl.coordinator.server.metrics import Metrics
     from superdl.coordinator.server.service import CoordinatorService
@@ -92,21 +92,19 @@ class Doors:
         self._reception, self._health = Reception(self.workers), Health()
         self._health.serves = False
         self._is_open = False
+        self._metrics: Metrics | None = None
 
     async def open_to_workers(self) -> None:
-        """Let workers in, where there may be some."""
+        """Let workers in, where there may be some; probes are told that it does not serve yet."""
         if self.workers is not None:
-            await self._listen(None)
+            await self._listen()
 
     async def open(self, service: CoordinatorService, metrics: Metrics | None) -> None:
-        """Let everybody in; listen for probes and scrapes too, where settings say so."""
-        self._reception.service = service
+        """Let everybody in; listen for scrapes too, where settings say so."""
+        self._reception.service, self._metrics = service, metrics
         if not self._is_open:
-            await self._listen(metrics.called if metrics else None)
+            await self._listen()
         self._health.serves = True
-        if self._settings.health_listen:
-            probed = await listen_for_health(self._settings.health_listen, self._health)
-            self._stack.push_async_callback(probed.stop, None)
         if metrics is not None and self._settings.metrics_listen:
             scraped = await listen_for_metrics(
                 self._settings.metrics_listen, metrics.look, tls=self._tls, tokens=self._tokens
@@ -114,14 +112,21 @@ class Doors:
             self._stack.callback(scraped.close)
         self._stack.callback(self._health.end)
 
-    async def _listen(self, called: Callable[[str, float], None] | None) -> None:
+    async def _listen(self) -> None:
         self._is_open = True
         server, _ = await listen(
             self._settings.listen,
             self._reception,
             tls=self._tls,
             tokens=self._tokens,
-            called=called,
+            called=self._called,
             health=self._health,
         )
         self._stack.push_async_callback(server.stop, _DRAIN_S)
+        if self._settings.health_listen:
+            probed = await listen_for_health(self._settings.health_listen, self._health)
+            self._stack.push_async_callback(probed.stop, None)
+
+    def _called(self, method: str, seconds: float) -> None:
+        if self._metrics is not None:
+            self._metrics.called(method, seconds)

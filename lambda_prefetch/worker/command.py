@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Call in and work until SIGTERM."""
-    logging.basicConfig(level=os.environ.get("SUPER_LOG_LEVEL", "INFO").upper(), stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     keep_secrets_out_of_logs()
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR", "")
     host, port = host_and_port(address)
@@ -58,12 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--coordinator is host:port or unix:/path; not {address!r}")
     credentials = CoordinatorCredentials.from_environment(os.environ)
     credentials.check_suffices(host)
-    slots = arguments.slots or int(os.environ.get("SUPER_SLOTS") or usable_cores())
-    if not 1 <= slots <= _MAX_SLOTS:
-        raise ConfigError(f"--slots is 1 to {_MAX_SLOTS}; not {slots}")
+    given = str(arguments.slots or os.environ.get("SUPER_SLOTS") or usable_cores())
+    if not given.isdecimal() or not 1 <= int(given) <= _MAX_SLOTS:
+        raise ConfigError(f"--slots (SUPER_SLOTS) is 1 to {_MAX_SLOTS}; not {given[:20]!r}")
     name = arguments.name or f"{platform.node()}-{os.getpid()}"
     settings = WorkerSettings(address, credentials, name, arguments.linger, arguments.grace)
-    asyncio.run(_work(settings, arguments.function, slots, arguments.nice))
+    asyncio.run(_work(settings, arguments.function, int(given), arguments.nice))
     return 0
 
 

@@ -72,7 +72,12 @@ def answer(request, **outcome):
 def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, words):
     async def main():
         async with coordinator(tmp_path) as (workers, stub):
+            first = asyncio.create_task(workers.first())
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call_in(stub, **hello) if "fingerprint" not in hello else None
+            assert not first.done()
             await call_in(stub)
+            await first
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call_in(stub, **hello)
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
