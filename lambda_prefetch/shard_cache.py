@@ -16,6 +16,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,9 @@ _READ_ALONE = 2
 _IDLE_S = 600.0
 """A block that was not read for so long makes room for others."""
 
+_FETCHED_AT_ONCE = 2
+"""Blocks that a process has in memory at most; more would only take it from decoding."""
+
 _FULL_S = 5.0
 """How long a full cache is not asked again whether it has room."""
 
@@ -55,6 +59,7 @@ class ShardCache:
     def __init__(self, directory: str, max_bytes: int) -> None:
         self._directory, self._max_bytes = Path(directory), max_bytes
         self._full_until_s = 0.0
+        self._fetching = threading.BoundedSemaphore(_FETCHED_AT_ONCE)
 
     def has_or_wants(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
         """Count a read of some bytes of a shard; whether :meth:`read` is to bring them.
@@ -136,8 +141,11 @@ class ShardCache:
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
-        """Fetch a block and keep it; ``None`` if another thread or process does that, or there is no room."""
+        """Fetch a block and keep it; ``None`` if others are at it, or at too many, or there is no room."""
+        if not self._fetching.acquire(blocking=False):
+            return None
         with contextlib.ExitStack() as stack:
+            stack.callback(self._fetching.release)
             try:
                 lock = stack.enter_context(Path(f"{path}{_READS}").open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
