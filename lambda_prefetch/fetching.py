@@ -46,6 +46,9 @@ _MAX_SILENCE_S = 20  # that objects which were asked for may keep, all of a thre
 _AWAY_S = 1.0
 """Once a source has been unavailable for so long, no more is asked of it by this request."""
 
+_BLOCK_S = 20.0
+"""A request that has less time left reads members alone, not whole blocks of shards."""
+
 _RANGES_IN_BUDGET = 4
 """So many ranges fit into the budget of bytes: some are received while others are decoded."""
 
@@ -276,7 +279,8 @@ class Fetchers:
             return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
         span, limit_bytes = arrived.span, self._request.limits.object_bytes
-        if self._shards is not None and span is not None and span.size_bytes <= limit_bytes:
+        is_in_time = time.time() < self._expires_at - _BLOCK_S
+        if self._shards is not None and span is not None and span.size_bytes <= limit_bytes and is_in_time:
             arrived.by_blocks = self._shards.has_or_wants(self._bucket, key, version, span)
         # Of a row group only the footer of its file says where it lies.
         if arrived.by_blocks or (arrived.range is not None and arrived.span is None):
@@ -332,6 +336,8 @@ class Fetchers:
             self._cut(arrived.data, of_members.span, members)
             if arrived.by_blocks:
                 _share_out(arrived.beside_bytes, members)
+            else:  # of a range across two blocks, one may have been fetched in vain
+                members[0].beside_bytes += arrived.beside_bytes
         if failure is None:
             with self._lock:
                 self.ranges_read += arrived.requests if arrived.rows is None else arrived.rows.requests
@@ -371,13 +377,15 @@ class Fetchers:
             arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000
             return
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
-        blocks = None
+        data = None
         if self._shards is not None and arrived.span is not None and arrived.by_blocks:
             blocks = self._shards.read(self._bucket, key, version, arrived.span, reserve)
-        arrived.by_blocks = blocks is not None
-        if blocks is not None:
-            arrived.data, arrived.beside_bytes, arrived.requests = blocks
+            data, arrived.beside_bytes, arrived.requests = blocks
+        if data is not None:
+            arrived.data = data
         else:
+            arrived.requests += arrived.by_blocks
+            arrived.by_blocks = False
             arrived.data = read_object(
                 *(self._bucket, key, version),
                 limit_bytes=self._request.limits.object_bytes,

@@ -16,7 +16,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,11 +38,17 @@ _READ_ALONE = 2
 _IDLE_S = 600.0
 """A block that was not read for so long makes room for others."""
 
-_FETCHED_AT_ONCE = 2
-"""Blocks that a process has in memory at most; more would only take it from decoding."""
+_FETCHED_AT_ONCE = 4
+"""Blocks that all processes fetch at a time, each into its memory; a slow link is not to be crowded."""
 
 _FULL_S = 5.0
 """How long a full cache is not asked again whether it has room."""
+
+_SLOW_S, _ALONE_S = 5.0, 60.0
+"""A block that takes so long; for how long members are read alone then."""
+
+_ABANDONED_S = 120.0
+"""Whoever still fetches a block after so long was killed."""
 
 _READS, _PARTIAL = ".reads", ".partial"
 
@@ -58,8 +63,7 @@ class ShardCache:
 
     def __init__(self, directory: str, max_bytes: int) -> None:
         self._directory, self._max_bytes = Path(directory), max_bytes
-        self._full_until_s = 0.0
-        self._fetching = threading.BoundedSemaphore(_FETCHED_AT_ONCE)
+        self._alone_until_s = 0.0
 
     def has_or_wants(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
         """Count a read of some bytes of a shard; whether :meth:`read` is to bring them.
@@ -69,15 +73,16 @@ class ShardCache:
         if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
             return False
         missing = [path for path, _ in self._blocks((bucket.name, key, version), span) if not path.exists()]
-        if missing and time.monotonic() < self._full_until_s:
+        if missing and time.monotonic() < self._alone_until_s:
             return False
         return all(self._count(path) > _READ_ALONE for path in missing)
 
     def read(
         self, bucket: Bucket, key: str, version: str, span: Span, reserve: Callable[[int], None]
-    ) -> tuple[bytes, int, int] | None:
-        """Some bytes of a shard, and how many bytes were fetched for them by how many requests; ``None`` if a
-        block can neither be read nor fetched here.
+    ) -> tuple[bytes | None, int, int]:
+        """Some bytes of a shard; how many bytes were fetched for them, by how many requests.
+
+        The first is ``None`` if a block can neither be read nor fetched here.
 
         Args:
             bucket: where the shard lies.
@@ -98,7 +103,7 @@ class ShardCache:
             if part is None:
                 data = self._fetch(bucket, key, version, path, block)
                 if data is None:
-                    return None
+                    return None, fetched_bytes, requests
                 part = bytes(memoryview(data)[place])
                 fetched_bytes, requests = fetched_bytes + len(data), requests + 1
             parts.append(part)
@@ -142,48 +147,65 @@ class ShardCache:
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
         """Fetch a block and keep it; ``None`` if others are at it, or at too many, or there is no room."""
-        if not self._fetching.acquire(blocking=False):
-            return None
+        partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
-            stack.callback(self._fetching.release)
             try:
                 lock = stack.enter_context(Path(f"{path}{_READS}").open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.exists() or not self._has_room():
+                if path.exists() or not self._claim(partial):
                     return None
             except OSError:
                 return None
+            stack.callback(partial.unlink, missing_ok=True)  # unless it is renamed
             data = read_object(
                 bucket, key, version, limit_bytes=BLOCK_BYTES, reserve=lambda _: None, span=block
             )
-            partial = path.with_name(path.name + _PARTIAL)
+            if time.monotonic() - began_s > _SLOW_S:
+                self._alone_until_s = time.monotonic() + _ALONE_S
             try:
                 partial.write_bytes(data)
                 partial.rename(path)
             except OSError:
-                self._full_until_s = time.monotonic() + _FULL_S
-                partial.unlink(missing_ok=True)
+                self._alone_until_s = time.monotonic() + _FULL_S
             return data
 
-    def _has_room(self) -> bool:
-        """Whether one block more may be kept; blocks that have long been idle go for it."""
-        blocks, used_bytes = list[tuple[float, int, str]](), 0
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                status = entry.stat()
+    def _claim(self, partial: Path) -> bool:
+        """Take room for one block more, by a file of its length; blocks that were long idle go for it."""
+        with _held(self._directory):
+            now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
+            for path in self._directory.iterdir():
+                if path.suffix == _READS:
+                    continue
+                status = path.stat()
+                partials += path.suffix == _PARTIAL and status.st_mtime > now_s - _ABANDONED_S
                 used_bytes += status.st_size
-                if not entry.name.endswith(_READS):
-                    blocks.append((status.st_mtime, status.st_size, entry.path))
-        idle_since = time.time() - _IDLE_S
-        for used_s, size_bytes, path in sorted(blocks):
-            if used_bytes + BLOCK_BYTES <= self._max_bytes or used_s > idle_since:
-                break
-            Path(path).unlink(missing_ok=True)
-            used_bytes -= size_bytes
-        has_room = used_bytes + BLOCK_BYTES <= self._max_bytes
-        if not has_room:
-            self._full_until_s = time.monotonic() + _FULL_S
-        return has_room
+                blocks.append((status.st_mtime, status.st_size, path))
+            if partials >= _FETCHED_AT_ONCE:
+                return False
+            for used_s, size_bytes, path in sorted(blocks):
+                if used_bytes <= self._max_bytes or used_s > now_s - _IDLE_S:
+                    break
+                path.unlink(missing_ok=True)
+                used_bytes -= size_bytes
+                with contextlib.suppress(OSError):  # it has to be worth it again
+                    os.truncate(f"{path}{_READS}", 0)
+            if used_bytes > self._max_bytes:
+                self._alone_until_s = time.monotonic() + _FULL_S
+                return False
+            with partial.open("wb") as claimed:
+                claimed.truncate(BLOCK_BYTES)
+            return True
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """Hold a directory's lock."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @functools.lru_cache(maxsize=1)

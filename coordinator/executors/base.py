@@ -176,8 +176,8 @@ class Executor(Protocol):
     uses_aws: ClassVar[bool] = False
     """Whether its calls are signed for AWS, which needs credentials and a clock that is right."""
 
-    keeps_shards: ClassVar[bool] = False
-    """Whether its functions keep shards in the directory ``scratch`` of the context."""
+    keeps_shards: bool = False
+    """Whether its functions keep shards in the directory ``scratch`` of the context, once it has started."""
 
     files_by_others: ClassVar[bool] = False
     """Whether its functions may read this machine's files as another user than the coordinator's."""

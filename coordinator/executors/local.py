@@ -46,6 +46,7 @@ _MODULE = "superdl.coordinator.executors.worker"
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
+_LEAST_SHARD_BYTES = 2**24  # a block
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,6 @@ class LocalExecutor(Executor):
     remote = False
     region = ""
     first_look: ClassVar = {"workers": 1}
-    keeps_shards = True
 
     def __init__(self, settings: LocalSettings, context: ExecutorContext) -> None:
         module, _, attribute = context.function.partition(":")
@@ -141,6 +141,7 @@ class LocalExecutor(Executor):
         except OSError as error:
             _log.info("no shards are kept in %s: %s", self._scratch_in, error)
             return
+        self.keeps_shards = max_bytes >= _LEAST_SHARD_BYTES
         self._environment = {
             **self._environment,
             "SUPER_SHARDS": self._scratch.path,

@@ -61,6 +61,11 @@ class ManagedExecutor:
         return _NONE if self.absence else self._made.scaling
 
     @property
+    def keeps_shards(self) -> bool:
+        """Whether its functions keep shards."""
+        return self._made.keeps_shards
+
+    @property
     def fingerprint(self) -> str:
         """What its functions decode images to."""
         return self._made.fingerprint

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
+import platform
 import shutil
 import tempfile
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ _MOST_BYTES = 2**36
 class Scratch:
     """A directory with a lock, which the system drops with the process.
 
-    The directories of coordinators that were killed are removed by the next one that makes its own.
+    The directories of this host's coordinators that were killed are removed by the next one's start.
 
     Args:
         parent: where it is made, beside those of other coordinators.
@@ -33,10 +35,11 @@ class Scratch:
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
         with _locked(parent, wait=True):  # nobody takes a directory for abandoned before it is locked
-            for other in os.scandir(parent):
-                with contextlib.suppress(OSError), _locked(other.path):
-                    shutil.rmtree(other.path, ignore_errors=True)
-            self.path = tempfile.mkdtemp(dir=parent)
+            host = f"{platform.node()}-"  # another host's lock may not be seen here
+            for other in parent.glob(f"{glob.escape(host)}*"):
+                with contextlib.suppress(OSError), _locked(other):
+                    shutil.rmtree(other, ignore_errors=True)
+            self.path = tempfile.mkdtemp(prefix=host, dir=parent)
             self._lock = contextlib.ExitStack()
             self._lock.enter_context(_locked(self.path))
 

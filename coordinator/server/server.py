@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
-from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
@@ -49,7 +48,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from superdl.coordinator.cache.info import CacheInfo
-    from superdl.coordinator.core import BatchRead
+    from superdl.coordinator.catalog.dataset import Dataset
+    from superdl.coordinator.core import BatchRead, DatasetFacts
     from superdl.coordinator.executors import ExecutorContext
     from superdl.coordinator.server.settings import Settings
 
@@ -161,11 +161,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         engine,
         reports,
         eligibility,
-        facts_of=partial(
-            Dataset.facts,
-            known_absent=info.keys == 0,
-            keeps_shards=scratch is not None and all(executor.keeps_shards for executor in executors),
-        ),
+        facts_of=partial(_facts_of, manager, known_absent=info.keys == 0),
         settings=settings,
         watch=watch,
         tokens=tokens,
@@ -213,6 +209,12 @@ def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None)
         [partial(executor, settings, decoding) for executor in executor_classes(settings.executors)],
         [partial(make, context) for make in settings.store_only],
     )
+
+
+def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool) -> DatasetFacts:
+    """What the core is told of a dataset, as its functions are now."""
+    keeps_shards = all(executor.keeps_shards for executor in manager.decoding)
+    return dataset.facts(known_absent=known_absent, keeps_shards=keeps_shards)
 
 
 def _tracing(settings: Settings, stack: contextlib.AsyncExitStack) -> Tracing | None:

@@ -86,7 +86,7 @@ def read(shards, places, **options):
 
 
 def test_a_block_is_fetched_once_for_all_functions_after_few_members_were(shards):
-    places = members(shards)
+    places = [*members(shards), ("a.tar", BLOCK_BYTES - 50_000)]  # which lies in two blocks
     batches = [places[at : at + 8] for at in range(0, len(places), 8)]
     with ThreadPoolExecutor(4) as functions:
         counted = sum(functions.map(lambda batch: read(shards, batch), batches))
@@ -103,8 +103,8 @@ def take(cache, key, at):
     asked = (cache.has_or_wants(bucket, key, "e", span) for _ in range(5))
     if not any(asked):
         return None
-    found = cache.read(bucket, key, "e", span, lambda _: None)
-    return found and found[1:]
+    data, *fetched_by = cache.read(bucket, key, "e", span, lambda _: None)
+    return None if data is None else tuple(fetched_by)
 
 
 def test_a_full_cache_takes_nothing_until_a_block_was_idle(shards, tmp_path):
@@ -117,6 +117,8 @@ def test_a_full_cache_takes_nothing_until_a_block_was_idle(shards, tmp_path):
     os.utime(idle, (0, 0))
     cache = ShardCache(*bound)  # which has not just seen that it is full
     assert [take(cache, "b.tar", 0), take(cache, "a.tar", 0)] == [new, (0, 0)]
+    span = Span(BLOCK_BYTES, BLOCK_BYTES + MEMBER_BYTES)
+    assert not cache.has_or_wants(open_bucket("s3://data"), "a.tar", "e", span)  # it begins anew
     assert not idle.exists()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound[1]
 
