@@ -18,20 +18,22 @@ class FromWorker(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., answer: _Optional[_Union[WorkerAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "version", "name", "fingerprint", "slots", "trouble")
+    __slots__ = ("protocol_version", "version", "name", "fingerprint", "slots", "trouble", "clock_s")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     name: str
     fingerprint: str
     slots: int
     trouble: str
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+    clock_s: float
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., trouble: _Optional[str] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class WorkerAnswer(_message.Message):
     __slots__ = ("call", "result", "failure")

@@ -9,10 +9,14 @@ dispatcher in the same way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
+import re
+import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -30,13 +34,14 @@ from superdl.coordinator.executors.base import (
     ThrottledError,
     one_line,
 )
+from superdl.coordinator.executors.cancelling import HeldTasks
 from superdl.coordinator.executors.messages import read_object, read_result
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError, CoordinatorError, ProtocolMismatchError, SuperError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION, installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from superdl.coordinator.executors.base import ExecutorContext
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
@@ -46,6 +51,7 @@ __all__ = ["Workers", "WorkersExecutor"]
 _log = logging.getLogger(__name__)
 
 MAX_WORKERS, MAX_SLOTS = 4096, 1024
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 _MARGIN_S = 10.0
 """How much longer than a request's own time its answer may take: the worker ends what is over its time."""
 _KINDS: dict[str, type[ExecutorError]] = {
@@ -62,6 +68,7 @@ class _Worker:
     def __init__(self, hello: pb.WorkerHello) -> None:
         self.name, self.slots = one_line(hello.name, MAX_KIND) or "a worker", hello.slots
         self.fingerprint = hello.fingerprint
+        self.ahead_s = hello.clock_s - time.time()
         self.free = hello.slots
         self.outgoing: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
         self.calls: dict[int, asyncio.Future[pb.WorkerAnswer]] = {}
@@ -85,7 +92,7 @@ class Workers:
         self._waiting: deque[asyncio.Future[_Worker]] = deque()
         self._numbers = itertools.count(1)
         self._came = asyncio.Event()
-        self._hearing: set[asyncio.Task[None]] = set()
+        self._tasks = HeldTasks("workers' streams")
         self.fingerprint = ""
 
     @property
@@ -115,9 +122,7 @@ class Workers:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), named)
             return
         # Never cancelled: gRPC would go on writing to what the read leaves behind. It ends with the stream.
-        hearing = asyncio.create_task(self._hear(worker, incoming))
-        self._hearing.add(hearing)
-        hearing.add_done_callback(self._hearing.discard)
+        self._tasks.start(self._hear(worker, incoming, context))
         try:
             worker.say(welcome=pb.Welcome())
             while (message := await worker.outgoing.get()) is not None:
@@ -125,8 +130,12 @@ class Workers:
         finally:
             self._leave(worker)
 
-    async def run(self, request: bytes, timeout_s: float) -> bytes:
+    async def run(self, request: Callable[[float], bytes], timeout_s: float) -> bytes:
         """Run a request in the next free slot; its result, as JSON.
+
+        Args:
+            request: makes it, given by how many seconds the clock of its worker is ahead of this machine's.
+            timeout_s: how long a function may take, and also the longest wait for a slot.
 
         Raises:
             ExecutorError: any of its kinds.
@@ -135,7 +144,8 @@ class Workers:
             pass
         call, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         worker.calls[call] = answered
-        worker.say(request=pb.WorkerRequest(call=call, request=request, timeout_s=timeout_s))
+        said = pb.WorkerRequest(call=call, request=request(worker.ahead_s), timeout_s=timeout_s)
+        worker.say(request=said)
         try:
             async with asyncio.timeout(timeout_s + _MARGIN_S):
                 answer = await answered
@@ -154,6 +164,13 @@ class Workers:
         error.ran_s = failure.ran_s if 0 <= failure.ran_s < math.inf else 0.0
         raise error
 
+    def close(self) -> None:
+        """End all streams. Workers may call in again; any decoder may be the first."""
+        for worker in list(self._all):
+            self._leave(worker)
+        self.fingerprint = ""
+        self._came.clear()
+
     def _admit(self, message: pb.FromWorker) -> _Worker:
         hello = message.hello
         if not message.HasField("hello"):
@@ -170,6 +187,8 @@ class Workers:
             raise ConfigError(f"a worker has 1 to {MAX_SLOTS} slots; not {hello.slots}")
         if len(self._all) >= MAX_WORKERS:
             raise CoordinatorError(f"this coordinator has its {MAX_WORKERS} workers")
+        if not _DIGEST.fullmatch(hello.fingerprint):
+            raise ConfigError("a worker's hello has the fingerprint of its decoder, 32 hex digits")
         if self.fingerprint and hello.fingerprint != self.fingerprint:
             raise ConfigError(
                 f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as "
@@ -184,14 +203,19 @@ class Workers:
             self._hand_over(worker)
         return worker
 
-    async def _hear(self, worker: _Worker, incoming: AsyncIterator[pb.FromWorker]) -> None:
+    async def _hear(
+        self,
+        worker: _Worker,
+        incoming: AsyncIterator[pb.FromWorker],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
         """Take what a worker says, until its stream ends; after too long a silence this ends the stream."""
         loop = asyncio.get_running_loop()
-        watch = loop.call_later(self._silence_s, self._give_up, worker)
+        watch = loop.call_later(self._silence_s, self._give_up, worker, context)
         try:
             async for message in incoming:
                 watch.cancel()
-                watch = loop.call_later(self._silence_s, self._give_up, worker)
+                watch = loop.call_later(self._silence_s, self._give_up, worker, context)
                 if message.HasField("answer"):
                     answered = worker.calls.get(message.answer.call)
                     if answered is not None and not answered.done():  # else late, a second one, or made up
@@ -200,20 +224,32 @@ class Workers:
                     worker.say(heartbeat=pb.Heartbeat())
                 elif message.HasField("draining"):
                     worker.is_draining = True
+        except Exception as error:  # noqa: BLE001  # gRPC has several for a stream that has ended
+            _log.debug("the stream of the worker %s ended: %r", worker.name, error)
         finally:
             watch.cancel()
-            worker.outgoing.put_nowait(None)
+            self._leave(worker)
 
-    def _give_up(self, worker: _Worker) -> None:
+    def _give_up(self, worker: _Worker, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         _log.warning("the worker %s has been silent for %g s: it is given up", worker.name, self._silence_s)
-        worker.outgoing.put_nowait(None)
+        self._leave(worker)
+        self._tasks.start(self._abort(context))  # a message to it may be under way, which nothing else ends
+
+    async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        with contextlib.suppress(
+            grpc.aio.AbortError, grpc.aio.UsageError
+        ):  # the stream hears of it, or is over
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker was silent for too long")
 
     def _leave(self, worker: _Worker) -> None:
-        self._all.discard(worker)
-        lost = [answered for answered in worker.calls.values() if not answered.done()]
-        for answered in lost:
-            answered.set_exception(ConnectionLostError(f"the worker {worker.name} is gone"))
-        _log.info("the worker %s left with %d requests unanswered", worker.name, len(lost))
+        """Fail what a worker has, give it nothing more, and let its stream end, if it has not left."""
+        if worker in self._all:
+            self._all.discard(worker)
+            lost = [answered for answered in worker.calls.values() if not answered.done()]
+            for answered in lost:
+                answered.set_exception(ConnectionLostError(f"the worker {worker.name} is gone"))
+            _log.info("the worker %s left with %d requests unanswered", worker.name, len(lost))
+            worker.outgoing.put_nowait(None)
 
     async def _next_free(self, timeout_s: float) -> _Worker:
         """Take a free slot, of the worker with the largest share of them free."""
@@ -279,8 +315,13 @@ class WorkersExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request in a free slot; see :class:`.base.Executor`."""
-        answer = await self._workers.run(request.to_json().encode(), timeout_s)
+
+        def made(ahead_s: float) -> bytes:
+            return replace(request, expires_at=request.expires_at + ahead_s).to_json().encode()
+
+        answer = await self._workers.run(made, timeout_s)
         return read_result(read_object(answer, "a worker"), request.request_id, "a worker")
 
     async def close(self) -> None:
-        """Workers stay: they wait for the next coordinator, or end by themselves."""
+        """End the workers' streams. They wait for the next coordinator, or end by themselves."""
+        self._workers.close()

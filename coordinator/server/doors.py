@@ -50,7 +50,7 @@ class Reception(pb_grpc.CoordinatorServicer):
 
     async def _answer(self, name: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if self.service is None:
-            why = "the coordinator is starting: it waits for the first worker to call in"
+            why = "the coordinator is starting, and waits for the first worker to call in, or ends"
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
         return await getattr(self.service, name)(request, context)
 
@@ -110,7 +110,14 @@ class Doors:
                 self._settings.metrics_listen, metrics.look, tls=self._tls, tokens=self._tokens
             )
             self._stack.callback(scraped.close)
-        self._stack.callback(self._health.end)
+        self._stack.callback(self._close)
+
+    def _close(self) -> None:
+        """Answer samplers no more, before what answers them ends, and let workers go, which would wait."""
+        self._health.end()
+        self._reception.service = None
+        if self.workers is not None:
+            self.workers.close()
 
     async def _listen(self) -> None:
         self._is_open = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,10 @@ async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, tro
         CoordinatorError: the coordinator refuses this worker, or stayed unreachable for ``linger_s``.
     """
     loop = asyncio.get_running_loop()
-    heard_s, pause_s, is_told = loop.time(), _FIRST_PAUSE_S, False
+    heard_s, pause_s, is_told, is_first = loop.time(), _FIRST_PAUSE_S, False, True
     while not stop.is_set():
-        call = _Call(settings, slots, stop, trouble)
+        call = _Call(settings, slots, stop, trouble, is_first=is_first)
+        is_first = False
         try:
             await call.run()
         except _BrokenError as error:
@@ -94,8 +96,16 @@ async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, tro
 class _Call:
     """One stream, from its hello to its end."""
 
-    def __init__(self, settings: WorkerSettings, slots: Slots, stop: asyncio.Event, trouble: str) -> None:
-        self._trouble = trouble
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        slots: Slots,
+        stop: asyncio.Event,
+        trouble: str,
+        *,
+        is_first: bool,
+    ) -> None:
+        self._trouble, self._is_first = trouble, is_first
         self._settings, self._slots, self._stop = settings, slots, stop
         self._outgoing: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -110,8 +120,14 @@ class _Call:
             CoordinatorError: the coordinator refuses this worker.
             _BrokenError: the stream broke.
         """
-        async with _channel(self._settings) as channel:
-            stream = CoordinatorStub(channel).Work(metadata=_metadata(self._settings.credentials))
+        try:
+            metadata, channel = _metadata(self._settings.credentials), _channel(self._settings)
+        except ConfigError as error:
+            if self._is_first:
+                raise
+            raise _BrokenError(str(error)) from error  # a file that is being written, maybe
+        async with channel:
+            stream = CoordinatorStub(channel).Work(metadata=metadata)
             beside = [
                 asyncio.create_task(work) for work in (self._write(stream), self._beat(stream), self._drain())
             ]
@@ -155,6 +171,7 @@ class _Call:
             fingerprint=self._slots.fingerprint,
             slots=self._slots.count,
             trouble=self._trouble[:_MAX_WORDS],
+            clock_s=time.time(),
         )
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader meets it too
             await stream.write(pb.FromWorker(hello=hello))

@@ -79,10 +79,16 @@ async def _work(settings: WorkerSettings, function: str, count: int, nice: int) 
         await asyncio.sleep(0)  # the slots start while gRPC is imported
         from superdl.lambda_prefetch.worker.calling import serve
 
-        try:
-            await starting
-        except SuperError as error:
-            trouble = str(error)
-        await serve(settings, slots, stop, trouble)
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if starting.done():
+            try:
+                starting.result()
+            except SuperError as error:
+                trouble = str(error)
+            await serve(settings, slots, stop, trouble)
     finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
         await slots.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from functools import partial
 
 import grpc
 import pytest
@@ -40,10 +42,16 @@ async def coordinator(tmp_path, **options):
         await server.stop(None)
 
 
+def plain(request, _ahead_s):
+    return request
+
+
 async def call_in(stub, **hello):
     """A worker's stream after its welcome."""
     stream = stub.Work()
-    await stream.write(pb.FromWorker(hello=pb.WorkerHello(**{**SAME, "slots": 1, **hello})))
+    await stream.write(
+        pb.FromWorker(hello=pb.WorkerHello(**{**SAME, "slots": 1, "clock_s": time.time(), **hello}))
+    )
     assert (await stream.read()).HasField("welcome")
     return stream
 
@@ -66,6 +74,7 @@ def answer(request, **outcome):
         ({"slots": 0}, "slots"),
         ({"slots": 2**31}, "slots"),
         ({"fingerprint": "b" * 32}, "decodes as"),
+        ({"fingerprint": "B"}, "32 hex digits"),
         ({"trouble": "no such function"}, "no such function"),
     ],
 )
@@ -74,7 +83,7 @@ def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, words)
         async with coordinator(tmp_path) as (workers, stub):
             first = asyncio.create_task(workers.first())
             with contextlib.suppress(grpc.aio.AioRpcError):
-                await call_in(stub, **hello) if "fingerprint" not in hello else None
+                await call_in(stub, **hello) if hello.get("fingerprint") != "b" * 32 else None
             assert not first.done()
             await call_in(stub)
             await first
@@ -92,7 +101,9 @@ def test_each_slot_gets_one_request_and_the_first_answer_to_it_counts(tmp_path):
         async with coordinator(tmp_path) as (workers, stub):
             first, second = await call_in(stub), await call_in(stub)
             assert workers.slots == 2
-            runs = [asyncio.create_task(workers.run(b"%d" % number, 30.0)) for number in range(3)]
+            runs = [
+                asyncio.create_task(workers.run(partial(plain, b"%d" % number), 30.0)) for number in range(3)
+            ]
             requests = [await request_of(stream) for stream in (first, second)]
             assert not any(run.done() for run in runs)
             await first.write(answer(pb.WorkerRequest(call=10_000), result=b"of no request"))
@@ -119,7 +130,7 @@ def test_what_became_of_a_request_is_told(tmp_path, failure, error):
     async def main():
         async with coordinator(tmp_path) as (workers, stub):
             stream = await call_in(stub, name="gpu-7")
-            run = asyncio.create_task(workers.run(b"{}", 30.0))
+            run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
             told = pb.WorkerFailure(kind=failure, message="so\nbe it", ran_s=2.5)
             await stream.write(answer(await request_of(stream), failure=told))
             with pytest.raises(error, match="gpu-7: so be it") as raised:
@@ -131,18 +142,18 @@ def test_what_became_of_a_request_is_told(tmp_path, failure, error):
 
 def test_one_that_vanishes_or_is_silent_loses_its_requests_and_others_get_the_next(tmp_path):
     async def main():
-        async with coordinator(tmp_path, silence_s=0.3) as (workers, stub):
+        async with coordinator(tmp_path, silence_s=1.0) as (workers, stub):
             for vanishes in (True, False):
                 stream = await call_in(stub)
-                run = asyncio.create_task(workers.run(b"{}", 30.0))
+                run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
                 await request_of(stream)
                 if vanishes:
                     stream.cancel()
                 with pytest.raises(ConnectionLostError, match="is gone"):
                     await run
             with pytest.raises(ThrottledError, match="no worker has called in"):
-                await workers.run(b"{}", 0.05)
-            waiting = asyncio.create_task(workers.run(b"{}", 30.0))
+                await workers.run(partial(plain, b"{}"), 0.05)
+            waiting = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
             stream = await call_in(stub)
             await stream.write(answer(await request_of(stream), result=b"done"))
             assert await waiting == b"done"
@@ -154,14 +165,14 @@ def test_one_that_drains_gets_nothing_more_and_answers_what_it_has(tmp_path):
     async def main():
         async with coordinator(tmp_path) as (workers, stub):
             stream = await call_in(stub, slots=2)
-            run = asyncio.create_task(workers.run(b"{}", 30.0))
+            run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
             request = await request_of(stream)
             await stream.write(pb.FromWorker(draining=pb.Draining()))
             await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat()))
             assert (await stream.read()).HasField("heartbeat")
             assert workers.slots == 0
             with pytest.raises(ThrottledError):
-                await workers.run(b"{}", 0.05)
+                await workers.run(partial(plain, b"{}"), 0.05)
             await stream.write(answer(request, result=b"done"))
             assert await run == b"done"
 
@@ -172,7 +183,7 @@ def test_what_nobody_waits_for_is_cancelled(tmp_path):
     async def main():
         async with coordinator(tmp_path) as (workers, stub):
             stream = await call_in(stub)
-            run = asyncio.create_task(workers.run(b"{}", 30.0))
+            run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
             request = await request_of(stream)
             run.cancel()
             assert (await stream.read()).cancel == request.call
@@ -186,6 +197,20 @@ def test_one_that_says_nothing_at_all_is_sent_away(tmp_path):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Work().read()
             assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert workers.slots == 0
+
+    asyncio.run(main())
+
+
+def test_one_that_reads_nothing_is_given_up_though_a_message_to_it_is_under_way(tmp_path):
+    async def main():
+        async with coordinator(tmp_path, silence_s=1.0) as (workers, stub):
+            await call_in(stub, slots=8)
+            large = partial(plain, bytes(2**20))
+            runs = [asyncio.create_task(workers.run(large, 30.0)) for _ in range(8)]
+            async with asyncio.timeout(20):
+                ended = await asyncio.gather(*runs, return_exceptions=True)
+            assert {type(error) for error in ended} == {ConnectionLostError}
             assert workers.slots == 0
 
     asyncio.run(main())

@@ -47,7 +47,7 @@ def test_functions_elsewhere_take_a_cache_that_they_reach(variables, executor):
     [
         (
             {"SUPER_EXECUTOR": "lamda"},
-            r"SUPER_EXECUTOR is one of local, ray, lambda, .*cheapest first; not 'lamda'",
+            r"SUPER_EXECUTOR is one of local, workers, ray, lambda, .*cheapest first; not 'lamda'",
         ),
         ({"SUPER_EXECUTOR": "local,ray"}, r"functions on the nodes of a Ray cluster cannot reach"),
         ({}, r"cannot reach the embedded cache.*set SUPER_CACHE .* rediss://.* SUPER_COORDINATOR"),
