@@ -121,6 +121,11 @@ class Workers:
             named = ((ERROR_METADATA_KEY, type(error).__name__),)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), named)
             return
+        except Exception as error:  # noqa: BLE001  # gRPC has several for bytes that are no message
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}"
+            )
+            return
         # Never cancelled: gRPC would go on writing to what the read leaves behind. It ends with the stream.
         self._tasks.start(self._hear(worker, incoming, context))
         try:
@@ -187,8 +192,10 @@ class Workers:
             raise ConfigError(f"a worker has 1 to {MAX_SLOTS} slots; not {hello.slots}")
         if len(self._all) >= MAX_WORKERS:
             raise CoordinatorError(f"this coordinator has its {MAX_WORKERS} workers")
-        if not _DIGEST.fullmatch(hello.fingerprint):
-            raise ConfigError("a worker's hello has the fingerprint of its decoder, 32 hex digits")
+        if not _DIGEST.fullmatch(hello.fingerprint) or not math.isfinite(hello.clock_s):
+            raise ConfigError(
+                "a worker's hello has its clock, and of its decoder a fingerprint of 32 hex digits"
+            )
         if self.fingerprint and hello.fingerprint != self.fingerprint:
             raise ConfigError(
                 f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as "

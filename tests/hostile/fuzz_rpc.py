@@ -14,7 +14,7 @@ from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.message_fields import clean_text
-from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
 from superdl.super_wire.read_report import ReadReport
 from superdl.super_wire.recipe import Recipe
 from tests.fixtures.images import write_images
@@ -31,7 +31,7 @@ _TOKEN = "a-token-of-the-fuzzer"
 _METADATA = (("authorization", f"Bearer {_TOKEN}"),)
 _ENOUGH_S = 20.0
 _SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
-_METHODS = {method.name: method.input_type for method in _SERVICE.methods}
+_METHODS = {method.name: method.input_type for method in _SERVICE.methods if method.name != "Work"}
 # A server that has said one of these has a bug, or is gone.
 _NEVER = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _INTEGERS = (0, 1, 2, 3, 9, 1000, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1)
@@ -56,7 +56,8 @@ class _Target:
     """A coordinator with a token, one source below its only root, two open jobs and one that fills."""
 
     def __init__(self) -> None:
-        self.stack = Stack(environment={"SUPER_TOKEN": _TOKEN}, arguments=("--workers", "1"))
+        executors = ("--executor", "local,workers", "--workers", "1")
+        self.stack = Stack(environment={"SUPER_TOKEN": _TOKEN}, arguments=executors)
         root = self.stack.valkey.directory / "root"
         write_images(root, 10)
         self.stack.arguments += ("--file-roots", str(root))
@@ -105,8 +106,19 @@ class _Target:
     def ask(self, method: str, request: bytes) -> None:
         """Make a call; it is answered, or refused by a status that says why."""
         call = self.channel.unary_unary(f"/{_SERVICE.full_name}/{method}")
+        self._answered(lambda: call(request, metadata=_METADATA, timeout=_ENOUGH_S), method, request)
+
+    def work(self, messages: list[bytes]) -> None:
+        """Call in as a worker, and say this; the same."""
+        call = self.channel.stream_stream(f"/{_SERVICE.full_name}/Work")
+        said = b" ".join(messages)
+        self._answered(
+            lambda: list(call(iter(messages), metadata=_METADATA, timeout=_ENOUGH_S)), "Work", said
+        )
+
+    def _answered(self, call: Callable[[], object], method: str, request: bytes) -> None:
         try:
-            call(request, metadata=_METADATA, timeout=_ENOUGH_S)
+            call()
         except grpc.RpcError as error:
             told = f"{method} of {request[:300]!r}: {error.code()} {error.details()}"
             if error.code() in _NEVER or not error.details():
@@ -163,6 +175,28 @@ def _fuzzer(method: str) -> Callable[[random.Random], None]:
     return fuzz
 
 
+def _work(chance: random.Random) -> None:
+    """A worker whose hello has fields of chance, and which answers what nobody asked."""
+    target = _target()
+    hello = pb.WorkerHello(
+        protocol_version=PROTOCOL_VERSION, version=installed_version(), fingerprint="a" * 32, slots=1
+    )
+    for field in hello.DESCRIPTOR.fields:
+        if chance.random() < 0.2:
+            hello.MergeFrom(pb.WorkerHello(**{field.name: _value(chance, field, target)}))
+    answer = pb.WorkerAnswer(call=chance.choice(_INTEGERS[:-4]), result=chance.choice(INTERESTING))
+    said = [
+        pb.FromWorker(hello=hello),
+        *chance.choices(
+            [pb.FromWorker(answer=answer), pb.FromWorker(heartbeat={}), pb.FromWorker(draining={})], k=3
+        ),
+    ]
+    messages = [message.SerializeToString() for message in said]
+    target.work([mutate(chance, message) if chance.random() < 0.2 else message for message in messages])
+    if chance.random() < 0.05:
+        target.is_unharmed()
+
+
 def _report(chance: random.Random) -> None:
     """What a reader's credentials can say about jobs, in fields of chance and with ids of chance."""
     target = _target()
@@ -184,6 +218,7 @@ def _report(chance: random.Random) -> None:
 
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     **{f"RPC {method}": _fuzzer(method) for method in _METHODS},
+    "RPC Work": _work,
     "RPC read reports": _report,
 }
 """Each makes and tries one input; an ``AssertionError`` tells of a call that nobody answered as we answer."""
