@@ -16,6 +16,7 @@ from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.functions import MODULE
 from tests.coordinator.executors.processes import alive, until
 
+SLOT = "superdl.lambda_prefetch.worker.slot"
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -38,7 +39,14 @@ async def slots_of(function, count=1):
 
 
 def pids_now():
-    return [child.pid for child in psutil.Process().children()]
+    """Of slots: other tests may have processes too."""
+    return [child.pid for child in psutil.Process().children() if SLOT in words_of(child)]
+
+
+def words_of(process):
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 async def run(slots, what, timeout_s=TIMEOUT_S):
