@@ -52,6 +52,7 @@ _log = logging.getLogger(__name__)
 
 MAX_WORKERS, MAX_SLOTS = 4096, 1024
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+_STUCK_S = 1.0
 _MARGIN_S = 10.0
 """How much longer than a request's own time its answer may take: the worker ends what is over its time."""
 _KINDS: dict[str, type[ExecutorError]] = {
@@ -73,6 +74,7 @@ class _Worker:
         self.outgoing: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
         self.calls: dict[int, asyncio.Future[pb.WorkerAnswer]] = {}
         self.is_draining = False
+        self.has_ended = asyncio.Event()
 
     def say(self, **message: Any) -> None:
         """Have a message sent."""
@@ -133,6 +135,7 @@ class Workers:
             while (message := await worker.outgoing.get()) is not None:
                 yield message
         finally:
+            worker.has_ended.set()
             self._leave(worker)
 
     async def run(self, request: Callable[[float], bytes], timeout_s: float) -> bytes:
@@ -240,9 +243,14 @@ class Workers:
     def _give_up(self, worker: _Worker, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         _log.warning("the worker %s has been silent for %g s: it is given up", worker.name, self._silence_s)
         self._leave(worker)
-        self._tasks.start(self._abort(context))  # a message to it may be under way, which nothing else ends
+        self._tasks.start(self._end(worker, context))
 
-    async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _end(self, worker: _Worker, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """End a stream on which a message may be under way, which nothing else ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STUCK_S):
+                await worker.has_ended.wait()
+                return
         with contextlib.suppress(
             grpc.aio.AbortError, grpc.aio.UsageError
         ):  # the stream hears of it, or is over
