@@ -158,14 +158,20 @@ class _Slot:
     @classmethod
     async def start(cls, function: str, nice: int, environment: Mapping[str, str]) -> Self:
         command = (sys.executable, "-P", "-m", _MODULE, function, str(nice))
+        # A process group of its own: Ctrl-C at the terminal is for the worker.
+        making = asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES, env=environment, process_group=0
+        )
+        starting = asyncio.ensure_future(making)
         try:
-            # A process group of its own: Ctrl-C at the terminal is for the worker.
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES, env=environment, process_group=0
-            )
+            return cls(await asyncio.shield(starting))
+        except asyncio.CancelledError:  # the process is there, or will be
+            slot = cls(await starting)
+            slot.kill()
+            await slot.ended()
+            raise
         except OSError as error:
             raise SuperError(f"no process could be started for a slot: {error}") from error
-        return cls(process)
 
     @property
     def is_alive(self) -> bool:
