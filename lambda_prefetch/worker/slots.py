@@ -61,6 +61,7 @@ class Slots:
         self.fingerprint = ""
         self._environment = {**_QUIET, **os.environ, **(environment or {})}
         self._free: asyncio.Queue[_Slot] = asyncio.Queue()
+        self._living: set[_Slot] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._warm = asyncio.Event()
         self._failures: list[str] = []
@@ -96,6 +97,9 @@ class Slots:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        for slot in self._living:  # those whose keeper was about to wait for them
+            slot.kill()
+            await slot.ended()
 
     async def _next_free(self) -> _Slot:
         while not (slot := await self._free.get()).is_alive:
@@ -109,6 +113,7 @@ class Slots:
             slot = None
             try:
                 slot = await _Slot.start(self.function, self._nice, self._environment)
+                self._living.add(slot)
                 self._admit(json.loads(await slot.call(_WARM_EVENT, _WARM_TIMEOUT_S)))
                 self._free.put_nowait(slot)
                 await slot.ended()
@@ -120,6 +125,7 @@ class Slots:
                 if slot is not None:
                     slot.kill()
                     await slot.ended()
+                    self._living.discard(slot)
             await asyncio.sleep(pause_s)
 
     def _admit(self, warmed: object) -> None:
