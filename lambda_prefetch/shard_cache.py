@@ -50,7 +50,7 @@ _SLOW_S, _ALONE_S = 5.0, 60.0
 _ABANDONED_S = 120.0
 """Whoever still fetches a block after so long was killed."""
 
-_READS, _PARTIAL = ".reads", ".partial"
+_READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
 
 
 class ShardCache:
@@ -171,10 +171,11 @@ class ShardCache:
 
     def _claim(self, partial: Path) -> bool:
         """Take room for one block more, by a file of its length; blocks that were long idle go for it."""
-        with _held(self._directory):
+        with (self._directory / _LOCK).open("ab") as lock:  # the directory's own lock is the coordinator's
+            fcntl.flock(lock, fcntl.LOCK_EX)
             now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
             for path in self._directory.iterdir():
-                if path.suffix == _READS:
+                if path.suffix == _READS or path.name == _LOCK:
                     continue
                 status = path.stat()
                 partials += path.suffix == _PARTIAL and status.st_mtime > now_s - _ABANDONED_S
@@ -195,17 +196,6 @@ class ShardCache:
             with partial.open("wb") as claimed:
                 claimed.truncate(BLOCK_BYTES)
             return True
-
-
-@contextlib.contextmanager
-def _held(directory: Path) -> Iterator[None]:
-    """Hold a directory's lock."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @functools.lru_cache(maxsize=1)

@@ -105,6 +105,24 @@ def test_members_in_a_bucket_and_a_shard_that_is_written_again(
                 collect(loader)
 
 
+def test_functions_keep_blocks_of_shards_while_their_coordinator_runs(
+    images: Path, shards: tuple[Path, str], object_store: ObjectStore, tmp_path: Path
+) -> None:
+    directory, key_list = shards
+    bucket, state = object_store.directory / "shards" / "train", tmp_path / "state"
+    bucket.parent.mkdir()
+    directory.rename(bucket)
+    with Stack(arguments=("--workers", "2", "--state", str(state))) as stack:
+        dataset = SuperDataset("s3://shards/train", RECIPE, key_list=key_list, read_timeout=30)
+        with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+            loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+            assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+            stats = settled_stats(sampler)
+        assert len(list(state.glob("shards/*/*-0"))) == 2  # a block for each
+        assert 0 < stats.source_requests < len(loader)
+    assert not list(state.glob("shards/*"))
+
+
 def test_a_key_list_older_than_its_file_is_refused(shards: tuple[Path, str], shared_stack: Stack) -> None:
     directory, key_list = shards
     (directory / "1.tar").write_bytes((directory / "1.tar").read_bytes()[:20_000])
