@@ -64,7 +64,7 @@ _KINDS: dict[str, type[ExecutorError]] = {
 
 
 class _Worker:
-    """One that has called in."""
+    """A connected worker."""
 
     def __init__(self, hello: pb.WorkerHello) -> None:
         self.name, self.slots = one_line(hello.name, MAX_KIND) or "a worker", hello.slots
@@ -77,15 +77,15 @@ class _Worker:
         self.has_ended = asyncio.Event()
 
     def say(self, **message: Any) -> None:
-        """Have a message sent."""
+        """Queue a message to the worker."""
         self.outgoing.put_nowait(pb.ToWorker(**message))
 
 
 class Workers:
-    """Those that have called in, for the executor and for the RPC on which they come; used from one loop.
+    """All connected workers, shared by the executor and the RPC ``Work``; used from one event loop.
 
     Args:
-        silence_s: a worker that says nothing for so long is given up; each beats every five seconds.
+        silence_s: a worker that sends nothing for this long is dropped; heartbeats come every five seconds.
     """
 
     def __init__(self, silence_s: float = 15.0) -> None:
@@ -99,11 +99,11 @@ class Workers:
 
     @property
     def slots(self) -> int:
-        """How many requests they take at once."""
+        """Slots of all workers that are not draining."""
         return sum(worker.slots for worker in self._all if not worker.is_draining)
 
     async def first(self) -> None:
-        """Wait until one has called in that can work."""
+        """Wait for the first worker that can run functions."""
         await self._came.wait()
 
     async def serve(
@@ -119,7 +119,7 @@ class Workers:
         try:
             worker = self._admit(hello.result())
         except SuperError as error:
-            _log.warning("a worker was refused: %s", error)
+            _log.warning("refused a worker: %s", error)
             named = ((ERROR_METADATA_KEY, type(error).__name__),)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), named)
             return
@@ -190,7 +190,7 @@ class Workers:
                 "version on both sides"
             )
         if hello.trouble:
-            raise ConfigError(f"this worker can run nothing: {one_line(hello.trouble)}")
+            raise ConfigError(f"this worker cannot run functions: {one_line(hello.trouble)}")
         if not 1 <= hello.slots <= MAX_SLOTS:
             raise ConfigError(f"a worker has 1 to {MAX_SLOTS} slots; not {hello.slots}")
         if len(self._all) >= MAX_WORKERS:
@@ -219,7 +219,7 @@ class Workers:
         incoming: AsyncIterator[pb.FromWorker],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Take what a worker says, until its stream ends; after too long a silence this ends the stream."""
+        """Read a worker's messages until its stream ends; end the stream if the worker falls silent."""
         loop = asyncio.get_running_loop()
         watch = loop.call_later(self._silence_s, self._give_up, worker, context)
         try:
@@ -241,7 +241,7 @@ class Workers:
             self._leave(worker)
 
     def _give_up(self, worker: _Worker, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        _log.warning("the worker %s has been silent for %g s: it is given up", worker.name, self._silence_s)
+        _log.warning("the worker %s has sent nothing for %g s and is dropped", worker.name, self._silence_s)
         self._leave(worker)
         self._tasks.start(self._end(worker, context))
 
@@ -257,13 +257,13 @@ class Workers:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker was silent for too long")
 
     def _leave(self, worker: _Worker) -> None:
-        """Fail what a worker has, give it nothing more, and let its stream end, if it has not left."""
+        """Drop a worker: fail its requests and end its stream. A second call does nothing."""
         if worker in self._all:
             self._all.discard(worker)
             lost = [answered for answered in worker.calls.values() if not answered.done()]
             for answered in lost:
                 answered.set_exception(ConnectionLostError(f"the worker {worker.name} is gone"))
-            _log.info("the worker %s left with %d requests unanswered", worker.name, len(lost))
+            _log.info("the worker %s disconnected with %d requests unanswered", worker.name, len(lost))
             worker.outgoing.put_nowait(None)
 
     async def _next_free(self, timeout_s: float) -> _Worker:
@@ -288,7 +288,7 @@ class Workers:
         raise ThrottledError(f"{who} for {timeout_s:g} s")
 
     def _hand_over(self, worker: _Worker) -> None:
-        """Give a free slot to who has waited longest, if anybody does."""
+        """Give free slots to the callers that have waited longest."""
         while self._waiting and worker.free and not worker.is_draining and worker in self._all:
             waiting = self._waiting.popleft()
             if not waiting.done():
@@ -314,7 +314,7 @@ class WorkersExecutor(Executor):
 
     @property
     def scaling(self) -> Scaling:  # type: ignore[override]  # it changes
-        """As many as there are slots, and one more for each that waits for it."""
+        """One request for each slot, and one more waiting."""
         slots = self._workers.slots
         return Scaling(slots, burst=slots, per_s=math.inf, backlog=slots)
 

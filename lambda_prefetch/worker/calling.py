@@ -61,7 +61,7 @@ _FATAL = {
 
 
 class _BrokenError(Exception):
-    """The stream is gone; another may do better."""
+    """The stream broke; reconnecting may help."""
 
 
 async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, trouble: str = "") -> None:

@@ -16,11 +16,11 @@ class WorkerSettings:
     """How a worker calls in.
 
     Attributes:
-        coordinator: its address, ``host:port`` or ``unix:/path``.
-        credentials: how it is let in.
-        name: for people.
-        linger_s: it ends once the coordinator has been unreachable for so long.
-        grace_s: after SIGTERM, what is running may take so long.
+        coordinator: the address, ``host:port`` or ``unix:/path``.
+        credentials: token and certificates.
+        name: shown in the coordinator's log.
+        linger_s: how long to wait for an unreachable coordinator, in seconds.
+        grace_s: how long running requests may take after SIGTERM, in seconds.
     """
 
     coordinator: str

@@ -37,7 +37,7 @@ _QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 
 class RequestFailedError(SuperError):
-    """A request came to nothing: its function ``crashed``, ``timed_out`` or ``raised``, after ``ran_s``."""
+    """A request failed: its function ``crashed``, ``timed_out`` or ``raised`` after ``ran_s`` seconds."""
 
     def __init__(self, kind: str, message: str, ran_s: float = 0.0) -> None:
         super().__init__(message)
@@ -48,10 +48,10 @@ class Slots:
     """A fixed number of slots, used from one event loop.
 
     Args:
-        function: what they run, ``module:attribute``.
-        count: how many there are.
+        function: the function to run, ``module:attribute``.
+        count: the number of slots.
         nice: niceness of their processes.
-        environment: what they get beside this process's own.
+        environment: variables for them, over this process's own.
     """
 
     def __init__(
