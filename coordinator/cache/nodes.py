@@ -6,10 +6,8 @@ second attempt where a connection breaks are :mod:`superdl.super_wire.cache`'s.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from superdl.super_wire.cache import (
@@ -21,6 +19,7 @@ from superdl.super_wire.cache import (
     exchange,
     refusal,
 )
+from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, SuperError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class CacheNodes:
     def __init__(self, address: str, credentials: Credentials) -> None:
         self.address = address
         self._address, self._credentials = CacheAddress.parse(address), credentials
-        self._threads = ThreadPoolExecutor(_CALLS_MAX, "super-cache")
+        self._threads = CallingThreads(_CALLS_MAX, "super-cache")
         self._idle = [NodeConnections(self._address, credentials)]
         self._closed = False
         self._slots: tuple[SlotMap | None] | None = None
@@ -143,9 +142,9 @@ class CacheNodes:
         return [*self.checked(await self._run(ask))]
 
     async def close(self) -> None:
-        """Close all connections; those of calls that are under way, when these end."""
+        """Close all connections, and give up what is under way: its connections are closed when it ends."""
         self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close(CacheUnreachableError(f"the connection to {self.address} is closed"))
         while self._idle:
             self._idle.pop().close()
 
@@ -160,7 +159,7 @@ class CacheNodes:
             finally:
                 self._give_back(nodes)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        return await self._threads.run(call)
 
     def _taken(self) -> NodeConnections:
         try:

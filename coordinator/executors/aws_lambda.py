@@ -30,8 +30,8 @@ from superdl.coordinator.executors.base import (
     ThrottledError,
     setting,
 )
-from superdl.coordinator.executors.cancelling import CallingThreads
 from superdl.coordinator.executors.messages import FunctionClock, warm_event
+from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.protocol import installed_version
 

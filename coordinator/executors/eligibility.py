@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from superdl.coordinator.catalog.listing_bucket import bucket_region
 from superdl.coordinator.core import ExecutorsIneligible
-from superdl.coordinator.executors.cancelling import CallingThreads, cancel_and_wait
 from superdl.coordinator.executors.preflight import (
     InconclusiveError,
     check_source,
@@ -26,6 +25,7 @@ from superdl.coordinator.executors.preflight import (
     try_out,
     was_produced,
 )
+from superdl.super_wire.cancelling import CallingThreads, cancel_and_wait
 from superdl.super_wire.errors import SourceError, SuperError
 
 if TYPE_CHECKING:

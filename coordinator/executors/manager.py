@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import ExecutorResized
 from superdl.coordinator.executors.base import ExecutorError, Scaling
-from superdl.coordinator.executors.cancelling import cancel_and_wait
+from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:

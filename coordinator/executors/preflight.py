@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.dataset import Dataset
-    from superdl.coordinator.executors.cancelling import CallingThreads
     from superdl.coordinator.executors.manager import ManagedExecutor
+    from superdl.super_wire.cancelling import CallingThreads
     from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["InconclusiveError", "check_source", "other_region", "try_out", "was_produced"]

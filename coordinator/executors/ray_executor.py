@@ -27,11 +27,11 @@ from superdl.coordinator.executors.base import (
     one_line,
     setting,
 )
-from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.child_process import ChildProcess, keep_running
 from superdl.coordinator.executors.messages import read_object, read_result, result_in
 from superdl.coordinator.executors.ray_nodes import DriverSettings
 from superdl.coordinator.executors.worker import FIRST_CALL, MessageError
+from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 

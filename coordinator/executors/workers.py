@@ -34,9 +34,9 @@ from superdl.coordinator.executors.base import (
     ThrottledError,
     one_line,
 )
-from superdl.coordinator.executors.cancelling import HeldTasks
 from superdl.coordinator.executors.messages import read_object, read_result
 from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.cancelling import HeldTasks
 from superdl.super_wire.errors import ConfigError, CoordinatorError, ProtocolMismatchError, SuperError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION, installed_version
 

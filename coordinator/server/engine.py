@@ -39,11 +39,11 @@ from superdl.coordinator.core import (
 )
 from superdl.coordinator.executors import ExecutorError, FunctionRaisedError, failure_kind
 from superdl.coordinator.executors.base import one_line
-from superdl.coordinator.executors.cancelling import HeldTasks
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
 from superdl.coordinator.server.repeated_lines import warn_of_samples
 from superdl.coordinator.store import StoreChoice
 from superdl.coordinator.store.keeper import StoreKeeper
+from superdl.super_wire.cancelling import HeldTasks
 from superdl.super_wire.errors import (
     CacheError,
     CacheUnreachableError,

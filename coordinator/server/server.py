@@ -20,7 +20,6 @@ from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors import executor_classes
-from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
@@ -40,6 +39,7 @@ from superdl.coordinator.server.trust import warn_if_insecure
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
 from superdl.coordinator.server.watching import Watch
 from superdl.coordinator.store.keeper import StoreKeeper
+from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.store import is_bucket
 
@@ -60,6 +60,7 @@ _log = logging.getLogger(__name__)
 _UPKEEP_S = 1.0
 _RETRY_S = 0.2
 _DRAIN_MAX_S = 9.0  # the embedded supervisor kills after ten
+_CACHE_END_S = 2.0
 _STDIN = 0
 _SHARDS = "shards"
 
@@ -121,7 +122,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
-    stack.push_async_callback(_release, cache)
+    stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
     outcomes = OutcomeReader(cache) if any(one.answers_by_stream(settings) for one in executors) else None
     state = open_state(settings.state, settings.store_choice.address, os.environ)
@@ -175,7 +176,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         cache_bytes=settings.cache_bytes,
         outcomes=outcomes,
     )
-    stack.push_async_callback(upkeep.keep_spent)
+    stack.push_async_callback(_at_the_end, upkeep.keep_spent, "what is spent was not written down")
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
     metrics = Metrics(engine, lambda: eligibility.absences) if settings.metrics_listen else None
@@ -323,11 +324,13 @@ def _core_settings(
     )
 
 
-async def _release(cache: Cache) -> None:
+async def _at_the_end(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
+    """Tell the cache a last thing, which may not answer any more."""
     try:
-        await cache.release_lock()
-    except CacheError as error:
-        _log.info("the lock was not released and will expire: %s", error)
+        async with asyncio.timeout(_CACHE_END_S):
+            await step()
+    except (CacheError, TimeoutError) as error:
+        _log.info("%s: %r", otherwise, error)
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

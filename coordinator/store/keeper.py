@@ -18,11 +18,11 @@ import numpy as np
 
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.executors.base import one_line
-from superdl.coordinator.executors.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.coordinator.store import index
 from superdl.coordinator.store.opening import check_there, filesystem_of, is_gone, open_own
 from superdl.coordinator.store.places import Joined, Places, moved_line
 from superdl.coordinator.store.room import Room
+from superdl.super_wire.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.request import Outcome
 from superdl.super_wire.store import is_bucket

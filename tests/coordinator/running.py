@@ -20,7 +20,6 @@ from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import BatchRead, CoreSettings
 from superdl.coordinator.executors import Executor, Scaling
-from superdl.coordinator.executors.cancelling import HeldTasks, cancel_and_wait
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.server.engine import Engine
@@ -29,6 +28,7 @@ from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import Settings
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.cancelling import HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import SuperError, error_from_name
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION

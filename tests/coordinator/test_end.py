@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.fixtures.stack import Stack
+
 ENOUGH_S = 30.0
 
 # The real coordinator, of which a thread that the interpreter waits for never comes back.
@@ -44,3 +46,15 @@ def test_a_thread_that_hangs_does_not_keep_the_process(valkey):
             process.kill()
     assert "Timeout (0:00:01)!" in log
     assert process.returncode == 1
+
+
+def test_a_cache_that_hangs_does_not_keep_the_process():
+    with Stack(arguments=("--workers", "1")) as stack:
+        stack.valkey.process.send_signal(signal.SIGSTOP)
+        try:
+            stack.process.terminate()
+            stack.process.communicate(timeout=ENOUGH_S)
+        finally:
+            stack.valkey.process.send_signal(signal.SIGCONT)
+        assert stack.process.returncode == 0, stack.log.read_text()
+        assert "the lock was not released and will expire" in stack.log.read_text()

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.coordinator.server.server import _warm_and_take_over
+from superdl.super_wire.cancelling import cancel_and_wait
 from tests.coordinator.executors.lambda_running import executor_for
 
 RENEWAL_S = 0.1

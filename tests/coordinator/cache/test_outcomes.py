@@ -10,8 +10,8 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.outcomes import OutcomeReader
-from superdl.coordinator.executors.cancelling import cancel_and_wait
 from superdl.super_wire.cache import key_slot
+from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.request import PrefetchFailure, PrefetchResult, pack_outcome
 from tests.coordinator.running import follow

@@ -17,7 +17,7 @@ from superdl.coordinator.executors import (
     FunctionRaisedError,
     FunctionTimedOutError,
 )
-from superdl.coordinator.executors.cancelling import cancel_and_wait
+from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.keys import cache_key
 from tests.coordinator.executors.asking import TIMEOUT_S
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from superdl.coordinator.executors.cancelling import CallingThreads
+from superdl.super_wire.cancelling import CallingThreads
 
 NAME = "calling-test"
 
