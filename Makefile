@@ -90,7 +90,7 @@ test-loaders: $(BENCH_STAMP) ## the tests of the loaders of other makers, where 
 	$(BENCH_VENV)/bin/python -m pytest --noconftest -p tests.fixtures.images -p tests.fixtures.object_store \
 		tests/experiments/loaders tests/superdl/index/test_real_writers.py
 
-studies: $(RAY_STAMP) ## run the six studies' quick variants (a quarter to half an hour), and write their figures into docs/experiments/
+studies: $(STAMP) ## run the six studies' quick variants (a quarter to half an hour), and write their figures into docs/experiments/
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.studies $(ARGS)
 
 soak: $(STAMP) ## the tests that run for minutes (SUPER_TEST_TRIALS: hostile trials of each kind, 500)

@@ -122,7 +122,7 @@ def _measured(source: str, samples: int) -> _Figures:
     with private_directory() as directory, cache_server() as cache, listed_bucket(samples) as bucket:
         key_list = write_key_list(directory / "keys.parquet", samples) if source == "parquet" else ""
         url, recipe = f"s3://{_BUCKET}/train", Recipe.image(resize=256, crop=224)
-        words = ("--store", "none", "--state", str(directory / "state"), "--workers", "1", "--owner", "bench")
+        words = ("--store", "none", "--state", str(directory / "state"), "--slots", "1", "--owner", "bench")
         run = partial(coordinator, directory, cache, *words, environment=bucket.environment)
         with run() as server, contextlib.closing(Clients(server.address, cache.address)) as clients:
             with _Watch(server) as watch:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import ROOT, BenchmarkError, Pids
 from superdl.sampler.embedded.children import server_binary
-from superdl.super_wire.host import cache_bytes, pool_workers
+from superdl.super_wire.host import cache_bytes, slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -214,7 +214,7 @@ def loader_services(
 
     """
     with tls_cache() if tls else cache_server() as cache, private_directory() as directory:
-        pool = ("--workers", str(pool_workers()), "--worker-nice", "10")
+        pool = ("--slots", str(slots()), "--worker-nice", "10")
         room = ("--cache-bytes", str(budget_bytes or cache_bytes()), "--state", str(directory / "state"))
         environment = {**cache.environment, **(store.environment if store else {})}
         with coordinator(directory, cache, *room, *pool, *words, environment=environment) as started:

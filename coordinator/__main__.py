@@ -1,7 +1,7 @@
 """``python -m superdl.coordinator``: one coordinator process; ``superdl coordinator`` is the same.
 
-Exit code 0 after a drained end, 2 for wrong settings, 1 for any other failure; the reason is the last line on
-stderr.
+Exit code 0 after a drained end, or that of the run that it ends with; 2 for wrong settings, 1 for any other
+failure, whose reason is the last line on stderr.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
         handler.setFormatter(LINE_FORMATS[settings.log_format]())
         logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
         keep_secrets_out_of_logs()
-        asyncio.run(serve(settings))
+        return asyncio.run(serve(settings))
     except SuperError as error:
         sys.stderr.write(shown_lines(f"superdl coordinator: {error}\n"))
         return 2 if isinstance(error, ConfigError) else 1
-    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

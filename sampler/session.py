@@ -247,7 +247,7 @@ class Session:
         reply = self._client.call("GetJobStats", request, FIRST_CONTACT)
         if not reply.jobs:
             raise UnknownJobError(f"the coordinator at {self._client.address} does not know job {self.job}")
-        return SamplerStats.from_messages(reply.jobs[0], reply.cache, checks)
+        return SamplerStats.from_messages(reply.jobs[0], reply.cache, checks, reply.workers)
 
     def close(self) -> None:
         """Tell the coordinator that this rank is done with the job."""

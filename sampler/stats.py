@@ -6,11 +6,14 @@ Counters run from the opening of the job and go over all its ranks. Showing them
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_wire.counters import WorkCounters
 
-__all__ = ["SamplerStats", "Stall", "StallTotal", "StatusChecks"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["SamplerStats", "Stall", "StallTotal", "StatusChecks", "WorkerUse"]
 
 
 class StallTotal(NamedTuple):
@@ -29,6 +32,14 @@ class Stall(NamedTuple):
     position: int
     cause: str
     wait_s: float
+
+
+class WorkerUse(NamedTuple):
+    """A worker that is connected to the coordinator: its slots, and CPU seconds since it was started."""
+
+    name: str
+    slots: int
+    cpu_s: float
 
 
 @dataclass(slots=True)
@@ -52,9 +63,10 @@ class SamplerStats(WorkCounters):
     ``store`` is the address of the store below it, empty if there is none; its packs may take
     ``store_room_bytes`` in all, 0 where that is unbounded; ``store_trouble`` is empty while all is well.
 
-    ``stall_causes`` say why batches stalled (docs/runs.md lists them), ``recent_stalls`` are the newest (up
-    to 1,024), oldest first. ``status_calls`` and the following are of this process: its calls for pages of
-    the plan, their seconds and CPU seconds, and the seconds that the loop waited for a page.
+    ``workers`` are those that are connected to the coordinator. ``stall_causes`` say why batches stalled
+    (docs/runs.md lists them), ``recent_stalls`` are the newest (up to 1,024), oldest first. ``status_calls``
+    and the following are of this process: its calls for pages of the plan, their seconds and CPU seconds, and
+    the seconds that the loop waited for a page.
     """
 
     job: str
@@ -89,6 +101,7 @@ class SamplerStats(WorkCounters):
     store_room_bytes: int
     store_packs: int
     store_trouble: str
+    workers: tuple[WorkerUse, ...] = ()
     stall_causes: tuple[StallTotal, ...] = ()
     recent_stalls: tuple[Stall, ...] = ()
     status_calls: int = 0
@@ -97,12 +110,17 @@ class SamplerStats(WorkCounters):
     status_wait_s: float = 0.0
 
     @classmethod
-    def from_messages(cls, job: Any, cache: Any, checks: StatusChecks) -> SamplerStats:
-        """From the proto messages ``JobStats`` and ``CacheStats``, and what this sampler has counted."""
+    def from_messages(
+        cls, job: Any, cache: Any, checks: StatusChecks, workers: Iterable[Any] = ()
+    ) -> SamplerStats:
+        """From the proto messages ``JobStats``, ``CacheStats`` and ``WorkerStats``, and what this sampler has
+        counted.
+        """
         of_job = {field.name for field in job.DESCRIPTOR.fields}
         told = [field.name for field in fields(cls) if field.name not in _COMPUTED]
         return cls(
             **{name: getattr(job if name in of_job else cache, name) for name in told},
+            workers=tuple(WorkerUse(one.name, one.slots, one.cpu_s) for one in workers),
             stall_causes=tuple(StallTotal(one.cause, one.batches, one.wait_s) for one in job.stall_causes),
             recent_stalls=tuple(
                 Stall(one.rank, one.epoch, one.position, one.cause, one.wait_s) for one in job.recent_stalls
@@ -115,5 +133,5 @@ class SamplerStats(WorkCounters):
 
 
 _COMPUTED = frozenset(
-    {"stall_causes", "recent_stalls", "status_calls", "status_s", "status_cpu_s", "status_wait_s"}
+    {"workers", "stall_causes", "recent_stalls", "status_calls", "status_s", "status_cpu_s", "status_wait_s"}
 )

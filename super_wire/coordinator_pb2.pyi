@@ -5,6 +5,16 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class EndRunRequest(_message.Message):
+    __slots__ = ("exit_code",)
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    def __init__(self, exit_code: _Optional[int] = ...) -> None: ...
+
+class EndRunReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FromWorker(_message.Message):
     __slots__ = ("hello", "answer", "heartbeat", "draining")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -56,28 +66,38 @@ class WorkerFailure(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., ran_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("cpu_s",)
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
+    cpu_s: float
+    def __init__(self, cpu_s: _Optional[float] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("welcome", "request", "heartbeat", "cancel")
+    __slots__ = ("welcome", "request", "heartbeat", "cancel", "goodbye")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     request: WorkerRequest
     heartbeat: Heartbeat
     cancel: int
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., request: _Optional[_Union[WorkerRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., cancel: _Optional[int] = ...) -> None: ...
+    goodbye: Goodbye
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., request: _Optional[_Union[WorkerRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., cancel: _Optional[int] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("exit_code",)
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    def __init__(self, exit_code: _Optional[int] = ...) -> None: ...
 
 class WorkerRequest(_message.Message):
     __slots__ = ("call", "request", "timeout_s")
@@ -400,7 +420,7 @@ class GetJobStatsRequest(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ..., with_stalls: bool = ..., history: bool = ...) -> None: ...
 
 class JobStatsList(_message.Message):
-    __slots__ = ("jobs", "cache", "coordinating", "prices", "executors", "history", "teams", "warned")
+    __slots__ = ("jobs", "cache", "coordinating", "prices", "executors", "history", "teams", "warned", "workers")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     COORDINATING_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +429,7 @@ class JobStatsList(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     TEAMS_FIELD_NUMBER: _ClassVar[int]
     WARNED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStats]
     cache: CacheStats
     coordinating: Coordinating
@@ -417,7 +438,8 @@ class JobStatsList(_message.Message):
     history: _containers.RepeatedCompositeFieldContainer[JobStats]
     teams: _containers.RepeatedCompositeFieldContainer[TeamStats]
     warned: _containers.RepeatedCompositeFieldContainer[Warned]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., teams: _Optional[_Iterable[_Union[TeamStats, _Mapping]]] = ..., warned: _Optional[_Iterable[_Union[Warned, _Mapping]]] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., coordinating: _Optional[_Union[Coordinating, _Mapping]] = ..., prices: _Optional[_Iterable[_Union[ExecutorPrices, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStats, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[JobStats, _Mapping]]] = ..., teams: _Optional[_Iterable[_Union[TeamStats, _Mapping]]] = ..., warned: _Optional[_Iterable[_Union[Warned, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ...) -> None: ...
 
 class Warned(_message.Message):
     __slots__ = ("at_s", "level", "times", "text")
@@ -430,6 +452,16 @@ class Warned(_message.Message):
     times: int
     text: str
     def __init__(self, at_s: _Optional[float] = ..., level: _Optional[str] = ..., times: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class WorkerStats(_message.Message):
+    __slots__ = ("name", "slots", "cpu_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    slots: int
+    cpu_s: float
+    def __init__(self, name: _Optional[str] = ..., slots: _Optional[int] = ..., cpu_s: _Optional[float] = ...) -> None: ...
 
 class TeamStats(_message.Message):
     __slots__ = ("name", "share", "priority", "max_usd", "jobs", "in_flight", "requests", "usd", "stopped")

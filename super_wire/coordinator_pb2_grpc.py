@@ -84,6 +84,11 @@ class CoordinatorStub(object):
                 request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.FromWorker.SerializeToString,
                 response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.ToWorker.FromString,
                 _registered_method=True)
+        self.EndRun = channel.unary_unary(
+                '/super.v1.Coordinator/EndRun',
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.EndRunRequest.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.EndRunReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -156,6 +161,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndRun(self, request, context):
+        """The run is over for which this coordinator was started: it ends, and its workers with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -208,6 +220,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Work,
                     request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.FromWorker.FromString,
                     response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.ToWorker.SerializeToString,
+            ),
+            'EndRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndRun,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.EndRunRequest.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.EndRunReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -480,6 +497,33 @@ class Coordinator(object):
             '/super.v1.Coordinator/Work',
             superdl_dot_super__wire_dot_coordinator__pb2.FromWorker.SerializeToString,
             superdl_dot_super__wire_dot_coordinator__pb2.ToWorker.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/super.v1.Coordinator/EndRun',
+            superdl_dot_super__wire_dot_coordinator__pb2.EndRunRequest.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.EndRunReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,14 +48,11 @@ EXECUTORS = {
     for kind in (
         ExecutorKind("local", f"{_HERE}.local:LocalExecutor", RunsOn.THIS_HOST, "this host"),
         ExecutorKind(
-            "workers", f"{_HERE}.workers:WorkersExecutor", RunsOn.OTHER_HOSTS, "workers that call in"
-        ),
-        ExecutorKind(
-            "ray",
-            f"{_HERE}.ray_executor:RayExecutor",
+            "workers",
+            f"{_HERE}.workers:WorkersExecutor",
             RunsOn.OTHER_HOSTS,
-            "the nodes of a Ray cluster",
-            chosen_by=("ray_address", "ray_nodes", "ray_shared_files"),
+            "workers that call in",
+            chosen_by=("shared_files",),
         ),
         ExecutorKind(
             "lambda",
@@ -79,6 +76,11 @@ def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
         ConfigError: there is no such executor, or one is named twice.
     """
     names = tuple(name.strip() for name in text.split(","))
+    if "ray" in names:
+        raise ConfigError(
+            f"{setting}: ray is workers now, which superdl worker --ray HEAD:6379 --num 8 starts on a "
+            "cluster (docs/ray.md)"
+        )
     if not set(names) <= set(EXECUTORS) or len(set(names)) < len(names):
         raise ConfigError(
             f"{setting} is one of {', '.join(EXECUTORS)}, or several of them with commas between, the "

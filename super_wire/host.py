@@ -8,7 +8,7 @@ from pathlib import Path
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.sizes import parse_bytes
 
-__all__ = ["available_memory_bytes", "cache_bytes", "pool_workers", "usable_cores"]
+__all__ = ["available_memory_bytes", "cache_bytes", "slots", "usable_cores"]
 
 _CACHE_SHARE = 4  # the cache takes one part in so many of the available memory
 _LEAST_CACHE_BYTES = 64 * 2**20
@@ -25,17 +25,17 @@ def cache_bytes(root: Path = _ROOT) -> int:
     return wanted or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
 
 
-def pool_workers(root: Path = _ROOT) -> int:
-    """Function processes for the local pool: ``SUPER_WORKERS``, or one for each core, as they give way.
+def slots(root: Path = _ROOT) -> int:
+    """Slots for functions on this host: ``SUPER_SLOTS``, or one for each core, as they give way.
 
     A quota knows no priorities: where one bounds the cores, a core is left to each local rank. At least one.
 
     Raises:
         ConfigError: the variable is no number above 0.
     """
-    if told := os.environ.get("SUPER_WORKERS"):
+    if told := os.environ.get("SUPER_SLOTS"):
         if not told.isdecimal() or not int(told):
-            raise ConfigError(f"SUPER_WORKERS is a number of processes, 1 or more; not {told!r}")
+            raise ConfigError(f"SUPER_SLOTS is a number of requests at once, 1 or more; not {told!r}")
         return int(told)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
     if cores == _cores_of_process():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "read_stack", "run"]
 
-_OF_FUNCTIONS = re.compile(r"(executor|function|file_roots|insecure)$|(lambda|ray)_")
+_OF_FUNCTIONS = re.compile(r"(executor|function|file_roots|insecure)$|lambda_")
 _INDENT = 6
 
 

@@ -14,10 +14,11 @@ from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from superdl.coordinator.cache.outcomes import OutcomeReader
+    from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = [
@@ -130,6 +131,7 @@ class ExecutorContext:
         scratch: a directory, made when it is needed, for what functions on this machine keep while it runs.
         workers: those that call in (:class:`superdl.coordinator.executors.workers.Workers`); there only in a
             coordinator.
+        sockets: the directory of the coordinator's unix socket; empty where it listens on a port.
     """
 
     cache: str
@@ -139,6 +141,7 @@ class ExecutorContext:
     outcomes: OutcomeReader | None = None
     scratch: Path | None = None
     workers: Any = None
+    sockets: str = ""
 
 
 class Executor(Protocol):
@@ -153,7 +156,7 @@ class Executor(Protocol):
     """
 
     name: ClassVar[str]
-    """Its row in the registry: ``local``, ``lambda``, ``ray``."""
+    """Its row in the registry: ``local``, ``workers``, ``lambda``."""
 
     remote: bool
     """Whether its functions run on other machines, which see none of this one's files."""
@@ -175,6 +178,9 @@ class Executor(Protocol):
 
     uses_aws: ClassVar[bool] = False
     """Whether its calls are signed for AWS, which needs credentials and a clock that is right."""
+
+    connected: Sequence[pb.WorkerStats] = ()
+    """The workers that are connected to it, where it has any."""
 
     keeps_shards: bool = False
     """Whether its functions keep shards in the directory ``scratch`` of the context, once it has started."""

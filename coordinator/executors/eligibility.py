@@ -146,9 +146,9 @@ class Eligibility:
         return tuple(told)
 
     @property
-    def absences(self) -> list[str]:
-        """Why executors are not there, by number; empty for those that are."""
-        return [executor.absence for executor in self._all]
+    def executors(self) -> Sequence[ManagedExecutor]:
+        """All of them, by number."""
+        return self._all
 
     async def check(self, dataset: Dataset, wait_s: float) -> None:
         """Try a listed dataset at all executors that are there, and wait, at most ``wait_s``.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import Event
     from superdl.coordinator.executors import Executor
+    from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = ["ExecutorManager", "ManagedExecutor"]
@@ -59,6 +60,11 @@ class ManagedExecutor:
     def scaling(self) -> Scaling:
         """How many requests it takes at once: none while it is not there."""
         return _NONE if self.absence else self._made.scaling
+
+    @property
+    def connected(self) -> Sequence[pb.WorkerStats]:
+        """The workers that are connected to it."""
+        return self._made.connected
 
     @property
     def keeps_shards(self) -> bool:

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.coordinator.executors.base import MAX_KIND, ExecutorError, FunctionRaisedError, one_line
+from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 from superdl.super_wire.sizes import counted
@@ -38,7 +38,6 @@ __all__ = [
     "read_result",
     "read_warmed",
     "request_for",
-    "result_in",
     "warm_event",
 ]
 
@@ -137,22 +136,6 @@ def read_object(text: str | bytes, who: str) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise FunctionRaisedError(f"{who} answered {_shown(text)}, which is no result")
     return answer
-
-
-def result_in(message: Mapping[str, Any], who: str = "the function") -> dict[str, Any]:
-    """The result in what :mod:`superdl.coordinator.executors.worker` tells of an invocation.
-
-    Raises:
-        FunctionRaisedError: the function raised; or there is no result.
-    """
-    if isinstance(message.get("error"), str):
-        kind = one_line(message["error"], MAX_KIND)
-        words = one_line(str(message.get("message", "")))
-        raise FunctionRaisedError(f"the function raised {kind}: {words}")
-    result = message.get("result")
-    if not isinstance(result, dict):
-        raise FunctionRaisedError(f"{who} answered {_shown(str(result))}, which is no result")
-    return result
 
 
 def read_warmed(answer: Mapping[str, Any], who: str, remedy: str) -> Warmed:

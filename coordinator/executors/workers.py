@@ -16,7 +16,7 @@ import math
 import re
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -33,6 +33,7 @@ from superdl.coordinator.executors.base import (
     Scaling,
     ThrottledError,
     one_line,
+    setting,
 )
 from superdl.coordinator.executors.messages import read_object, read_result
 from superdl.super_wire import coordinator_pb2 as pb
@@ -46,12 +47,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.base import ExecutorContext
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["Workers", "WorkersExecutor"]
+__all__ = ["Workers", "WorkersExecutor", "WorkersSettings"]
 
 _log = logging.getLogger(__name__)
 
 MAX_WORKERS, MAX_SLOTS = 4096, 1024
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+_ABSENCE = "no worker has called in: start some with superdl worker"
 _STUCK_S = 1.0
 _MARGIN_S = 10.0
 """How much longer than a request's own time its answer may take: the worker ends what is over its time."""
@@ -60,6 +62,7 @@ _KINDS: dict[str, type[ExecutorError]] = {
     "timed_out": FunctionTimedOutError,
     "raised": FunctionRaisedError,
     "too_large": PayloadTooLargeError,
+    "busy": ThrottledError,
 }
 
 
@@ -73,7 +76,7 @@ class _Worker:
         self.free = hello.slots
         self.outgoing: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
         self.calls: dict[int, asyncio.Future[pb.WorkerAnswer]] = {}
-        self.is_draining = False
+        self.is_draining, self.cpu_s = False, 0.0
         self.has_ended = asyncio.Event()
 
     def say(self, **message: Any) -> None:
@@ -86,21 +89,35 @@ class Workers:
 
     Args:
         silence_s: a worker that sends nothing for this long is dropped; heartbeats come every five seconds.
+        absence: what to say while there is no worker.
     """
 
-    def __init__(self, silence_s: float = 15.0) -> None:
-        self._silence_s = silence_s
+    def __init__(self, silence_s: float = 15.0, absence: str = _ABSENCE) -> None:
+        self._silence_s, self._absence = silence_s, absence
         self._all: set[_Worker] = set()
         self._waiting: deque[asyncio.Future[_Worker]] = deque()
         self._numbers = itertools.count(1)
         self._came = asyncio.Event()
         self._tasks = HeldTasks("workers' streams")
         self.fingerprint = ""
+        self.refusal = ""
+        """Why the newest worker was refused; empty once one was admitted."""
 
     @property
     def slots(self) -> int:
         """Slots of all workers that are not draining."""
         return sum(worker.slots for worker in self._all if not worker.is_draining)
+
+    @property
+    def stats(self) -> list[pb.WorkerStats]:
+        """What is told of those that are connected, by name."""
+        told = [pb.WorkerStats(name=one.name, slots=one.slots, cpu_s=one.cpu_s) for one in self._all]
+        return sorted(told, key=lambda one: one.name)
+
+    def say_goodbye(self, exit_code: int) -> None:
+        """Have all workers end with an exit code."""
+        for worker in self._all:
+            worker.say(goodbye=pb.Goodbye(exit_code=exit_code))
 
     async def first(self) -> None:
         """Wait for the first worker that can run functions."""
@@ -119,6 +136,7 @@ class Workers:
         try:
             worker = self._admit(hello.result())
         except SuperError as error:
+            self.refusal = str(error)
             _log.warning("refused a worker: %s", error)
             named = ((ERROR_METADATA_KEY, type(error).__name__),)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), named)
@@ -204,7 +222,7 @@ class Workers:
                 f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as "
                 f"{self.fingerprint}: install the same versions of SUPER and Pillow everywhere"
             )
-        self.fingerprint = self.fingerprint or hello.fingerprint
+        self.fingerprint, self.refusal = self.fingerprint or hello.fingerprint, ""
         worker = _Worker(hello)
         self._all.add(worker)
         _log.info("the worker %s called in with %d slots", worker.name, worker.slots)
@@ -231,6 +249,7 @@ class Workers:
                     if answered is not None and not answered.done():  # else late, a second one, or made up
                         answered.set_result(message.answer)
                 elif message.HasField("heartbeat"):
+                    worker.cpu_s = message.heartbeat.cpu_s
                     worker.say(heartbeat=pb.Heartbeat())
                 elif message.HasField("draining"):
                     worker.is_draining = True
@@ -284,7 +303,7 @@ class Workers:
             if not isinstance(error, TimeoutError):
                 raise
         busy = f"all {self.slots} slots of {len(self._all)} workers were busy"
-        who = busy if self._all else "no worker has called in: start some with superdl worker"
+        who = busy if self._all else self._absence
         raise ThrottledError(f"{who} for {timeout_s:g} s")
 
     def _hand_over(self, worker: _Worker) -> None:
@@ -300,16 +319,30 @@ class Workers:
         self._hand_over(worker)
 
 
+@dataclass(frozen=True)
+class WorkersSettings:
+    """Settings of the workers executor."""
+
+    shared_files: bool = setting(
+        default=False, what="workers see this machine's files at the same place, for file:// sources"
+    )
+
+
 class WorkersExecutor(Executor):
     """Runs functions in the workers that call in."""
 
     name = "workers"
-    remote = True
     region = ""
+    files_by_others = True
+    files_remedy = (
+        "set SUPER_SHARED_FILES=1 (--shared-files) if all workers see it at the same place, else "
+        f"{Executor.files_remedy}"
+    )
 
-    def __init__(self, settings: Any, context: ExecutorContext) -> None:  # noqa: ARG002  # it has none
+    def __init__(self, settings: WorkersSettings, context: ExecutorContext) -> None:
         if context.workers is None:
             raise ConfigError("workers call in at a coordinator; there is none here")
+        self.remote = not settings.shared_files
         self._workers: Workers = context.workers
 
     @property
@@ -317,6 +350,11 @@ class WorkersExecutor(Executor):
         """One request for each slot, and one more waiting."""
         slots = self._workers.slots
         return Scaling(slots, burst=slots, per_s=math.inf, backlog=slots)
+
+    @property
+    def connected(self) -> list[pb.WorkerStats]:  # type: ignore[override]  # they come and go
+        """Those that are connected now."""
+        return self._workers.stats
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]  # it is the first worker's
@@ -335,7 +373,11 @@ class WorkersExecutor(Executor):
             return replace(request, expires_at=request.expires_at + ahead_s).to_json().encode()
 
         answer = await self._workers.run(made, timeout_s)
-        return read_result(read_object(answer, "a worker"), request.request_id, "a worker")
+        result = read_result(read_object(answer, "a worker"), request.request_id, "a worker")
+        messages, samples = result.messages, len(result.outcomes)
+        if len(messages) > samples:
+            raise FunctionRaisedError(f"a worker answered {len(messages)} messages for {samples} samples")
+        return replace(result, messages={place: one_line(words) for place, words in messages.items()})
 
     async def close(self) -> None:
         """End the workers' streams. They wait for the next coordinator, or end by themselves."""

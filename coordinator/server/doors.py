@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from superdl.coordinator.executors.workers import Workers
+from superdl.coordinator.executors.workers import Workers, WorkersExecutor
 from superdl.coordinator.server.listening import Health, listen, listen_for_health
 from superdl.coordinator.server.metrics_port import listen_for_metrics
 from superdl.coordinator.server.tls import ServerTls
@@ -21,7 +21,7 @@ from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from superdl.coordinator.server.metrics import Metrics
     from superdl.coordinator.server.service import CoordinatorService
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Doors", "Reception"]
 
 _DRAIN_S = 5.0
+_MAX_EXIT_CODE = 255
 
 
 class Reception(pb_grpc.CoordinatorServicer):
@@ -38,14 +39,16 @@ class Reception(pb_grpc.CoordinatorServicer):
 
     Args:
         workers: those that have called in; ``None`` where none may.
+        run_ended: is told the exit code of a run that has ended; ``None`` where the coordinator is not one
+            run's.
     """
 
-    def __init__(self, workers: Workers | None) -> None:
-        self._workers = workers
+    def __init__(self, workers: Workers | None, run_ended: Callable[[int], None] | None = None) -> None:
+        self._workers, self._run_ended = workers, run_ended
         self.service: CoordinatorService | None = None
         """What answers samplers; ``None`` until it can."""
         for name in pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name:
-            if name != "Work":
+            if name not in {"Work", "EndRun"}:
                 setattr(self, name, partial(self._answer, name))
 
     async def _answer(self, name: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -65,6 +68,18 @@ class Reception(pb_grpc.CoordinatorServicer):
         async for message in self._workers.serve(incoming, context):
             yield message
 
+    async def EndRun(  # noqa: N802  # the protocol's name
+        self, request: pb.EndRunRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.EndRunReply:
+        """End the coordinator with its workers, if it was started for one run."""
+        if self._run_ended is None or request.exit_code > _MAX_EXIT_CODE:
+            why = "this coordinator does not end with a run (--ends-with-run), or the exit code is none"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        elif self._workers is not None:
+            self._workers.say_goodbye(request.exit_code)
+        self._run_ended(request.exit_code)
+        return pb.EndRunReply()
+
 
 class Doors:
     """Opens them, and closes them with the stack.
@@ -73,7 +88,7 @@ class Doors:
         settings: where to listen, and with what certificates.
         tokens: of which a caller must know one, if any.
         stack: ends what was opened.
-        takes_workers: whether workers may call in.
+        run_ended: is told the exit code of the run that has ended, if settings allow it.
     """
 
     def __init__(
@@ -81,15 +96,15 @@ class Doors:
         settings: Settings,
         tokens: Tokens | None,
         stack: contextlib.AsyncExitStack,
-        *,
-        takes_workers: bool,
+        run_ended: Callable[[int], None],
     ) -> None:
         given = settings.tls_cert, settings.tls_key, settings.tls_client_ca
         self._tls = ServerTls(*given) if settings.tls_cert else None
         self._settings, self._tokens, self._stack = settings, tokens, stack
-        self.workers = Workers() if takes_workers else None
+        self.workers = Workers() if WorkersExecutor.name in settings.executors else None
         """Those that call in, if any may."""
-        self._reception, self._health = Reception(self.workers), Health()
+        self._reception = Reception(self.workers, run_ended if settings.ends_with_run else None)
+        self._health = Health()
         self._health.serves = False
         self._is_open = False
         self._metrics: Metrics | None = None

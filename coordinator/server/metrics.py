@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
     from superdl.coordinator.core import ClosedJobs, Job
+    from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.engine import Engine
 
 __all__ = ["METRICS", "Metric", "Metrics"]
@@ -161,18 +162,18 @@ class Metrics:
 
     Args:
         engine: whose core and store are told of.
-        absences: tells why executors are not there, as ``executor_stats`` wants it.
+        executors: all of them, as ``executor_stats`` wants them.
 
     Raises:
         ConfigError: the extra is not installed.
     """
 
-    def __init__(self, engine: Engine, absences: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, engine: Engine, executors: Sequence[ManagedExecutor]) -> None:
         try:
             from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
         except ImportError as error:
             raise ConfigError("metrics need an extra: pip install 'superdl[metrics]'") from error
-        self._engine, self._absences = engine, absences
+        self._engine, self._executors = engine, executors
         self._named: frozenset[str] = frozenset()
         self._seen: dict[str, _Seen] = {}
         self._rows: dict[str, NDArray[np.float64]] = {}
@@ -252,7 +253,7 @@ class Metrics:
     def _of_executors(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         core = self._engine.core
         for told, member in zip(
-            executor_stats(core, self._absences()), core.state.fleet.executors, strict=True
+            executor_stats(core, self._executors), core.state.fleet.executors, strict=True
         ):
             # The one for the store alone may have the name of one that decodes.
             name = (told.name if member.decodes else f"{told.name} (store)",)

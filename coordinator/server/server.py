@@ -24,7 +24,6 @@ from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.doors import Doors
 from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
@@ -67,8 +66,11 @@ _SHARDS = "shards"
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
-async def serve(settings: Settings) -> None:
-    """Run a coordinator until SIGTERM, SIGINT or (if set) the end of stdin; then drain.
+async def serve(settings: Settings) -> int:
+    """Run a coordinator until SIGTERM, SIGINT or (if set) the end of stdin or of its run; then drain.
+
+    Returns:
+        The exit code: 0, or that of its run.
 
     Raises:
         SuperError: it cannot start, or it lost its cache to another coordinator.
@@ -80,15 +82,21 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     if settings.exit_with_stdin:
         _watch_stdin(loop, stop)
+    codes = [0]
+
+    def run_ended(code: int) -> None:
+        codes.append(code)
+        stop.set()
+
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
         stack.push_async_callback(cancel_and_wait, stopped)
-        starting = loop.create_task(_start(settings, stack), name="start")
+        starting = loop.create_task(_start(settings, stack, run_ended), name="start")
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             _bound_the_end()
             await cancel_and_wait(starting)
-            return
+            return codes[-1]
         engine, steps = starting.result()
         _log.info("serving on %s", settings.listen)
         loops = [
@@ -102,6 +110,7 @@ async def serve(settings: Settings) -> None:
         for ended in filter(asyncio.Future.done, ends):
             ended.result()  # the loops and the engine end by an error alone: let it be seen
         _log.info("draining")
+    return codes[-1]
 
 
 def _bound_the_end() -> None:
@@ -112,7 +121,9 @@ def _bound_the_end() -> None:
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
 
-async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Engine, _Steps]:
+async def _start(
+    settings: Settings, stack: contextlib.AsyncExitStack, run_ended: Callable[[int], None]
+) -> tuple[Engine, _Steps]:
     """Start everything, the door last; what has been started is on the stack, to be ended in reverse.
 
     The steps go on while it serves, each again after its pause in seconds.
@@ -127,7 +138,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     outcomes = OutcomeReader(cache) if any(one.answers_by_stream(settings) for one in executors) else None
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
-    doors = Doors(settings, tokens, stack, takes_workers=WorkersExecutor in executors)
+    doors = Doors(settings, tokens, stack, run_ended)
     await doors.open_to_workers()
     context = replace(executor_context(settings, outcomes), workers=doors.workers)
     manager = _manager(settings, context, scratch)
@@ -179,7 +190,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.push_async_callback(_at_the_end, upkeep.keep_spent, "what is spent was not written down")
     # Functions may have taken longer to start than a lock lasts, and what others hold counts from the start.
     await upkeep.once()
-    metrics = Metrics(engine, lambda: eligibility.absences) if settings.metrics_listen else None
+    metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
     await doors.open(service, metrics)
 
     async def follow_executors() -> None:

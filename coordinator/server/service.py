@@ -291,9 +291,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise ConfigError(f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or for all by naming none")
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
-        absences = self._eligibility.absences
         history = self._watch.ended() if request.history else []
-        facts = (self._engine, self._settings, jobs, absences)
+        facts = (self._engine, self._settings, jobs, self._eligibility.executors)
         return stats(*facts, with_stalls=with_stalls, history=history)
 
     async def _described(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:

@@ -19,11 +19,12 @@ from superdl.coordinator.executors import ExecutorContext, executor_classes
 from superdl.coordinator.executors.aws_lambda import LambdaSettings
 from superdl.coordinator.executors.base import check_settings, setting
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
-from superdl.coordinator.executors.ray_executor import RaySettings
+from superdl.coordinator.executors.workers import WorkersSettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
 from superdl.coordinator.store import AUTO, StoreChoice, chosen_store
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, executor_names
+from superdl.super_wire.protocol import socket_path
 from superdl.super_wire.request import MAX_SAMPLES_PER_REQUEST
 from superdl.super_wire.sizes import parse_bytes
 from superdl.super_wire.source_url import parse_http_hosts
@@ -46,12 +47,12 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 _ANY_S = 1e9
 _ANY_USD = 1e12
-_STORE_WORKERS = 2
-"""Processes for the store alone: they copy bytes, and hardly compute."""
+_STORE_SLOTS = 2
+"""Slots for the store alone: they copy bytes, and hardly compute."""
 
 
 @dataclass(frozen=True)
-class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
+class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
     """How a coordinator runs; checked when made.
 
     ``cache_bytes`` is memory of the cache server: of it, as of its maxmemory, records get what headroom
@@ -63,7 +64,7 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
     )
     function: str = setting(
         "superdl.lambda_prefetch.handler:handler",
-        "module:attribute that local workers run (superdl.lambda_prefetch.handler:handler)",
+        "module:attribute that the local executor runs (superdl.lambda_prefetch.handler:handler)",
     )
     cache_bytes: int = setting(
         0,
@@ -118,6 +119,9 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
     metrics_emf: bool = setting(False, "write CloudWatch's metrics to standard output, a line a minute")
     log_format: str = setting("text", "text, or json: an object a line (text)", choices=("text", "json"))
     exit_with_stdin: bool = setting(False, "end when stdin is closed")
+    ends_with_run: bool = setting(
+        False, "end, and end all workers, when a trainer says that its run has ended"
+    )
 
     def __post_init__(self) -> None:
         executor_names(self.executor)
@@ -151,7 +155,7 @@ class Settings(LambdaSettings, RaySettings, LocalSettings, TrustSettings):
         address = self.store_choice.address
         if not address or self._is_seen(address):
             return []
-        few = replace(self, workers=min(self.workers, _STORE_WORKERS))
+        few = replace(self, slots=min(self.slots, _STORE_SLOTS))
         return [partial(LocalExecutor, few)]
 
     def _is_seen(self, address: str) -> bool:
@@ -200,6 +204,8 @@ def load_settings(
     Raises:
         ConfigError: a value is ill-typed or out of range, or the file cannot be read; the message names it.
     """
+    if environment.get("SUPER_WORKERS"):
+        raise ConfigError("SUPER_WORKERS is called SUPER_SLOTS now")
     known = {one.name: one for one in fields(Settings)}
     in_file = _read_file(file, known) if file is not None else {}
     found: dict[str, Any] = {}
@@ -279,4 +285,5 @@ def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) 
         request_timeout_s=settings.request_timeout_s,
         environment=environment,
         outcomes=outcomes,
+        sockets=str(Path(path).parent) if (path := socket_path(settings.listen)) else "",
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import Core, ExecutorState, Job, SetKey
+    from superdl.coordinator.executors.manager import ManagedExecutor
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.paging import Occurrence
     from superdl.coordinator.server.settings import Settings
@@ -49,7 +50,7 @@ def stats(
     engine: Engine,
     settings: Settings,
     jobs: Sequence[Job],
-    absences: Sequence[str],
+    executors: Sequence[ManagedExecutor],
     *,
     with_stalls: bool,
     history: Sequence[pb.JobStats],
@@ -63,10 +64,11 @@ def stats(
         cache=cache_stats(engine),
         coordinating=coordinating(settings),
         prices=executor_prices(core),
-        executors=executor_stats(core, absences),
+        executors=executor_stats(core, executors),
         history=history,
         teams=team_stats(core),
         warned=[pb.Warned(**one._asdict()) for one in warned_of()[1]],
+        workers=[worker for executor in executors for worker in executor.connected],
     )
 
 
@@ -139,8 +141,8 @@ def cache_stats(engine: Engine) -> pb.CacheStats:
     )
 
 
-def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats]:
-    """How executors fare, the cheapest first; ``absences`` say why those are not there that are not."""
+def executor_stats(core: Core, executors: Sequence[ManagedExecutor]) -> list[pb.ExecutorStats]:
+    """How executors fare, the cheapest first."""
     return [
         pb.ExecutorStats(
             name=member.name,
@@ -150,10 +152,10 @@ def executor_stats(core: Core, absences: Sequence[str]) -> list[pb.ExecutorStats
             requests=member.requests,
             samples=member.samples,
             usd=member.usd,
-            trouble=absence or _trouble(core, member),
+            trouble=executor.absence or _trouble(core, member),
             ended=[pb.RequestsEnded(outcome=name, requests=count) for name, count in member.outcomes.items()],
         )
-        for member, absence in zip(core.state.fleet.executors, absences, strict=True)
+        for member, executor in zip(core.state.fleet.executors, executors, strict=True)
     ]
 
 

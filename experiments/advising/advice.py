@@ -132,7 +132,7 @@ def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
     """What people could change, in words, and what would be measured then."""
     more = 2 * measured.functions
     yield (
-        f"functions for {more} requests at once (SUPER_WORKERS with more cores, data hosts, Lambda)",
+        f"functions for {more} requests at once (SUPER_SLOTS with more cores, data hosts, Lambda)",
         replace(measured, functions=more),
     )
     if measured.set_bytes > measured.cache_bytes and not measured.random:

@@ -5,13 +5,12 @@ Sampled in one thread whose cost is bounded; what a step or a pass took is measu
 
 from __future__ import annotations
 
-from superdl.experiments.monitoring.hosts import HOST_USAGE, HostUsage, checked_usage, host_usages
+from superdl.experiments.monitoring.hosts import HostUsage, host_usages, workers_of
 from superdl.experiments.monitoring.monitor import PhaseUsage, Utilization, UtilizationMonitor
 from superdl.experiments.monitoring.readings import GROUPS, GpuReading, ProcessGroups, group_of, meter_of
 
 __all__ = [
     "GROUPS",
-    "HOST_USAGE",
     "GpuReading",
     "HostUsage",
     "PhaseUsage",
@@ -22,4 +21,5 @@ __all__ = [
     "group_of",
     "host_usages",
     "meter_of",
+    "workers_of",
 ]

@@ -125,7 +125,7 @@ def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
     if module == "superdl.sampler.embedded.supervisor":
         return "supervisor"
-    if module == "superdl.coordinator.executors.worker":
+    if f"{module}.".startswith("superdl.lambda_prefetch.worker."):
         return "functions"
     if f"{module}.".startswith("superdl.coordinator."):
         return "coordinator"

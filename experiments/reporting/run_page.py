@@ -236,15 +236,13 @@ def _processors(run: RunFiles) -> Table | None:
 
 
 def _hosts(run: RunFiles) -> Table | None:
-    """What each host used while the run trained, as its launcher saw it."""
-    hosts = run.facts.get("hosts") or ()
-    named = [name for name in GROUPS if any(host["cpu_s"].get(name) for host in hosts)]
-    heads = ("host", "cores", "all (% of cores)", *(f"{name} (CPU s)" for name in named))
+    """What the worker of each host used while the run trained."""
+    hosts = [one for one in run.facts.get("hosts") or () if "slots" in one]
+    heads = ("worker", "slots", "CPU (% of slots)", "CPU (s)")
     rows = [
-        (one["host"], one["cores"], _percent(one["cpu_cores"], one["cores"]), *map(one["cpu_s"].get, named))
-        for one in hosts
+        (one["host"], one["slots"], _percent(one["cpu_cores"], one["slots"]), one["cpu_s"]) for one in hosts
     ]
-    return Table("CPU of each host, while training", heads, rows) if rows else None
+    return Table("CPU of workers, while training", heads, rows) if rows else None
 
 
 def _bill(bill: dict[str, Any]) -> Table:

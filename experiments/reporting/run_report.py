@@ -30,7 +30,7 @@ class RunReport:
     ``executor`` is how functions were run; ``None`` where the loader has none. ``loader_settings`` are what
     the training loader was opened with. ``rest`` is what was counted after the last pass of either split, or
     in one that did not end; ``None``: nobody told. The figures of passes are over all ``ranks``, those of
-    ``utilization`` of rank 0 and what it started; ``hosts`` are those that launchers sampled.
+    ``utilization`` of rank 0 and what it started; ``hosts`` are those with workers.
     """
 
     name: str
@@ -126,10 +126,10 @@ def print_report(report: RunReport, console: Console) -> None:
 
 
 def _host_line(one: HostUsage) -> str:
-    """A host in a line: what it used while the run trained, the largest part first."""
-    parts = sorted(one.cpu_s.items(), key=lambda part: -part[1])
-    used = ", ".join(f"{name} {cpu_s:.1f} s" for name, cpu_s in parts if cpu_s)
-    return f"CPU of {one.host}: {one.cpu_cores:.2f} of {one.cores} cores ({used})"
+    """A host in a line: what its worker used while the run trained."""
+    return (
+        f"CPU of the worker {one.host}: {one.cpu_cores:.2f} cores for {one.slots} slots ({one.cpu_s:.1f} s)"
+    )
 
 
 def _cells(figures: PassSummary) -> dict[str, str]:

@@ -8,17 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of
 from superdl.experiments.console import say
 from superdl.experiments.data import push
 from superdl.experiments.machine import describe_environment, describe_run
-from superdl.experiments.monitoring import HOST_USAGE, host_usages
+from superdl.experiments.monitoring import host_usages
 from superdl.experiments.output import now_text, write_json
 from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_files import REPORT_NAME
@@ -29,7 +27,8 @@ from superdl.experiments.training.device import compute_type, strategy_name
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import torch
     from rich.console import Console
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from superdl.experiments.spec import Spec
     from superdl.experiments.training import Trainer
     from superdl.experiments.training.ranks import Ranks
+    from superdl.sampler.stats import WorkerUse
 
 __all__ = ["RunState", "checkpoints_of", "digest", "facts_of", "go_on", "in_bucket"]
 
@@ -53,6 +53,9 @@ class RunState(Listener):
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
+    workers_now: Callable[[], Sequence[WorkerUse]] = staticmethod(lambda: ())
+    """The workers that the run's coordinator has."""
+    _workers: tuple[Sequence[WorkerUse], Sequence[WorkerUse]] = (), ()
     _trained_from_s = _trained_to_s = 0.0
 
     def __init__(
@@ -92,11 +95,12 @@ class RunState(Listener):
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
         """Note when training begins."""
-        self._trained_from_s = self._trained_from_s or time.time()
+        if not self._trained_from_s:
+            self._trained_from_s, self._workers = time.time(), (self.workers_now(), ())
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Keep the epoch, so that a run that fails, or is killed, reports those it did."""
-        self._trained_to_s = time.time()
+        self._trained_to_s, self._workers = time.time(), (self._workers[0], self.workers_now())
         self.report.epochs = (*self.report.epochs, summary)
         self._write()
 
@@ -131,8 +135,7 @@ class RunState(Listener):
         report = self.report
         if report.status == "running":
             report.status = "finished"
-        if self.ranks.leads and (sampled := os.environ.get(HOST_USAGE)):
-            report.hosts = host_usages(Path(sampled), self._trained_from_s, self._trained_to_s)
+        report.hosts = host_usages(*self._workers, self._trained_to_s - self._trained_from_s)
         self._write()
         if not self.ranks.leads:
             return

@@ -22,7 +22,7 @@ from superdl.experiments.console import Console, say
 from superdl.experiments.data import prepare_data
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
-from superdl.experiments.monitoring import UtilizationMonitor, meter_of
+from superdl.experiments.monitoring import UtilizationMonitor, meter_of, workers_of
 from superdl.experiments.output import RowLog, new_directory
 from superdl.experiments.places import MODEL_DIR
 from superdl.experiments.run.listeners import Progress, StepLog, StepTimes, TensorBoardLog
@@ -139,6 +139,7 @@ def _train(state: RunState, console: Console) -> None:
             stop=stack.enter_context(StopRequest(several=ranks.several)),
         )
         stack.callback(lambda: setattr(state.report, "rest", trainer.rest()))  # while loaders can still tell
+        state.workers_now = partial(workers_of, train)
         if spec.training.resume is not None:
             go_on(state, trainer, facts, checkpoints, console)
         trainer.fit()

@@ -64,8 +64,12 @@ class _BrokenError(Exception):
     """The stream broke; reconnecting may help."""
 
 
-async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, trouble: str = "") -> None:
-    """Call in and run requests until ``stop`` is set; or say what ``trouble`` keeps the slots from starting.
+async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, trouble: str = "") -> int:
+    """Call in and run requests until ``stop`` is set or the coordinator says goodbye; or say what ``trouble``
+    keeps the slots from starting.
+
+    Returns:
+        The exit code of the coordinator's goodbye; 0 without one.
 
     Raises:
         CoordinatorError: the coordinator refuses this worker, or stayed unreachable for ``linger_s``.
@@ -90,7 +94,10 @@ async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, tro
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await stop.wait()
+        if call.exit_code is not None:
+            return call.exit_code
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return 0
 
 
 class _Call:
@@ -110,6 +117,8 @@ class _Call:
         self._outgoing: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._is_silent = False
+        self.exit_code: int | None = None
+        """What the coordinator said with its goodbye."""
         self.heard_s: float | None = None
         """When something came last; ``None``: never."""
 
@@ -156,6 +165,9 @@ class _Call:
                 task.add_done_callback(partial(self._forget, call))
             elif message.HasField("cancel") and message.cancel in self._running:
                 self._running[message.cancel].cancel()
+            elif message.HasField("goodbye"):
+                self.exit_code = message.goodbye.exit_code
+                return
         if self._stop.is_set():
             return
         raise _BrokenError("the coordinator ended the stream")
@@ -185,7 +197,7 @@ class _Call:
         began_s = loop.time()
         while loop.time() - (self.heard_s or began_s) < _SILENCE_S:
             await asyncio.sleep(_HEARTBEAT_S)
-            self._outgoing.put_nowait(pb.FromWorker(heartbeat=pb.Heartbeat()))
+            self._outgoing.put_nowait(pb.FromWorker(heartbeat=pb.Heartbeat(cpu_s=self._slots.cpu_s)))
         self._is_silent = True
         stream.cancel()
 

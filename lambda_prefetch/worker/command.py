@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import platform
-import signal
 import sys
 from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.worker.settings import WorkerSettings
-from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
-from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.lambda_prefetch.worker.working import work
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.host import usable_cores
 from superdl.super_wire.protocol import host_and_port, socket_path
 from superdl.super_wire.redaction import keep_secrets_out_of_logs
@@ -46,49 +44,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--grace", type=float, default=30.0, metavar="S", help="after SIGTERM, finish for so long (30)")
     add("--function", default=_FUNCTION, help=f"module:attribute that the slots run ({_FUNCTION})")
+    add(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="run workers on a Ray cluster: HEAD:6379 (the one that this machine is a node of)",
+    )
+    add("--num", type=int, default=1, help="with --ray: the number of workers (1)")
+    add("--num-cpus", type=float, default=1.0, help="with --ray: CPUs for each worker (1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Call in and work until SIGTERM."""
+    """Call in and work until SIGTERM; or have a Ray cluster do so."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     keep_secrets_out_of_logs()
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR", "")
-    host, port = host_and_port(address)
-    if not port and socket_path(address) is None:
+    if not host_and_port(address)[1] and socket_path(address) is None:
         raise ConfigError(f"--coordinator is host:port or unix:/path; not {address!r}")
-    credentials = CoordinatorCredentials.from_environment(os.environ)
-    credentials.check_suffices(host)
-    given = str(arguments.slots or os.environ.get("SUPER_SLOTS") or usable_cores())
+    cores = usable_cores() if arguments.ray is None else max(1, int(arguments.num_cpus))
+    given = str(arguments.slots or os.environ.get("SUPER_SLOTS") or cores)
     if not given.isdecimal() or not 1 <= int(given) <= _MAX_SLOTS:
         raise ConfigError(f"--slots (SUPER_SLOTS) is 1 to {_MAX_SLOTS}; not {given[:20]!r}")
-    name = arguments.name or f"{platform.node()}-{os.getpid()}"
-    settings = WorkerSettings(address, credentials, name, arguments.linger, arguments.grace)
-    asyncio.run(_work(settings, arguments.function, int(given), arguments.nice))
-    return 0
+    settings = WorkerSettings(
+        address,
+        arguments.name or f"{platform.node()}-{os.getpid()}",
+        arguments.function,
+        int(given),
+        arguments.nice,
+        arguments.linger,
+        arguments.grace,
+    )
+    return work(settings) if arguments.ray is None else _run_on_ray(arguments, settings)
 
 
-async def _work(settings: WorkerSettings, function: str, count: int, nice: int) -> None:
-    from superdl.lambda_prefetch.worker.slots import Slots
+def _run_on_ray(arguments: argparse.Namespace, settings: WorkerSettings) -> int:
+    from superdl.lambda_prefetch.worker.on_ray import run_on_ray
 
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    slots, trouble = Slots(function, count, nice=nice), ""
-    starting = asyncio.create_task(slots.start())
-    try:
-        await asyncio.sleep(0)  # the slots start while gRPC is imported
-        from superdl.lambda_prefetch.worker.calling import serve
-
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if starting.done():
-            try:
-                starting.result()
-            except SuperError as error:
-                trouble = str(error)
-            await serve(settings, slots, stop, trouble)
-    finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await slots.close()
+    if arguments.num < 1 or arguments.num_cpus <= 0:
+        raise ConfigError("--num is 1 or more, and --num-cpus above 0")
+    return run_on_ray(arguments.ray, arguments.num, arguments.num_cpus, settings)

@@ -1,30 +1,34 @@
-"""How a worker calls in."""
+"""What a worker does, and for whom."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
-if TYPE_CHECKING:
-    from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 
 __all__ = ["WorkerSettings"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How a worker calls in.
+    """What a worker does, and for whom.
 
     Attributes:
         coordinator: the address, ``host:port`` or ``unix:/path``.
-        credentials: token and certificates.
         name: shown in the coordinator's log.
+        function: what the slots run, ``module:attribute``.
+        slots: requests at once, each in a process of its own.
+        nice: niceness of these processes.
         linger_s: how long to wait for an unreachable coordinator, in seconds.
         grace_s: how long running requests may take after SIGTERM, in seconds.
+        credentials: token and certificates.
     """
 
     coordinator: str
-    credentials: CoordinatorCredentials
     name: str
+    function: str = "superdl.lambda_prefetch.handler:handler"
+    slots: int = 1
+    nice: int = 0
     linger_s: float = 300.0
     grace_s: float = 30.0
+    credentials: CoordinatorCredentials = field(default_factory=CoordinatorCredentials)

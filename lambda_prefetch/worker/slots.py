@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from superdl.lambda_prefetch.worker.slot import ENDS, MAX_LINE_BYTES, RAISED, RESULT
@@ -30,14 +31,18 @@ _MODULE = "superdl.lambda_prefetch.worker.slot"
 _WARM_EVENT = b'{"super_warm":1,"cache":""}'
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _EXIT_TIMEOUT_S = 5.0
+_TICKS = os.sysconf("SC_CLK_TCK")
 _SHOWN = 120
+_FREE_WAIT_S = 8.0  # less than the coordinator waits beyond a request's own time
 _WARM_TIMEOUT_S = 300.0  # on a busy host
 # On Lambda the operator wants a line and metrics of each invocation; here nobody does.
 _QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 
 class RequestFailedError(SuperError):
-    """A request failed: its function ``crashed``, ``timed_out`` or ``raised`` after ``ran_s`` seconds."""
+    """A request failed after ``ran_s`` seconds: its function ``crashed``, ``timed_out`` or ``raised``, or all
+    slots were ``busy``.
+    """
 
     def __init__(self, kind: str, message: str, ran_s: float = 0.0) -> None:
         super().__init__(message)
@@ -64,7 +69,13 @@ class Slots:
         self._living: set[_Slot] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._warm = asyncio.Event()
-        self._failures: list[str] = []
+        self._failures, self._last_failure = 0, ""
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of this process and its slots, ended ones too."""
+        own = os.times()
+        return sum(own[:4]) + sum(slot.cpu_s for slot in self._living)
 
     async def start(self) -> None:
         """Start all slots, and wait for the first to be warm.
@@ -75,9 +86,8 @@ class Slots:
         self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.count)]
         await self._warm.wait()
         if not self.fingerprint:
-            reason = self._failures[-1]
             await self.close()
-            raise SuperError(f"the function {self.function} could not be started: {reason}")
+            raise SuperError(f"the function {self.function} could not be started: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
         """Run a request in the next free slot; its result. Both are JSON on one line.
@@ -102,9 +112,15 @@ class Slots:
             await slot.ended()
 
     async def _next_free(self) -> _Slot:
-        while not (slot := await self._free.get()).is_alive:
-            pass
-        return slot
+        """A free slot: the coordinator takes one for free that ended with its request and starts anew."""
+        try:
+            async with asyncio.timeout(_FREE_WAIT_S):
+                while not (slot := await self._free.get()).is_alive:
+                    pass
+                return slot
+        except TimeoutError:
+            last = f"; the last to fail said: {self._last_failure}" if self._last_failure else ""
+            raise RequestFailedError("busy", f"no slot was free for {_FREE_WAIT_S:g} s{last}") from None
 
     async def _keep(self) -> None:
         """Keep one slot running, after failures with growing pauses."""
@@ -145,8 +161,8 @@ class Slots:
 
     def _note_failure(self, reason: str) -> None:
         _log.warning("a slot failed and is replaced: %s", reason)
-        self._failures.append(reason)
-        if len(self._failures) >= self.count:
+        self._failures, self._last_failure = self._failures + 1, reason
+        if self._failures >= self.count:
             self._warm.set()
 
 
@@ -182,6 +198,13 @@ class _Slot:
     @property
     def is_alive(self) -> bool:
         return not self._given_up and self._process.returncode is None
+
+    @property
+    def cpu_s(self) -> float:
+        with contextlib.suppress(OSError):  # it has ended
+            words = Path(f"/proc/{self._process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+            return (int(words[11]) + int(words[12])) / _TICKS
+        return 0.0
 
     async def call(self, event: bytes, timeout_s: float) -> bytes:
         """Return the function's result. A process that gives none is ended, also on cancellation."""

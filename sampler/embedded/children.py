@@ -220,7 +220,7 @@ class CoordinatorProcess(Child):
             "--listen": f"unix:{self._directory.coordinator_socket}",
             "--cache": choice.cache or f"unix://{self._directory.cache_socket}",
             "--executor": choice.executor,
-            "--workers": str(self._settings.workers),
+            "--slots": str(self._settings.slots),
             "--worker-nice": str(_WORKER_NICE),
             "--owner": owner,
         }

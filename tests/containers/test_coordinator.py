@@ -65,7 +65,7 @@ def start(host: ContainerHost, image: str, cache: Valkey, source: Path, **settin
     fixed = {"CACHE": cache.unix_url, "OWNER": "test", "HEALTH_LISTEN": f"unix:{cache.directory}/health.sock"}
     for name, value in (fixed | settings).items():
         options += ["--env", f"SUPER_{name}={value}"]
-    words = ("--workers", "2", "--lookahead-batches", "2")
+    words = ("--slots", "2", "--lookahead-batches", "2")
     started = host.start(image, *words, options=tuple(options))
     started.wait_until_healthy()
     return started

@@ -81,7 +81,7 @@ def test_the_coordinators_image_serves_and_lacks_nothing(
     source = write_images(tmp_path / "images", 8)
     address, health = (f"unix:{valkey.directory}/{name}.sock" for name in ("coordinator", "health"))
     listening = {"SUPER_LISTEN": address, "SUPER_HEALTH_LISTEN": health}
-    words = [*image.entrypoint, *image.command, "--workers", "1"]
+    words = [*image.entrypoint, *image.command, "--slots", "1"]
     with image.start(words, SUPER_CACHE=valkey.unix_url, SUPER_STORE="none", **listening) as process:
         try:
             assert process.stdout is not None
@@ -147,4 +147,4 @@ def test_the_functions_image_answers_lambda_and_lacks_nothing(
     assert made == [array_of(valkey, request, index).tobytes() for index in range(2)], "as in the checkout"
     task = image.root / "var" / "task"
     # On Lambda no worker calls in.
-    assert absent_of(image, task, ("lambda_prefetch", "super_wire")) == EXTRAS | {"grpc"}
+    assert absent_of(image, task, ("lambda_prefetch", "super_wire")) == EXTRAS | {"grpc", "ray"}

@@ -33,7 +33,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_thread_that_hangs_does_not_keep_the_process(valkey):
-    arguments = ("--listen", f"unix:{valkey.directory}/c.sock", "--cache", valkey.unix_url, "--workers", "1")
+    arguments = ("--listen", f"unix:{valkey.directory}/c.sock", "--cache", valkey.unix_url, "--slots", "1")
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HANGING), *arguments], stderr=subprocess.PIPE, text=True
     ) as process:
@@ -49,7 +49,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process(valkey):
 
 
 def test_a_cache_that_hangs_does_not_keep_the_process():
-    with Stack(arguments=("--workers", "1")) as stack:
+    with Stack(arguments=("--slots", "1")) as stack:
         stack.valkey.process.send_signal(signal.SIGSTOP)
         try:
             stack.process.terminate()

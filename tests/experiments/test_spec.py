@@ -61,8 +61,8 @@ def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
         (["data.versions=times"], r"data\.versions is given without data\.train"),
         (["data.train=x", "data.versions=dates"], r"data\.versions must be .*, not 'dates'"),
         (["data.train=x", "data.train_alias=my/pets"], r"data\.train_alias: an alias has 1 to 64"),
-        (["executor=lamda"], r"executor must be of auto, local, workers, ray, lambda, not 'lamda'"),
-        (["executor=local,lambda,local"], r"executor names each of local, workers, ray, lambda at most once"),
+        (["executor=lamda"], r"executor must be of auto, local, workers, lambda, not 'lamda'"),
+        (["executor=local,lambda,local"], r"executor names each of local, workers, lambda at most once"),
         (["executor=local,auto"], r"or auto alone"),
         (["executor=lambda"], r"see no files of this machine: .* data\.train=s3://bucket/prefix"),
         (

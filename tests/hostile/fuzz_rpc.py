@@ -56,7 +56,7 @@ class _Target:
     """A coordinator with a token, one source below its only root, two open jobs and one that fills."""
 
     def __init__(self) -> None:
-        executors = ("--executor", "local,workers", "--workers", "1")
+        executors = ("--executor", "local,workers", "--slots", "1")
         self.stack = Stack(environment={"SUPER_TOKEN": _TOKEN}, arguments=executors)
         root = self.stack.valkey.directory / "root"
         write_images(root, 10)
@@ -101,6 +101,7 @@ class _Target:
             "GetBatchStatus": pb.GetBatchStatusRequest(batch_ids=[b"x" * 16]),
             "CloseJob": pb.CloseJobRequest(job="another"),
             "GetJobStats": pb.GetJobStatsRequest(jobs=["job"]),
+            "EndRun": pb.EndRunRequest(exit_code=1),
         }[method]
 
     def ask(self, method: str, request: bytes) -> None:

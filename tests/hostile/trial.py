@@ -173,7 +173,7 @@ class Trial:
     def _begin(self) -> None:
         stack, ways = self.stack, self.ways
         stack.cache = f"redis://{ways['coordinator']}"
-        stack.arguments = ("--workers", "2", "--request-samples", "8", "--function", FUNCTION)
+        stack.arguments = ("--slots", "2", "--request-samples", "8", "--function", FUNCTION)
         stack.arguments += ("--request-timeout-s", "5")
         stack.environment |= {
             VARIABLE: f"redis://{ways['function']}",

@@ -33,13 +33,12 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "infra" / "helm" / "super"
 ISSUER = {"tls": {"issuer": {"name": "ca", "kind": "ClusterIssuer"}}}
 SECRETS = {"tls": {"coordinatorSecret": "coordinator-cert", "cacheSecret": "cache-cert"}}
-RAY = {
+WORKERS = {
     **SECRETS,
-    "executor": "ray,lambda",
-    "rayAddress": "raycluster-head-svc:6379",
+    "executor": "workers,lambda",
+    "workers": {"replicas": 3, "maxReplicas": 10},
     "settings": {"lambda_function": "super:live", "catalog_max_samples": 20_000_000, "max_usd_per_hour": 2.5},
     "cache": {"address": "rediss://cache.example:6380/2", "caSecret": "cache-ca"},
-    "networkPolicy": {"functions": [{"podSelector": {"matchLabels": {"ray.io/cluster": "c"}}}]},
     "env": [{"name": "AWS_REGION", "value": "us-east-1"}],
 }
 CHOICES = {
@@ -50,7 +49,8 @@ CHOICES = {
         "image": {"pullSecrets": [{"name": "registry"}]},
         "coordinator": {"pod": {"nodeSelector": {"pool": "cpu"}, "tolerations": [{"operator": "Exists"}]}},
     },
-    "ray": RAY,
+    "workers": WORKERS,
+    "added": {**ISSUER, "executor": "local,workers"},
     "bare": {
         **ISSUER,
         "networkPolicy": {"enabled": False},
@@ -112,7 +112,8 @@ def test_kubernetes_takes_what_is_rendered_and_its_parts_find_each_other(rendere
             kubernetes_validate.validate(one, "1.34", strict=True)
     pods = [one["spec"]["template"] for (kind, _), one in made.items() if kind == "Deployment"]
     labels = {pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod for pod in pods}
-    assert set(labels) == ({"coordinator"} if choice == "ray" else {"coordinator", "cache"})
+    others = {"workers": {"worker"}, "added": {"cache", "worker"}}.get(choice, {"cache"})
+    assert set(labels) == {"coordinator", *others}
     for (kind, _), one in made.items():
         chosen = {
             "Service": lambda spec: spec["selector"],
@@ -123,7 +124,7 @@ def test_kubernetes_takes_what_is_rendered_and_its_parts_find_each_other(rendere
             continue
         wanted = chosen(one["spec"])
         (pod,) = [pod for pod in pods if wanted.items() <= pod["metadata"]["labels"].items()]
-        ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+        ports = {port["name"] for port in pod["spec"]["containers"][0].get("ports", [])}
         named = re.findall(r'"(?:targetPort|port)": "(\w+)"', json.dumps(one["spec"]))
         assert set(named) <= ports
     accounts = {pod["spec"].get("serviceAccountName", "default") for pod in pods}
@@ -156,22 +157,40 @@ def test_the_coordinator_takes_its_settings_and_memory_bounds_them(rendered, cho
         "containers"
     ]
     memory = int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
-    if choice == "ray":
+    if choice == "workers":
         assert settings.catalog_max_samples == 20_000_000
         assert (settings.max_usd_per_hour, settings.lambda_function) == (2.5, "super:live")
         assert memory == 2048
     else:
-        assert (settings.catalog_max_samples, settings.workers, memory) == (20_480_000, 4, 2048 + 4 * 1024)
+        assert (settings.catalog_max_samples, settings.slots, memory) == (20_480_000, 4, 2048 + 4 * 1024)
         (cache,) = rendered[choice]["Deployment", "super-cache"]["spec"]["template"]["spec"]["containers"]
         limit = int(cache["resources"]["limits"]["memory"].removesuffix("Mi"))
         maxmemory = int(re.findall(r"--maxmemory (\d+)mb", cache["args"][0])[0])
         assert maxmemory == limit * 85 // 100
 
 
+def test_workers_call_the_coordinator_and_scale_by_what_waits(rendered):
+    made = rendered["workers"]
+    (container,) = made["Deployment", "super-worker"]["spec"]["template"]["spec"]["containers"]
+    given = {one["name"]: one.get("value") for one in container["env"]}
+    port = made["Service", "super-coordinator"]["spec"]["ports"][0]["port"]
+    assert given["SUPER_COORDINATOR"] == f"super-coordinator.ml.svc:{port}"
+    paths = {one["mountPath"] for one in container["volumeMounts"]}
+    assert {str(Path(path).parent) for name, path in given.items() if name.endswith("_FILE")} <= paths
+    scaler = made["HorizontalPodAutoscaler", "super-worker"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 10)
+    (metric,) = (one["external"] for one in scaler["metrics"])
+    assert metric["metric"]["name"] in (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    assert metric["target"]["averageValue"] == given["SUPER_SLOTS"] == "4"
+    assert "replicas" not in made["Deployment", "super-worker"]["spec"]
+    plain = rendered["added"]
+    assert plain["Deployment", "super-worker"]["spec"]["replicas"] == 2
+    assert ("HorizontalPodAutoscaler", "super-worker") not in plain
+
+
 def test_what_cannot_be_is_refused_by_a_word_on_what_to_do():
     refused = {
         "set tls.issuer.name, or tls.cacheSecret": {},
-        "executor ray needs rayAddress": {**ISSUER, "executor": "local,ray"},
         "additional properties 'trainers' not allowed": {"trainers": 1},
         "invalid propertyName 'token'": {"settings": {"token": "a secret"}},
         "/cache/address": {"cache": {"address": "redis://plain:6379"}},
@@ -256,7 +275,7 @@ def test_what_is_rendered_starts_and_a_probe_needs_no_certificate(rendered, cach
     given |= {
         "SUPER_CACHE": f"rediss://127.0.0.1:{cache.port}",
         "SUPER_CACHE_PASSWORD": "password of coordinator '$x",
-        "SUPER_WORKERS": "1",
+        "SUPER_SLOTS": "1",
     }
     python, *words = container["command"]
     assert python == "python"

@@ -56,7 +56,7 @@ def shipped() -> dict[str, list[str]]:
             image = service["image"].removeprefix("super-")
             entrypoint = service.get("entrypoint") or of_image(image, "ENTRYPOINT")
             commands[f"compose.yaml: {name}"] = entrypoint + service["command"]
-    for name in ("coordinator.yaml", "template.yaml"):
+    for name in ("coordinator.yaml", "workers.yaml", "template.yaml"):
         words = [yaml.safe_load(text) for text in re.findall(r"(?i)command: (\[.*python.*\])", TEXTS[name])]
         words += [shlex.split(text) for text in re.findall(r"exec (python .*)", TEXTS[name])]
         commands |= {f"{name}: {number}": command for number, command in enumerate(words)}
@@ -104,7 +104,7 @@ def test_a_command_is_there_and_takes_its_words(where: str, monkeypatch: pytest.
 
 
 def test_all_commands_are_seen() -> None:
-    # Of images, with a health check; compose; the chart, with Ray and without; its job; the template.
+    # Of images, with a health check; compose; the chart, coordinator and workers; its job; the template.
     assert len(shipped()) == 4 + 3 + 2 + 1 + 1, "find the new command, or leave out the old one"
 
 

@@ -33,7 +33,7 @@ def shared_stack() -> Iterator[Stack]:
     Who needs samples that are not cached yet has a recipe or images of its own; who kills something takes
     ``restarted_stack``.
     """
-    with Stack(arguments=("--workers", str(os.cpu_count() or 1))) as running:
+    with Stack(arguments=("--slots", str(os.cpu_count() or 1))) as running:
         yield running
         gc.collect()  # samplers that nobody holds any more end their threads
 
@@ -41,7 +41,7 @@ def shared_stack() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def restarted_stack() -> Iterator[Stack]:
     """One whose parts are killed and emptied; each test leaves a coordinator that serves."""
-    with Stack(arguments=("--workers", "2")) as running:
+    with Stack(arguments=("--slots", "2")) as running:
         yield running
         gc.collect()
 

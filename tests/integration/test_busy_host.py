@@ -71,7 +71,7 @@ def test_a_busy_host_starts_the_embedded_default_late_and_says_so(images: Path) 
 
 
 def test_a_job_waits_for_a_coordinator_that_starts_after_it(images: Path) -> None:
-    with Stack(arguments=("--workers", "2")) as stack:
+    with Stack(arguments=("--slots", "2")) as stack:
         stack.kill_coordinator()
         late = threading.Timer(DOWN_S, stack.start_coordinator)
         late.start()

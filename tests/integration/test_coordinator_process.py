@@ -41,7 +41,7 @@ def reading(stack: Stack, source: Path, side: int = SIDE) -> Iterator[tuple[Supe
 @pytest.fixture
 def pressed() -> Iterator[Stack]:
     """A cache of 8 MB, of which 6 are for records, and room for a few batches of buffers."""
-    with Stack(maxmemory="8mb", arguments=("--workers", "2")) as stack:
+    with Stack(maxmemory="8mb", arguments=("--slots", "2")) as stack:
         yield stack
 
 
@@ -74,7 +74,7 @@ def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(
 
 
 def test_sigterm_drains_while_functions_work(images: Path) -> None:
-    with Stack(arguments=("--workers", "1", "--request-samples", "1")) as stack:
+    with Stack(arguments=("--slots", "1", "--request-samples", "1")) as stack:
         with reading(stack, images, 32):  # the coordinator looks ahead from now on
             assert stack.process is not None
             family = psutil.Process(stack.process.pid).children(recursive=True)

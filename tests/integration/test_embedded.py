@@ -110,7 +110,8 @@ def test_a_killed_trainer_takes_everything_along(
 PARTS = [
     "valkey-server",
     "coordinator.sock",
-    "superdl.coordinator.executors",
+    "superdl.lambda_prefetch.worker.slot",
+    "superdl.lambda_prefetch.worker --coordinator",
     "superdl.sampler.embedded.supervisor",
 ]
 

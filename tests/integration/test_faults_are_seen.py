@@ -87,7 +87,6 @@ FAULTS_OF_FUNCTIONS = {
     "die": ("killed by SIGKILL", "server", "crashed"),
     "hang": ("the function did not answer in time", "server", "timed_out"),
     "answer for another": ("answered for 'another'", "server", "raised"),
-    "answer twice": ("more than once", "executors", "answered"),
     "spoil": ("does not read back", "server", "answered"),
 }
 FAULTS_ON_LAMBDA: dict[str, tuple[Callable[[LambdaService], None], str, str]] = {
@@ -111,7 +110,7 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
     for number in range(1, 200):
         script.at_call(number, does)
     # Nobody reads here: with an ordinary lease nothing would be requested any more after 15 s.
-    few = ("--workers", "2", "--request-timeout-s", "0.25", "--request-samples", "4", "--lease-s", "300")
+    few = ("--slots", "2", "--request-timeout-s", "0.25", "--request-samples", "4", "--lease-s", "300")
     watched = Watched(capsys, *few, "--function", FUNCTION, **script.environment)
 
     def counted() -> bool:
@@ -234,7 +233,7 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
     shutil.copytree(images, source)
     if befall is spoil_a_file:
         next(source.rglob("*.jpg")).write_bytes(b"no JPEG")
-    watched = Watched(capsys, "--workers", "2")
+    watched = Watched(capsys, "--slots", "2")
     if befall in {remove_the_store, replace_the_store, fill_the_store}:
         watched.stack.arguments += ("--store", str(watched.stack.valkey.directory / "store"))
     recipe = RECIPE
@@ -264,7 +263,7 @@ def test_a_node_of_a_cluster_that_comes_back_empty_shows(
     images: Path, capsys: pytest.CaptureFixture[str], valkey_cluster: ValkeyCluster
 ) -> None:
     words = "1 of the cache's 3 nodes are new"
-    watched = Watched(capsys, "--workers", "2", cache=valkey_cluster.url)
+    watched = Watched(capsys, "--slots", "2", cache=valkey_cluster.url)
     with watched.stack as stack:
         dataset = SuperDataset(images.as_uri(), RECIPE)
         with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
@@ -284,7 +283,7 @@ def test_one_of_two_executors_that_does_not_start_shows(
 ) -> None:
     del lambda_service  # which knows no such function
     words = "the executor lambda is left out for now"
-    both = ("--executor", "local,lambda", "--workers", "1", "--lambda-function", "nobody")
+    both = ("--executor", "local,lambda", "--slots", "1", "--lambda-function", "nobody")
     watched = Watched(capsys, *both, cache=valkey.url)
     with watched.stack:
         until(lambda: words in watched.log(), ENOUGH_S)

@@ -36,7 +36,7 @@ def start(script: Script) -> Iterator[Callable[[int], Stack]]:
     started: list[Stack] = []
 
     def start(workers: int) -> Stack:
-        arguments = ("--workers", str(workers), "--request-timeout-s", str(TIMEOUT_S), *SMALL_STEPS)
+        arguments = ("--slots", str(workers), "--request-timeout-s", str(TIMEOUT_S), *SMALL_STEPS)
         started.append(Stack(arguments=arguments, environment=script.environment))
         started[-1].start()
         return started[-1]
@@ -157,7 +157,7 @@ def test_a_sample_that_is_decoded_for_ever_is_named_and_its_tombstone_expires(tm
         "SUPER_STEP_MODULES": "stuck_of_faults_test",
         "SUPER_DECODE_TIMEOUT_S": "1",
     }
-    with Stack(arguments=("--workers", "2"), environment=environment) as stack:
+    with Stack(arguments=("--slots", "2"), environment=environment) as stack:
         dataset = SuperDataset(texts, recipe, key_list=key_list, on_bad_sample="raise")
         with SuperSampler(dataset, batch_size=1, shuffle=False, coordinator=stack.address) as sampler:
             read, errors = [], []

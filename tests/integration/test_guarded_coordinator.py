@@ -27,7 +27,7 @@ OTHERS = "another-token-of-somebody"
 @pytest.fixture(scope="module")
 def guarded(certificates: Certificates) -> Iterator[Stack]:
     arguments = ["--tls-cert", certificates.server.cert_file, "--tls-key", certificates.server.key_file]
-    arguments += ["--tls-client-ca", certificates.ca_file, "--workers", "2"]
+    arguments += ["--tls-client-ca", certificates.ca_file, "--slots", "2"]
     with Stack(
         arguments=tuple(arguments), tcp=True, environment={"SUPER_TOKEN": f"{OTHERS},{TOKEN}"}, health=True
     ) as stack:

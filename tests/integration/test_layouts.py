@@ -167,7 +167,7 @@ def test_the_line_of_every_row_loads_all_images_with_their_labels(
         MAKERS[row["layout"]](object_store.directory / "bucket" / str(number) / "train", images)
     hub_server.commit({"data/train-00000.parquet": table_of(images)})
     assert {row["layout"] for row in ROWS} == set(MAKERS)
-    with Stack(arguments=("--workers", "1")) as stack:
+    with Stack(arguments=("--slots", "1")) as stack:
         for number, row in enumerate(ROWS):
             line = row["line"].replace("s3://bucket/", f"s3://bucket/{number}/")
             if line.startswith("superdl "):

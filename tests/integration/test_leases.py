@@ -30,7 +30,7 @@ TRAINER = Path(__file__).with_name("train_forever.py")
 @pytest.fixture
 def stack() -> Iterator[Stack]:
     """A stack whose leases last a little longer than two heartbeats."""
-    with Stack(arguments=("--workers", "2", "--lease-s", "4.5")) as running:
+    with Stack(arguments=("--slots", "2", "--lease-s", "4.5")) as running:
         yield running
 
 

@@ -261,7 +261,7 @@ def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes: Path, object_stor
     directory.rename(object_store.directory / "pairs")
     scenes = scenes.rename(object_store.directory / "scenes")
     requests = {}
-    with Stack(arguments=("--workers", "1")) as stack:
+    with Stack(arguments=("--slots", "1")) as stack:
         for bucket, named in lists.items():
             dataset = SuperDataset(f"s3://{bucket}", RECIPE, key_list=named)
             with SuperSampler(dataset, batch_size=COUNT, coordinator=stack.address) as sampler:

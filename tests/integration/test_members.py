@@ -89,7 +89,7 @@ def test_members_in_a_bucket_and_a_shard_that_is_written_again(
     bucket.parent.mkdir()
     directory.rename(bucket)
     expected = expected_pixels(images, resize=SIDE, crop=SIDE)
-    with Stack(arguments=("--workers", "1")) as stack:
+    with Stack(arguments=("--slots", "1")) as stack:
         dataset = SuperDataset("s3://shards/train", RECIPE, key_list=key_list, read_timeout=60)
         with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)
@@ -112,7 +112,7 @@ def test_functions_keep_blocks_of_shards_while_their_coordinator_runs(
     bucket, state = object_store.directory / "shards" / "train", tmp_path / "state"
     bucket.parent.mkdir()
     directory.rename(bucket)
-    with Stack(arguments=("--workers", "2", "--state", str(state))) as stack:
+    with Stack(arguments=("--slots", "2", "--state", str(state))) as stack:
         dataset = SuperDataset("s3://shards/train", RECIPE, key_list=key_list, read_timeout=30)
         with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)

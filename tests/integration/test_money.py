@@ -32,7 +32,7 @@ def billed(temporary: Path, *arguments: str) -> Iterator[Stack]:
     """A stack whose functions cost one dollar an invocation."""
     prices = temporary / "prices.toml"
     prices.write_text("[local]\ninvocation = 1.0\n")
-    with Stack(arguments=("--workers", "2", "--prices", str(prices), *arguments)) as running:
+    with Stack(arguments=("--slots", "2", "--prices", str(prices), *arguments)) as running:
         yield running
 
 

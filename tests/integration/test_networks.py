@@ -79,7 +79,7 @@ def test_an_epoch_by_tls_with_a_user_for_each_side(
         for server in servers:
             let_only_two_in(server)
         with Stack(
-            arguments=("--workers", "2"), environment={"SUPER_CACHE_USERNAME": "coordinator"}, cache=url
+            arguments=("--slots", "2"), environment={"SUPER_CACHE_USERNAME": "coordinator"}, cache=url
         ) as stack:
             train(stack, images, workers=2)
 
@@ -146,7 +146,7 @@ def test_a_cluster_smaller_than_the_data_while_it_changes(
     for node in cluster.nodes:
         node.maxmemory = str(maxmemory)
     cluster.start()
-    stack = Stack(arguments=("--workers", "2"), cache=cluster.url)
+    stack = Stack(arguments=("--slots", "2"), cache=cluster.url)
     try:
         stack.start()
         dataset = SuperDataset(large_images.as_uri(), Recipe.image(resize=LARGE, crop=LARGE))

@@ -27,7 +27,7 @@ RECORD_BYTES = HEADER_BYTES + 3 * SIDE**2
 def stack(tmp_path: Path) -> Iterator[Stack]:
     """A running stack with a store that looks ahead a little."""
     running = Stack(
-        arguments=("--workers", "2", "--lookahead-batches", "4", "--store", str(tmp_path / "store"))
+        arguments=("--slots", "2", "--lookahead-batches", "4", "--store", str(tmp_path / "store"))
     )
     running.start()
     yield running

@@ -28,7 +28,7 @@ FOLLOWS_WITHIN_S = 5.0
 
 @pytest.mark.slow
 def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images: Path) -> None:
-    with Stack(maxmemory="40mb", arguments=("--workers", "2")) as stack:
+    with Stack(maxmemory="40mb", arguments=("--slots", "2")) as stack:
         dataset = SuperDataset(images.as_uri(), Recipe.image(resize=CROP, crop=CROP))
         asking = Client(checked_address(stack.address, "--coordinator"))
         with (

@@ -60,7 +60,7 @@ def test_a_directory_is_known_before_there_is_a_sampler(here: str, images: Path)
 
 
 def test_a_bucket_is_known_before_there_is_a_sampler(photos: str, images: Path) -> None:
-    with Stack(arguments=("--workers", "1")) as stack:
+    with Stack(arguments=("--slots", "1")) as stack:
         as_image_folder(SuperDataset(photos, RECIPE, coordinator=stack.address), images, photos)
         missing = SuperDataset("s3://no-such-bucket/train", RECIPE, coordinator=stack.address)
         with pytest.raises(SourceNotFoundError, match="no-such-bucket"):

@@ -120,7 +120,7 @@ def test_no_secret_is_told_whatever_goes_wrong(
         repr(CoordinatorCredentials.from_environment(os.environ)),
     )
     stacks = [
-        Stack(arguments=("--workers", "1"), cache=valkey.url, tcp=True, health=True, environment=environment)
+        Stack(arguments=("--slots", "1"), cache=valkey.url, tcp=True, health=True, environment=environment)
         for environment in ({}, {"AWS_SECRET_ACCESS_KEY": WRONG["aws"]})
     ]
     wrong = [

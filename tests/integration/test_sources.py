@@ -25,7 +25,7 @@ RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
 
 def test_an_s3_prefix(photos: str, images: Path) -> None:
-    with Stack(arguments=("--workers", "2")) as stack:
+    with Stack(arguments=("--slots", "2")) as stack:
         dataset = SuperDataset(photos, RECIPE)
         with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
             assert dataset.classes == ("ant", "bee", "cat", "dog")

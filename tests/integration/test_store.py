@@ -51,7 +51,7 @@ def coordinator(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     started: list[Stack] = []
 
     def start(*arguments: str, store: str = str(tmp_path / "store")) -> Stack:
-        stack = Stack(arguments=("--workers", "2", "--store", store, *arguments))
+        stack = Stack(arguments=("--slots", "2", "--store", store, *arguments))
         started.append(stack)
         stack.start()
         return stack

@@ -39,7 +39,7 @@ def coordinator(
     """Starts a coordinator with an empty cache, whose functions run on Lambda; ended before the next one."""
     lambda_service.concurrency = 2
     shutil.copytree(images, object_store.directory / "photos" / "train")
-    store = ("--store", str(tmp_path / "store"), "--workers", "2")
+    store = ("--store", str(tmp_path / "store"), "--slots", "2")
     started: list[Stack] = []
 
     def start() -> Stack:

@@ -37,7 +37,7 @@ def front(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterato
 @pytest.fixture
 def stack(front: BadFront) -> Iterator[Stack]:
     """A coordinator over a store in the bucket behind the front, not started yet."""
-    made = Stack(arguments=("--workers", "2", "--lookahead-batches", "2", "--store", "s3://bucket/store"))
+    made = Stack(arguments=("--slots", "2", "--lookahead-batches", "2", "--store", "s3://bucket/store"))
     yield made
     made.close()
 

@@ -26,7 +26,7 @@ RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     """A running stack with a store."""
-    running = Stack(arguments=("--workers", "2", "--store", str(tmp_path / "store")))
+    running = Stack(arguments=("--slots", "2", "--store", str(tmp_path / "store")))
     running.start()
     yield running
     running.close()

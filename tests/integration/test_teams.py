@@ -41,7 +41,7 @@ def test_two_teams_that_read_as_fast_as_they_can_have_functions_by_their_shares(
     images = write_images(tmp_path / "few", 8, side=700)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{VISION} team=vision share=3\n{SPEECH} team=speech\n")
-    arguments = ("--workers", "2", "--request-samples", "8", "--token-file", str(tokens))
+    arguments = ("--slots", "2", "--request-samples", "8", "--token-file", str(tokens))
     sources = {
         "one": write_copies(tmp_path / "images", images),
         "two": write_copies(tmp_path / "sounds", images),

@@ -47,7 +47,7 @@ def text_stack(temporary: Path) -> Iterator[Stack]:
         "PYTHONPATH": str(temporary),
         "SUPER_STEP_MODULES": "tokens_of_text_test",
     }
-    with Stack(arguments=("--workers", "2"), environment=environment) as running:
+    with Stack(arguments=("--slots", "2"), environment=environment) as running:
         yield running
 
 

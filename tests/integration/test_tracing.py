@@ -71,7 +71,7 @@ def collector() -> Iterator[Collector]:
 def test_one_trace_follows_a_request_from_the_plan_through_the_function_to_the_read(
     collector: Collector, images: Path
 ) -> None:
-    arguments = ("--workers", "2", "--request-samples", "16", "--trace", "1")
+    arguments = ("--slots", "2", "--request-samples", "16", "--trace", "1")
     stack = Stack(arguments=arguments, environment={"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})
     with stack:
         stats = read_all(stack, images)

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def warmed_by() -> Iterator[Stack]:
     """A stack whose cache holds all that these tests put there."""
-    with Stack(arguments=("--workers", "2")) as running:
+    with Stack(arguments=("--slots", "2")) as running:
         yield running
 
 
 @pytest.fixture
 def pressed() -> Iterator[Stack]:
     """A cache of 24 MB, of which 18 are for records."""
-    with Stack(maxmemory="24mb", arguments=("--workers", "2")) as running:
+    with Stack(maxmemory="24mb", arguments=("--slots", "2")) as running:
         yield running
 
 
@@ -169,7 +169,7 @@ def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, place = write_images(tmp_path / "images", 600, side=LARGE), tmp_path / "store"
-    with Stack(maxmemory="24mb", arguments=("--workers", "2", "--store", str(place))) as stack:
+    with Stack(maxmemory="24mb", arguments=("--slots", "2", "--store", str(place))) as stack:
         assert warm(stack, source, "--yes", "--json", "--to", "cache", "--max-bytes", "5mb", side=LARGE) == 0
         report = told(capsys)
         assert report["ended"] == "max_bytes"

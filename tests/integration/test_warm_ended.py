@@ -37,7 +37,7 @@ class Hook:
 @contextmanager
 def half_warm(tmp_path: Path) -> Iterator[tuple[Stack, Path]]:
     """A running stack and 800 images, a third of which are warm; its functions are suspended."""
-    with Stack(arguments=("--workers", "1", "--request-samples", "8")) as stack:
+    with Stack(arguments=("--slots", "1", "--request-samples", "8")) as stack:
         source = write_images(tmp_path, 800)
         assert warm(stack, source, "--yes", "--max-bytes", "1mb") == 0
         functions = stack.functions()
@@ -67,7 +67,7 @@ def test_a_cache_that_is_gone_ends_it_with_a_report(
 def test_money_bounds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text("[local]\ninvocation = 0.001\n")
-    with Stack(arguments=("--workers", "2", "--prices", str(prices), "--request-samples", "2")) as stack:
+    with Stack(arguments=("--slots", "2", "--prices", str(prices), "--request-samples", "2")) as stack:
         source = write_images(tmp_path / "images", 800)
         assert warm(stack, source, "--yes", "--json", "--max-usd", "0.2") == 1
         report = told(capsys)
@@ -83,7 +83,7 @@ def test_money_bounds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_functions_and_a_coordinator_that_are_killed_are_got_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Stack(arguments=("--workers", "2")) as stack:
+    with Stack(arguments=("--slots", "2")) as stack:
         for number, act in enumerate((lambda: kill_functions(stack), lambda: restart(stack))):
             hook = Hook(monkeypatch, act)
             source = write_images(tmp_path / str(number), 700, seed=number)

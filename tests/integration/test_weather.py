@@ -39,7 +39,7 @@ def front(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterato
 @pytest.fixture
 def stack(front: BadFront) -> Iterator[Stack]:
     """A coordinator whose functions read through the front."""
-    with Stack(arguments=("--workers", "2"), environment={"SUPER_S3_ENDPOINT_URL": front.url}) as running:
+    with Stack(arguments=("--slots", "2"), environment={"SUPER_S3_ENDPOINT_URL": front.url}) as running:
         yield running
 
 

@@ -43,7 +43,7 @@ CASES = [*PAIRS, *(pytest.param(*case, marks=pytest.mark.slow) for case in GRID)
 
 @pytest.fixture(scope="module")
 def tcp_stack() -> Iterator[Stack]:
-    with Stack(arguments=("--workers", str(os.cpu_count() or 1)), tcp=True) as running:
+    with Stack(arguments=("--slots", str(os.cpu_count() or 1)), tcp=True) as running:
         yield running
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
 
 from superdl import Recipe, SuperDataset, SuperSampler
+from superdl.sampler.rpc.connection import CallFailedError, connection_to
+from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 from tests.fixtures.workers import WorkerProcess, workers
 from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.fixtures.object_store import ObjectStore
@@ -79,6 +82,32 @@ def test_a_stopped_worker_loses_its_requests_and_another_makes_them(
         sampler, loader = loader_of(bucket, stack)
         with sampler, workers(stack.address, 1, slots=2):
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+
+
+def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code() -> None:
+    """It is told by a trainer's launcher; a coordinator that is not one run's goes on."""
+    with Stack(arguments=("--executor", "local")) as stack, pytest.raises(CallFailedError) as refused:
+        connection_to(stack.address).call("EndRun", pb.EndRunRequest(exit_code=7), 10.0)
+    assert "--ends-with-run" in str(refused.value)
+    stack = Stack(arguments=("--executor", "workers", "--ends-with-run"))
+    try:
+        with workers(stack.address, 2) as both:
+            stack.start()
+            until(lambda: stack.log.read_text().count("called in with") == 2)
+            connection_to(stack.address).call("EndRun", pb.EndRunRequest(exit_code=7), 10.0)
+            assert stack.process is not None
+            stack.process.communicate(timeout=20)
+            assert [stack.process.returncode, *(one.ended() for one in both)] == [7, 7, 7]
+    finally:
+        stack.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait, bounded, for what other processes do."""
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

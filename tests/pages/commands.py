@@ -10,8 +10,7 @@ import shlex
 import subprocess
 from typing import TYPE_CHECKING
 
-from infra.launcher import local, submit
-from infra.launcher.settings import parse
+from infra.launcher import run_of
 from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.spec import load_spec
 from superdl.main import _parser as superdl_parser
@@ -48,12 +47,11 @@ def _specs(words: Sequence[str]) -> Iterator[str]:
         yield from _superdl(words[1:])
     elif words[:2] == ["torchrun", "--standalone"]:
         yield from _module(words[words.index("-m") :])
-    elif words[:3] == ["python", "-m", "infra.launcher.local"]:
-        yield from _launcher(words[3:], own=True)
+    elif words[:3] == ["python", "-m", "superdl.experiments.local_hosts"]:
+        yield from _module(words[words.index("--") + 1 :])  # its options are tried by running it
     elif words[:3] == ["python", "-m", "infra.launcher"]:
-        yield from _launcher(words[3:], own=False)
-    elif words[:3] == ["python", "-m", "infra.launcher.submit"]:
-        submit.requests_of(submit.parser().parse_args(list(words[3:])))
+        hosts = [word.replace("$(hostname)", _first_host(words)) for word in words[3:]]
+        run_of(hosts, {"SM_NUM_GPUS": "1"})
         yield from _module(words[words.index("--") + 1 :])
     elif words[0] == "make":
         dry = ["make", "--dry-run", *words[1:]]
@@ -62,15 +60,8 @@ def _specs(words: Sequence[str]) -> Iterator[str]:
         assert words[0] in _OTHERS, f"nobody checks this command: {shlex.join(words)}"
 
 
-def _launcher(words: Sequence[str], *, own: bool) -> Iterator[str]:
-    parse(_without_own(words) if own else words)
-    yield from _module(words[words.index("--") + 1 :])
-
-
-def _without_own(words: Sequence[str]) -> list[str]:
-    end = list(words).index("--")
-    _, others = local.parser().parse_known_args(list(words[:end]))
-    return [*others, *words[end:]]
+def _first_host(words: Sequence[str]) -> str:
+    return words[words.index("--training-hosts") + 1].partition(",")[0]
 
 
 def _module(words: Sequence[str]) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Supervised:
     def settings(self, good_starts: int = 10**6) -> SupervisorSettings:
         stand_in = str(PROGRAMS / "stand_in_coordinator.py")
         command = (sys.executable, stand_in, str(good_starts), str(self.base / "starts"))
-        return SupervisorSettings(cache_bytes=CACHE_BYTES, workers=1, coordinator=command, grace_s=GRACE_S)
+        return SupervisorSettings(cache_bytes=CACHE_BYTES, slots=1, coordinator=command, grace_s=GRACE_S)
 
     def hold(self, settings: SupervisorSettings | None = None) -> Embedded:
         """Hold it in this process."""

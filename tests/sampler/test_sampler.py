@@ -109,7 +109,7 @@ def test_stats_have_every_field_of_the_protocol(coordinator):
     assert isinstance(stats, SamplerStats)
     assert (stats.job, stats.invocations, stats.decode_s, stats.budget_bytes) == (sampler.job, 3, 1.5, 77)
     wire = {field.name for kind in (pb.JobStats, pb.CacheStats) for field in kind.DESCRIPTOR.fields}
-    here = {"status_calls", "status_s", "status_cpu_s", "status_wait_s"}
+    here = {"status_calls", "status_s", "status_cpu_s", "status_wait_s", "workers"}
     of_closed_jobs = {"opened_s", "closed_s"}
     assert set(SamplerStats.__dataclass_fields__) == (wire - of_closed_jobs) | here
 

@@ -22,7 +22,11 @@ YAML = {
     "tag": ("name: !!python/object:os.system x", "line 1"),
 }
 JSON = {"deep": DEEP, "digits": f'{{"a": {DIGITS}}}', "twice": '{"a": 1,\n"a": 2}'}
-TOML = {"deep": f"[lambda]\na = {DEEP}", "digits": f"[lambda]\na = {DIGITS}", "twice": "[ray]\na = 1\na = 2"}
+TOML = {
+    "deep": f"[lambda]\na = {DEEP}",
+    "digits": f"[lambda]\na = {DIGITS}",
+    "twice": "[workers]\na = 1\na = 2",
+}
 
 
 def refused(capsys, words: list[str]) -> str:

@@ -88,7 +88,7 @@ def test_a_source_with_a_link_out_of_all_roots_is_refused_and_names_it(places, a
         ({"listen": "unix:/x.sock"}, ("/",)),
         ({"executor": "local,lambda"}, ("/",)),
         ({"file_roots": "/data"}, ("/data",)),
-        ({"executor": "local,ray"}, ()),
+        ({"executor": "local,workers"}, ()),
         ({"listen": "0.0.0.0:1", "insecure": True}, ()),
     ],
 )

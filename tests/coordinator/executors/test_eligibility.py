@@ -24,7 +24,7 @@ from superdl.coordinator.executors import eligibility as eligibility_module
 from superdl.coordinator.executors import manager as manager_module
 from superdl.coordinator.executors import preflight as preflight_module
 from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.ray_executor import RayExecutor
+from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import cache_key
@@ -309,7 +309,7 @@ def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, 
 
 
 def test_files_are_for_the_functions_of_this_machine(two, valkey):
-    two[0].files_remedy = two[1].files_remedy = RayExecutor.files_remedy
+    two[0].files_remedy = two[1].files_remedy = WorkersExecutor.files_remedy
 
     async def work(eligibility):
         eligibility.check_source("file:///data")
@@ -325,7 +325,7 @@ def test_files_are_for_the_functions_of_this_machine(two, valkey):
     async def refused(eligibility):
         eligibility.check_source("s3://bucket/train")
         for source in ("file:///data", "/data", "data"):
-            with pytest.raises(ConfigError, match=r"coordinator's machine.*SUPER_RAY_SHARED_FILES=1"):
+            with pytest.raises(ConfigError, match=r"coordinator's machine.*SUPER_SHARED_FILES=1"):
                 eligibility.check_source(source)
 
     using(two, refused)

@@ -25,7 +25,7 @@ def test_the_built_in_table():
     on_lambda = table.of("lambda")
     # On machines that are paid for already, or by the hour, functions cost nothing but their GETs and PUTs.
     requests = Prices(source_request=on_lambda.source_request, store_put=on_lambda.store_put)
-    assert table.of("local") == table.of("ray") == requests
+    assert table.of("local") == table.of("workers") == requests
     assert min(on_lambda.gb_s, on_lambda.invocation, on_lambda.hour) > 0
     task = table.fargate.vcpu_hour + 2 * table.fargate.gb_hour
     assert on_lambda.hour == pytest.approx(table.cache_node("cache.r7g.large").hour + task, abs=5e-5)

@@ -77,7 +77,7 @@ def test_other_bytes_are_refused(told):
 
 def test_a_coordinator_that_was_killed_and_started_again_has_the_history(valkey, source, capsys):
     with (
-        Stack(arguments=("--workers", "1"), cache=valkey.url) as stack,
+        Stack(arguments=("--slots", "1"), cache=valkey.url) as stack,
         redis.Redis.from_url(valkey.url) as cache,
     ):
         dataset = SuperDataset(str(source), Recipe.image(resize=4, crop=4))

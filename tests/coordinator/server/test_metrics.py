@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def metrics_of(coordinator: Running) -> Metrics:
-    return Metrics(coordinator.engine, lambda: [""])
+    return Metrics(coordinator.engine, [SimpleNamespace(absence="")])
 
 
 def parsed(text: bytes) -> dict[tuple[str, ...], float]:

@@ -72,7 +72,7 @@ def test_a_client_that_hangs_up_is_no_error(log):
 
 def test_causes_that_differ_in_words_are_told_apart_and_information_is_not_held_back(log):
     logger, lines, _ = log
-    for name in ("lambda", "ray", "local"):
+    for name in ("lambda", "workers", "local"):
         logger.error("the executor %s is gone", name)
     for _ in range(5):
         logger.info("serving")

@@ -25,11 +25,11 @@ def toml(tmp_path):
 
 
 def test_arguments_win_over_variables_over_the_file_over_defaults(toml):
-    file = toml("workers = 2\nrequest_samples = 2\nlookahead_batches = 2\n")
-    environment = {"SUPER_WORKERS": "3", "SUPER_REQUEST_SAMPLES": "3", "SUPER_LISTEN": ""}
+    file = toml("slots = 2\nrequest_samples = 2\nlookahead_batches = 2\n")
+    environment = {"SUPER_SLOTS": "3", "SUPER_REQUEST_SAMPLES": "3", "SUPER_LISTEN": ""}
     assert load_settings({}, {}) == load_settings({"listen": None}, {"SUPER_LISTEN": ""}) == Settings()
-    settings = load_settings({"workers": 4, "listen": None}, environment, file)
-    assert (settings.workers, settings.request_samples, settings.lookahead_batches) == (4, 3, 2)
+    settings = load_settings({"slots": 4, "listen": None}, environment, file)
+    assert (settings.slots, settings.request_samples, settings.lookahead_batches) == (4, 3, 2)
     assert settings.catalog_max_age_s == Settings().catalog_max_age_s
 
 
@@ -100,19 +100,19 @@ def test_a_store_is_one_that_some_functions_see(tmp_path, monkeypatch):
     mixed = Settings(store=directory, executor="lambda,local", store_read_only=True)
     told = {"SUPER_STORE": real, "SUPER_STORE_READ_ONLY": "1"}
     assert told.items() <= executor_context(mixed).environment.items()
-    assert Settings(store="s3://bucket/store", executor="ray").store_choice.address == "s3://bucket/store"
+    assert Settings(store="s3://bucket/store", executor="workers").store_choice.address == "s3://bucket/store"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert Settings(store="auto").store_choice.address.startswith(str(tmp_path.resolve()))
 
 
-@pytest.mark.parametrize("executor", ["lambda", "ray", "lambda,ray"])
+@pytest.mark.parametrize("executor", ["lambda", "workers", "lambda,workers"])
 def test_where_no_functions_see_the_store_this_machine_has_some_for_it_alone(tmp_path, executor):
     directory, real = str(tmp_path / "store"), str(tmp_path.resolve() / "store")
-    settings = Settings(store=directory, executor=executor, workers=8)
+    settings = Settings(store=directory, executor=executor, slots=8)
     assert settings.store_choice.address == real
     (make,) = settings.store_only
-    made = make(executor_context(settings))
-    assert (made.name, made.scaling.capacity) == ("local", 2)
+    assert make(executor_context(settings)).name == "local"
+    assert make.args[0].slots == 2
     for changes in ({"executor": f"{executor},local"}, {"store": "s3://bucket/store"}, {"store": "none"}):
         assert dataclasses.replace(settings, **changes).store_only == []
     nowhere = {"executor": executor, "function": "no_such_module:handler"}
@@ -126,17 +126,21 @@ def test_where_no_functions_see_the_store_this_machine_has_some_for_it_alone(tmp
 
 @pytest.mark.parametrize("text", ["", "local,", "local,local", "local,lambada"])
 def test_executors_are_known_and_named_once(text):
-    with pytest.raises(ConfigError, match="executor is one of local, workers, ray, lambda, or several"):
+    with pytest.raises(ConfigError, match="executor is one of local, workers, lambda, or several"):
         Settings(executor=text)
+    with pytest.raises(ConfigError, match="SUPER_WORKERS is called SUPER_SLOTS now"):
+        load_settings({}, {"SUPER_WORKERS": "2"})
+    with pytest.raises(ConfigError, match="ray is workers now, which superdl worker --ray"):
+        Settings(executor="ray,lambda")
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "executor = [1]",
-        "workers = 2.5",
-        "workers = true",
-        'workers = "many"',
+        "slots = 2.5",
+        "slots = true",
+        'slots = "many"',
         "listen = 5",
         "exit_with_stdin = 1",
         "cache_bytes = 1.5",
@@ -153,8 +157,8 @@ def test_an_ill_typed_value_of_a_file_is_named_with_the_file(toml, line):
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        ("SUPER_WORKERS", "two"),
-        ("SUPER_WORKERS", "1.5"),
+        ("SUPER_SLOTS", "two"),
+        ("SUPER_SLOTS", "1.5"),
         ("SUPER_REQUEST_TIMEOUT_S", "soon"),
         ("SUPER_EXIT_WITH_STDIN", "perhaps"),
         ("SUPER_CACHE_BYTES", "4 apples"),
@@ -169,8 +173,8 @@ def test_an_ill_typed_variable_is_named(variable, text):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("workers", 0),
-        ("workers", 4097),
+        ("slots", 0),
+        ("slots", 1025),
         ("cache_bytes", -1),
         ("lookahead_batches", 0),
         ("request_samples", 0),
@@ -196,7 +200,7 @@ def test_a_secret_of_the_wrong_type_is_not_repeated(toml, name):
     assert "1234567890123456" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [None, b"workers = ", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [None, b"slots = ", b"\xff\xfe"])
 def test_a_file_that_is_no_toml_or_not_there_is_named(tmp_path, content):
     file = tmp_path / "broken.toml"
     if content is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 from rich.console import Console
 
@@ -15,7 +16,8 @@ from tests.coordinator.core.driver import Driver
 def shown(driver: Driver) -> str:
     """The lines of ``superdl stats`` on executors."""
     console = Console(file=io.StringIO(), width=500)
-    _print_executors([mapping(one) for one in executor_stats(driver.core, [""])], console)
+    told = executor_stats(driver.core, [SimpleNamespace(absence="")])
+    _print_executors([mapping(one) for one in told], console)
     return console.file.getvalue()
 
 

@@ -52,7 +52,7 @@ def test_trials_share_services_only_where_functions_run_and_nobody_names_a_coord
 
 
 def test_how_functions_run_is_no_matter_of_an_arm_without_functions():
-    _, plain = arms_of(spec_of(executor="ray"))
+    _, plain = arms_of(spec_of(executor="workers"))
     assert plain.trials[0].spec.executor == "auto"
     _, plain = arms_of(spec_of(loader={"coordinator": "host:50051"}))
     assert plain.trials[0].spec.loader.coordinator is None
@@ -96,7 +96,11 @@ def test_what_an_arm_may_not_set_is_refused_by_name(sections, message):
             r"trials.t in compare.arms.super: loader.batch_size",
         ),
         ({"trials": {"t": {"name": "x"}}}, None, r"trials.t: name is what the comparison decides"),
-        ({"trials": {"t": {"executor": "ray"}, "u": {}}}, None, r"compare.arms.super: its trials share one"),
+        (
+            {"trials": {"t": {"executor": "local"}, "u": {}}},
+            None,
+            r"compare.arms.super: its trials share one",
+        ),
         (
             {"trials": {"t": {}, "u": {}}, "compare": {"arms": {"a": {"launch": "torchrun"}}}},
             None,

@@ -94,6 +94,29 @@ def test_one_that_is_stuck_is_ended_after_its_answer_and_what_is_printed_disturb
     assert "written to standard output" in captured.err
 
 
+def test_a_second_answer_is_not_the_next_requests(caplog):
+    async def main():
+        async with slots_of("answering_twice") as slots:
+            (before,) = pids_now()
+            names = [f"plain:{n}" for n in range(3)]
+            assert [(await run(slots, name))["request_id"] for name in names] == names
+            assert pids_now() == [before]
+
+    asyncio.run(main())
+    assert "answered call 2 more than once" in caplog.text
+
+
+def test_one_that_answers_what_was_not_asked_is_replaced():
+    async def main():
+        async with slots_of("answering_what_was_not_asked") as slots:
+            await run(slots, "plain")
+            with pytest.raises(RequestFailedError, match="answered call 1000000, which was never made"):
+                await run(slots, "plain")
+            assert (await run(slots, "plain"))["outcomes"] == ["cached"]
+
+    asyncio.run(main())
+
+
 def test_one_that_is_cancelled_is_ended(tmp_path):
     async def main():
         async with slots_of("misbehaving") as slots:

@@ -10,7 +10,7 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.host import (
     available_memory_bytes,
     cache_bytes,
-    pool_workers,
+    slots,
     usable_cores,
 )
 
@@ -102,13 +102,13 @@ def test_cores_within_version_1_quota(root):
 
 def test_the_pool_has_every_core_and_of_a_quota_what_ranks_leave(root, monkeypatch):
     cores = usable_cores(root)
-    assert pool_workers(root) == cores
+    assert slots(root) == cores
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     write(root, "proc/self/cgroup", "1:cpu:/\n")
     write(root, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000\n")
     write(root, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-    assert pool_workers(root) == 3
+    assert slots(root) == 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert pool_workers(root) == 2
+    assert slots(root) == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "9")
-    assert pool_workers(root) == 1
+    assert slots(root) == 1

@@ -47,9 +47,9 @@ def test_functions_elsewhere_take_a_cache_that_they_reach(variables, executor):
     [
         (
             {"SUPER_EXECUTOR": "lamda"},
-            r"SUPER_EXECUTOR is one of local, workers, ray, lambda, .*cheapest first; not 'lamda'",
+            r"SUPER_EXECUTOR is one of local, workers, lambda, .*cheapest first; not 'lamda'",
         ),
-        ({"SUPER_EXECUTOR": "local,ray"}, r"functions on the nodes of a Ray cluster cannot reach"),
+        ({"SUPER_EXECUTOR": "local,workers"}, r"functions on workers that call in cannot reach"),
         ({}, r"cannot reach the embedded cache.*set SUPER_CACHE .* rediss://.* SUPER_COORDINATOR"),
         ({"SUPER_CACHE": "unix:///run/redis.sock"}, r"is a unix socket of this host"),
         ({"SUPER_CACHE": "redis://cache.example:6379"}, r"beyond loopback, where a cache needs TLS"),
@@ -82,7 +82,7 @@ def test_settings_survive_the_command_line_and_default_to_this_host(monkeypatch)
     monkeypatch.setenv("SUPER_CACHE_BYTES", "64mb")
     settings = SupervisorSettings.of_this_host()
     assert SupervisorSettings.from_json(settings.to_json()) == settings
-    assert (settings.cache_bytes, settings.workers >= 1) == (64 * 2**20, True)
+    assert (settings.cache_bytes, settings.slots >= 1) == (64 * 2**20, True)
     assert settings.coordinator == (sys.executable, "-P", "-m", "superdl.coordinator")
 
 

@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("good_starts", type=int)
     parser.add_argument("count_file", type=Path)
-    for option in ("--listen", "--cache", "--executor", "--workers", "--worker-nice", "--owner"):
+    for option in ("--listen", "--cache", "--executor", "--slots", "--worker-nice", "--owner"):
         parser.add_argument(option, required=True)
     parser.add_argument("--metrics-listen")
     parser.add_argument("--exit-with-stdin", action="store_true", required=True)

@@ -90,14 +90,14 @@ def test_nodes_of_the_spec_take_the_place_of_those_of_the_account():
     assert told["coordinator"] == pytest.approx(0.0395)
 
 
-def test_functions_on_ray_cost_their_hosts():
+def test_workers_cost_their_hosts():
     counted = WorkCounters(invocations=3, gb_s=9.0)
     hosts = {"machine": "g4dn.xlarge", "data_machine": "c6i.2xlarge", "data_machines": 3}
-    made = bill([epoch(0, 60.0, counted)], executor="ray", **hosts)
+    made = bill([epoch(0, 60.0, counted)], executor="workers", **hosts)
     assert lines_of(made)["data machines"] == pytest.approx(3 * 0.34)
     assert lines_of(made)["functions"] == lines_of(made)["cache"] == 0.0
     assert made.usd == pytest.approx(0.526 + 1.02)
-    without = bill([epoch(0, 60.0, counted)], executor="ray")
+    without = bill([epoch(0, 60.0, counted)], executor="workers")
     assert (lines_of(without)["functions"], without.usd) == (None, 0.0)
     assert "cost.data_machine" in next(line.how for line in without.lines if line.name == "functions")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.coordinator.executors.lambda_running import handler_of
-from tests.fixtures.ports import free_port
 from tests.superdl.doctor.asking import asked, only
 
 ON_LAMBDA = ("--executor", "lambda")
@@ -70,18 +69,7 @@ def test_an_identity_that_may_not_invoke_and_a_cache_that_is_not_named(service, 
     assert "--cache" in found["function"]["remedy"]
 
 
-@pytest.mark.slow
-def test_functions_on_a_ray_cluster(ray_cluster, valkey, monkeypatch, capsys):
-    monkeypatch.setenv("SUPER_RAY_ADDRESS", f"127.0.0.1:{free_port()}")
-    code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
-    assert code == 1
-    assert found["function"]["verdict"] == "fail"
-    monkeypatch.setenv("SUPER_RAY_ADDRESS", ray_cluster.address)
-    code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
-    assert code == 1
-    assert "add one" in found["function"]["reason"]  # there is no node but the head
-    ray_cluster.add(cpus=2)
-    code, found = asked(capsys, "--executor", "ray", "--cache", valkey.url)
-    assert code == 0, found
-    assert found["function"]["measured"]["places"] == 2
-    assert "decodes images as this machine does" in found["function"]["reason"]
+def test_workers_are_tried_by_their_coordinator(valkey, capsys):
+    code, found = asked(capsys, "--executor", "workers", "--cache", valkey.url)
+    assert (code, found["function"]["verdict"]) == (0, "skip")
+    assert "--coordinator" in found["function"]["remedy"]

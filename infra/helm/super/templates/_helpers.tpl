@@ -10,10 +10,6 @@ app.kubernetes.io/name: super, app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.serviceAccount.name | default (ternary (include "super.name" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
-{{- define "super.ray" -}}
-{{ if has "ray" (splitList "," .Values.executor) }}true{{ end }}
-{{- end }}
-
 {{- define "super.coordinatorSecret" -}}
 {{- if .Values.tls.issuer.name }}{{ include "super.name" . }}-coordinator-tls
 {{- else }}{{ required "set tls.issuer.name, or tls.coordinatorSecret: a coordinator on a network speaks TLS" .Values.tls.coordinatorSecret }}{{ end }}

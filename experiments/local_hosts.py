@@ -1,0 +1,114 @@
+"""``python -m superdl.experiments.local_hosts``: play the hosts of a run as processes of this machine.
+
+It starts :mod:`infra.launcher` for each host, on 127.0.0.2 and so on, and ends with the exit code of the
+first that failed. Use it to try a run of several hosts, and to see what more hosts bring on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import math
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_POLL_S, _END_S = 0.1, 60.0
+_FIRST, _MOST = 2, 250  # 127.0.0.2 and so on
+_SIGNAL = 128
+_STEPS = "experiments.augmentations.heavy"  # of a spec that comes with SUPER
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play all hosts; the exit code of the first that failed, else 0."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m superdl.experiments.local_hosts", usage="%(prog)s [options] -- train.py [arguments]"
+    )
+    parser.add_argument("--training", type=int, default=1, help="hosts that train (1)")
+    parser.add_argument("--data", type=int, default=0, help="hosts that preprocess (0)")
+    parser.add_argument(
+        "--cores", type=int, default=0, help="cores of each that trains; the others share the rest"
+    )
+    if "--" not in words:
+        parser.error("the training command comes after --")
+    if importlib.util.find_spec("infra") is None:
+        parser.error("infra is not found: run this in a checkout of SUPER, of which the wheel is a part")
+    at = words.index("--")
+    given = parser.parse_args(words[:at])
+    count, cores = given.training + given.data, sorted(os.sched_getaffinity(0))
+    rest = cores[given.cores * given.training :] if given.cores else []
+    if given.training < 1 or given.data < 0 or count > _MOST or given.cores < 0:
+        parser.error(f"1 to {_MOST} hosts, of which one at least trains")
+    if given.cores * given.training + bool(given.cores and given.data) > len(cores):
+        parser.error(f"{len(cores)} cores are here, too few for {count} hosts: lower --cores")
+    hosts = [f"127.0.0.{_FIRST + number}" for number in range(count)]
+    environment = _environment(given.cores or max(1, len(cores) // given.training))
+    data, training = ",".join(hosts[: given.data]), ",".join(hosts[given.data :])
+    processes = []
+    for number, host in enumerate(hosts, -given.data):
+        own = cores[number * given.cores : (number + 1) * given.cores] if number >= 0 else rest
+        held = ["taskset", "-c", ",".join(map(str, own))] if own else []
+        command = [*held, sys.executable, "-m", "infra.launcher"]
+        command += [f"--data-hosts={data}", f"--training-hosts={training}", f"--host={host}", *words[at:]]
+        processes.append(subprocess.Popen(command, env=environment))
+    return _ended(processes)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The variables of all hosts; those that are set already stay."""
+    with contextlib.ExitStack() as bound:
+        held = [bound.enter_context(socket.socket()) for _ in range(3)]
+        for one in held:
+            one.bind(("", 0))
+        ports = ",".join(str(one.getsockname()[1]) for one in held)
+    return {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "SM_NUM_GPUS": "1",
+        "SUPER_LAUNCHER_PORTS": ports,
+        "SUPER_SHARED_FILES": "1",  # one machine's hosts see the same files
+        "SUPER_STEP_MODULES": _STEPS,
+        "TRAINING_JOB_NAME": f"local-{secrets.token_hex(4)}",
+        **os.environ,
+    }
+
+
+def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
+    """Wait for all hosts. Where one has failed, the others have a while to end by themselves."""
+    signals: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda given, _: signals.append(given))
+    code, deadline_s, is_passed_on = 0, math.inf, False
+    while living := [process for process in processes if process.poll() is None]:
+        code = code or next((process.returncode for process in processes if process.returncode), 0)
+        if signals and not is_passed_on:
+            is_passed_on = True
+            for process in living:
+                process.send_signal(signal.SIGTERM)
+        if code or signals:
+            deadline_s = min(deadline_s, time.monotonic() + _END_S)
+        if time.monotonic() > deadline_s:
+            for process in living:
+                process.kill()
+        time.sleep(_POLL_S)
+    code = code or next((process.returncode for process in processes if process.returncode), 0)
+    if signals:
+        return _SIGNAL + signals[0]
+    return code if code >= 0 else _SIGNAL - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

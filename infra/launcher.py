@@ -1,0 +1,284 @@
+"""``python -m infra.launcher``: one host's part of a training run, started on every host of it.
+
+- The first CPU host runs a cache and a coordinator, and every CPU host a worker. Without CPU hosts, the first
+  GPU host runs cache, coordinator and functions.
+- GPU hosts run ``torch.distributed.run`` with the training script.
+- When training has ended, the first GPU host tells the coordinator, whose goodbye ends the workers: all hosts
+  exit with training's code.
+
+SageMaker's variables and files say who takes part, or options do where the script comes after ``--``
+(docs/clusters.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superdl.sampler.embedded import available_memory_bytes, cache_configuration, server_binary, usable_cores
+from superdl.super_wire.cache import Credentials
+from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Run", "main", "run_of"]
+
+_log = logging.getLogger("infra.launcher")
+
+_DATA_GROUP = "data_group"
+_CONFIG, _FAILURE = Path("/opt/ml/input/config"), Path("/opt/ml/output/failure")  # SageMaker's
+_PORTS = "50051,50052,29500"
+_PYTHON = (sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m")
+_CONNECT_S = "600"
+_SIGNAL = 128
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The hosts of a run, and what they train.
+
+    Attributes:
+        data_hosts: those that preprocess; may be empty.
+        training_hosts: those that train.
+        current: this one.
+        ranks: how many processes train on this host; 0: one for each GPU, else for each core.
+        name: the run's, the same on all hosts.
+        command: the script and its arguments; or ``-m``, a module and its arguments.
+        ports: of coordinator, cache and torch's rendezvous.
+    """
+
+    data_hosts: tuple[str, ...]
+    training_hosts: tuple[str, ...]
+    current: str
+    ranks: int
+    name: str
+    command: tuple[str, ...]
+    ports: tuple[int, ...]
+
+    @property
+    def leader(self) -> str:
+        """The host with cache and coordinator."""
+        return (*self.data_hosts, *self.training_hosts)[0]
+
+    @property
+    def coordinator(self) -> str:
+        """The coordinator's address; empty for one host alone, where trainers start their own."""
+        return f"{self.leader}:{self.ports[0]}" if self.data_hosts or len(self.training_hosts) > 1 else ""
+
+
+def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
+    """The run that options name, else SageMaker's variables, else its files in ``config``.
+
+    Raises:
+        ConfigError: they do not say who takes part, or what is trained.
+    """
+    if "--" in arguments:
+        at = list(arguments).index("--")
+        options, command = _parser().parse_args(arguments[:at]), list(arguments[at + 1 :])
+    else:  # hyper-parameters, which are the script's but for its name
+        words = list(arguments) or _words(_read(config / "hyperparameters.json"))
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--train-script", default="")
+        script, others = parser.parse_known_args(words)
+        options, command = _parser().parse_args([]), [script.train_script, *others]
+    if not "".join(command[:1]):
+        raise ConfigError("no training script: name it by the hyper-parameter train-script, or after --")
+    data, training, current = _hosts(options, environment, config)
+    if current not in (*data, *training) or not training:
+        raise ConfigError(
+            f"this host is {current!r}, data hosts are {list(data)}, training hosts {list(training)}: one at "
+            "least trains, and this one is among them (--host, or SageMaker's SM_CURRENT_HOST)"
+        )
+    ports = tuple(map(int, environment.get("SUPER_LAUNCHER_PORTS", _PORTS).split(",")))
+    told, name = environment.get("SM_NUM_GPUS"), environment.get("TRAINING_JOB_NAME") or "superdl"
+    return Run(data, training, current, max(1, int(told)) if told else 0, name, tuple(command), ports)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m infra.launcher", allow_abbrev=False)
+    parser.add_argument("--data-hosts", default="", help="hosts that preprocess, with commas between")
+    parser.add_argument("--training-hosts", default="", help="hosts that train")
+    parser.add_argument("--host", default="", help="this one (the system's name for it)")
+    return parser
+
+
+def _hosts(
+    options: argparse.Namespace, environment: Mapping[str, str], config: Path
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """The hosts that preprocess, those that train, and this one."""
+    if options.training_hosts:
+        data, training = (
+            tuple(filter(None, text.split(","))) for text in (options.data_hosts, options.training_hosts)
+        )
+        return data, training, options.host or socket.gethostname()
+    resources = _read(config / "resourceconfig.json")
+    hosts = json.loads(environment["SM_HOSTS"]) if "SM_HOSTS" in environment else resources.get("hosts", [])
+    named = environment.get("SM_INSTANCE_GROUPS_DICT")
+    groups = json.loads(named).values() if named else resources.get("instance_groups") or ()
+    in_group = {host for one in groups if one["instance_group_name"] == _DATA_GROUP for host in one["hosts"]}
+    hosts = sorted(hosts, key=lambda host: (len(host), host))  # algo-2 before algo-10
+    current = environment.get("SM_CURRENT_HOST") or resources.get("current_host", "")
+    data, training = (
+        tuple(one for one in hosts if (one in in_group) == is_data) for is_data in (True, False)
+    )
+    return data, training, current
+
+
+def _read(file: Path) -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError):
+        content: dict[str, Any] = json.loads(file.read_bytes())
+        return content
+    return {}
+
+
+def _words(parameters: Mapping[str, str]) -> list[str]:
+    """Hyper-parameters as a command line; SageMaker's SDK writes texts as JSON, and adds some of its own."""
+    pairs = sorted((name, value) for name, value in parameters.items() if not name.startswith("sagemaker_"))
+    return [
+        word
+        for name, value in pairs
+        for word in (f"--{name}", str(json.loads(value)) if value.startswith('"') else value)
+    ]
+
+
+def _preprocess(run: Run, directory: Path) -> int:
+    """A CPU host's part; the exit code that the coordinator's goodbye brings."""
+    with contextlib.ExitStack() as stack:
+        if run.current == run.leader:
+            _start_services(run, directory, stack)
+        words = ("--coordinator", run.coordinator, "--name", run.current)
+        code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *words], stack).wait()
+        return code if code >= 0 else _SIGNAL - code
+
+
+def _train(run: Run, directory: Path) -> int:
+    """A GPU host's part; training's exit code."""
+    is_first = run.current == run.training_hosts[0]
+    options = {
+        "--nnodes": str(len(run.training_hosts)),
+        "--nproc-per-node": str(run.ranks) if run.ranks else "auto",
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": f"{run.training_hosts[0]}:{run.ports[2]}",
+        "--rdzv-conf": f"is_host={int(is_first)}",
+        "--rdzv-id": run.name,
+        "--local-addr": socket.gethostbyname(run.current),
+    }
+    script = ("-m", "--", *run.command[1:]) if run.command[0] == "-m" else ("--", *run.command)
+    with contextlib.ExitStack() as stack:
+        if run.coordinator:
+            os.environ["SUPER_COORDINATOR"] = run.coordinator
+            os.environ.setdefault("SUPER_CONNECT_TIMEOUT_S", _CONNECT_S)
+            if run.current == run.leader:
+                _start_services(run, directory, stack)
+        code = _torchrun([*(word for option in options.items() for word in option), *script])
+        if run.data_hosts and (code or is_first):
+            _tell_the_end(run.coordinator, code)
+        return code
+
+
+def _torchrun(words: Sequence[str]) -> int:
+    """Run ``torchrun`` in this process; the exit code of the rank that failed first, else 0."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(list(words))
+    except ChildFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        _, failure = error.get_first_failure()
+        return int(failure.exitcode if failure.exitcode > 0 else _SIGNAL - failure.exitcode)
+    except SignalException as error:
+        return _SIGNAL + int(error.sigval)
+    return 0
+
+
+def _tell_the_end(coordinator: str, code: int) -> None:
+    """Have the coordinator end the CPU hosts with training's exit code."""
+    from superdl.sampler.rpc.client import FIRST_CONTACT, Client
+    from superdl.super_wire import coordinator_pb2 as pb
+
+    try:
+        Client(coordinator).call("EndRun", pb.EndRunRequest(exit_code=code), FIRST_CONTACT)
+    except SuperError as error:  # training's exit code is what counts
+        _log.warning("the coordinator was not told that the run has ended: %s", error)
+
+
+def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> None:
+    """Start the cache, unless ``SUPER_CACHE`` names one, and the coordinator."""
+    address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
+    if not cache:
+        _start(_cache_command(address, run.ports[1], directory), stack)
+        scheme = "rediss" if os.environ.get("SUPER_TLS_CERT") else "redis"
+        cache = f"{scheme}://{run.leader}:{run.ports[1]}"
+    options = {
+        "--listen": f"{address}:{run.ports[0]}",
+        "--cache": cache,
+        "--executor": "workers" if run.data_hosts else "local",
+        "--slots": str(max(1, usable_cores() - run.ranks)),
+        "--owner": f"launcher-{run.name}",
+    }
+    words = [word for option in options.items() for word in option]
+    _start([*_PYTHON, "superdl.coordinator", *words, "--ends-with-run"], stack)
+
+
+def _cache_command(address: str, port: int, directory: Path) -> list[str]:
+    """A cache server, with TLS and a password where the coordinator has them."""
+    cert, key = (os.environ.get(name, "") for name in ("SUPER_TLS_CERT", "SUPER_TLS_KEY"))
+    server = shutil.which("valkey-server") or shutil.which("redis-server") if cert else server_binary()
+    if server is None:
+        raise ConfigError("a cache with TLS needs valkey-server or redis-server here, or SUPER_CACHE")
+    files = (f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no")
+    listens = ["port 0", f"tls-port {port}", *files] if cert else [f"port {port}"]
+    wanted = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
+    file, credentials = directory / "cache.conf", Credentials.from_environment(os.environ)
+    file.touch(mode=0o600)
+    listens = [f"bind {address}", "protected-mode no", *listens]
+    memory = wanted or available_memory_bytes() // 2
+    file.write_text(cache_configuration(listens, directory, memory, credentials), encoding="utf-8")
+    return [server, str(file)]
+
+
+def _start(command: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+    """Start a process that ends with the stack, or when this process does, however that ends."""
+    prctl = ctypes.CDLL(None).prctl
+    process = subprocess.Popen(command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM))  # noqa: PLW1509  # one thread
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    return process
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do this host's part; training's exit code, or 2 for what is set wrong."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="launcher: %(message)s")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGNAL + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="super-l-", ignore_cleanup_errors=True) as directory:
+        try:
+            run = run_of(sys.argv[1:] if arguments is None else arguments, os.environ)
+            part: Callable[[Run, Path], int] = _train if run.current in run.training_hosts else _preprocess
+            return part(run, Path(directory))
+        except SuperError as error:
+            sys.stderr.write(f"infra.launcher: {error}\n")
+            if _FAILURE.parent.is_dir():
+                _FAILURE.write_text(f"{error}\n", encoding="utf-8")
+            return 2 if isinstance(error, ConfigError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""A worker's work, from the start of its slots to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+from superdl.super_wire.errors import SuperError
+from superdl.super_wire.protocol import host_and_port
+
+if TYPE_CHECKING:
+    from superdl.lambda_prefetch.worker.settings import WorkerSettings
+
+__all__ = ["work"]
+
+
+def work(settings: WorkerSettings) -> int:
+    """Work until SIGTERM or the coordinator's goodbye, whose exit code this returns.
+
+    Token and certificates come from the environment.
+
+    Raises:
+        SuperError: the coordinator refuses this worker, or was unreachable for too long.
+    """
+    credentials = CoordinatorCredentials.from_environment(os.environ)
+    credentials.check_suffices(host_and_port(settings.coordinator)[0])
+    return asyncio.run(_work(replace(settings, credentials=credentials)))
+
+
+async def _work(settings: WorkerSettings) -> int:
+    from superdl.lambda_prefetch.worker.slots import Slots
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    slots, trouble = Slots(settings.function, settings.slots, nice=settings.nice), ""
+    starting = asyncio.create_task(slots.start())
+    try:
+        await asyncio.sleep(0)  # the slots start while gRPC is imported
+        from superdl.lambda_prefetch.worker.calling import serve
+
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not starting.done():
+            return 0
+        try:
+            starting.result()
+        except SuperError as error:
+            trouble = str(error)
+        return await serve(settings, slots, stop, trouble)
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await slots.close()

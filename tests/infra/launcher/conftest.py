@@ -1,7 +1,0 @@
-"""Fixtures of the launcher's tests."""
-
-from __future__ import annotations
-
-from tests.infra.launcher.hosts import hosts
-
-__all__ = ["hosts"]

@@ -1,0 +1,232 @@
+"""The launcher: hosts and scripts as SageMaker describes them, and whole runs on hosts of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from infra.launcher import Run, run_of
+from superdl.super_wire.errors import ConfigError
+from tests.fixtures.images import expected_pixels
+from tests.fixtures.ports import free_port
+from tests.fixtures.tls_front import TlsFront
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.fixtures.certificates import Certificates
+    from tests.fixtures.valkey import Valkey
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(Path(__file__).with_name("train_script.py"))
+PORTS = (50051, 50052, 29500)
+HOSTS = ["algo-10", "algo-1", "algo-2"]
+GROUPS = [
+    {"instance_group_name": "data_group", "instance_type": "ml.c5.xlarge", "hosts": ["algo-10", "algo-2"]},
+    {"instance_group_name": "dnn_group", "instance_type": "ml.g5.xlarge", "hosts": ["algo-1"]},
+]
+VARIABLES = {
+    "SM_HOSTS": json.dumps(HOSTS),
+    "SM_CURRENT_HOST": "algo-1",
+    "SM_INSTANCE_GROUPS_DICT": json.dumps({str(one["instance_group_name"]): one for one in GROUPS}),
+    "SM_NUM_GPUS": "8",
+    "TRAINING_JOB_NAME": "mine",
+}
+WAIT_S = 120.0
+_MARK = "SUPER_TEST_RUN"
+
+
+def test_hosts_and_script_come_from_sagemakers_variables_or_its_files(tmp_path: Path) -> None:
+    by_variables = run_of(["--train-script", "train.py", "--host", "x"], VARIABLES, tmp_path)
+    command = ("train.py", "--host", "x")
+    assert by_variables == Run(("algo-2", "algo-10"), ("algo-1",), "algo-1", 8, "mine", command, PORTS)
+    assert (by_variables.leader, by_variables.coordinator) == ("algo-2", "algo-2:50051")
+    for name, content in {
+        "resourceconfig": {"current_host": "algo-1", "hosts": HOSTS, "instance_groups": GROUPS},
+        "hyperparameters": {"train-script": '"train.py"', "host": "x", "sagemaker_region": '"y"'},
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    few = {name: VARIABLES[name] for name in ("SM_NUM_GPUS", "TRAINING_JOB_NAME")}
+    assert run_of([], few, tmp_path) == by_variables
+
+
+def test_hosts_are_named_by_options_where_the_script_comes_after_dashes(tmp_path: Path) -> None:
+    named = ["--data-hosts=a", "--training-hosts=b,c", "--host=c", "--", "-m", "mine", "--host", "x"]
+    run = run_of(named, {"SM_NUM_GPUS": "0"}, tmp_path)
+    assert run == Run(("a",), ("b", "c"), "c", 1, "superdl", ("-m", "mine", "--host", "x"), PORTS)
+    alone = run_of(["--training-hosts=b", "--host=b", "--", "x.py"], {"SM_NUM_GPUS": "2"}, tmp_path)
+    assert (alone.coordinator, alone.ranks) == ("", 2)
+    assert run_of(["--training-hosts=b,c", "--host=c", "--", "x.py"], {}, tmp_path).coordinator == "b:50051"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "words"),
+    [
+        ([], {}, "no training script"),
+        (["--epochs", "2"], {}, "no training script"),
+        (["--"], {}, "no training script"),
+        (["--", "x.py"], {"SM_CURRENT_HOST": "other"}, "this host is 'other'"),
+        (["--", "x.py"], {"SM_HOSTS": '["algo-2", "algo-10"]'}, r"training hosts \[\]: one at least trains"),
+        (["--data-hosts=a", "--training-hosts=b", "--host=c", "--", "x.py"], {}, "this host is 'c'"),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: Path, arguments: list[str], changes: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_of(arguments, VARIABLES | changes, tmp_path)
+
+
+class LocalRun:
+    """The hosts of a run, played on this machine."""
+
+    def __init__(self, directory: Path, images: Path) -> None:
+        self.directory, self.images = directory, images
+        self.log = directory / "log"
+        self.mark = uuid.uuid4().hex
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, *arguments: str, options: tuple[str, ...], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start all; ``arguments`` are the script's."""
+        command = [sys.executable, "-m", "superdl.experiments.local_hosts", *options, "--", SCRIPT]
+        command += ["--source", self.images.as_uri(), "--output", str(self.directory), *arguments]
+        own = {"SUPER_CACHE_BYTES": "128mb", "OMP_NUM_THREADS": "1", _MARK: self.mark}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **own, **(environment or {})}
+            )
+
+    def ended(self) -> int:
+        """Wait, bounded, for the end; the exit code. Nothing may be left."""
+        assert self.process is not None
+        code = self.process.wait(WAIT_S)
+        until(lambda: not self.left())
+        return code
+
+    def said(self) -> str:
+        """What all hosts have printed."""
+        return self.log.read_text(errors="replace")
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of the run that are still there, but for a cache server, which hides its environment."""
+        looked_at = psutil.process_iter(["environ"])
+        return [one for one in looked_at if (one.info["environ"] or {}).get(_MARK) == self.mark]
+
+    def check_every_image_once(self, epochs: int) -> None:
+        """Over both ranks, with the pixels and labels that another decoder gives."""
+        ranks = [json.loads((self.directory / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+        expected = Counter(
+            (sha256(pixels).hexdigest(), label)
+            for pixels, label in expected_pixels(self.images, resize=32, crop=24).items()
+        )
+        for epoch in range(epochs):
+            assert Counter(tuple(sample) for rank in ranks for sample in rank["epochs"][epoch]) == expected
+        assert ranks[0]["weight"] == ranks[1]["weight"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, images: Path) -> Iterator[LocalRun]:
+    run = LocalRun(tmp_path, images)
+    yield run
+    for process in run.left():
+        process.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait, bounded, for what other processes do."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", [2, 0])
+def test_two_hosts_train_on_every_image_once(run: LocalRun, data: int) -> None:
+    run.start("--epochs", "2", options=("--training", "2", "--data", str(data)))
+    assert run.ended() == 0, run.said()
+    run.check_every_image_once(2)
+    for host in range(2, 2 + data):
+        assert f"the worker 127.0.0.{host} called in" in run.said()
+
+
+@pytest.mark.slow
+def test_the_code_of_the_rank_that_fails_is_every_hosts(run: LocalRun) -> None:
+    run.start("--fail-on-rank", "0", options=("--data", "2"))
+    assert run.ended() == 7, run.said()
+
+
+@pytest.mark.slow
+def test_sigterm_lets_every_rank_save(run: LocalRun) -> None:
+    run.start("--forever", options=("--training", "2", "--data", "1"))
+    until(lambda: all((run.directory / f"begun-{rank}").exists() for rank in (0, 1)))
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended() == 128 + signal.SIGTERM, run.said()
+    assert all((run.directory / f"saved-{rank}").exists() for rank in (0, 1))
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback's."""
+    several = [found for addresses in psutil.net_if_addrs().values() for found in addresses]
+    found = [one.address for one in several if one.family == socket.AF_INET]
+    return next((one for one in found if not one.startswith("127.")), "")
+
+
+@pytest.mark.slow
+def test_beyond_loopback_hosts_have_a_token_and_tls(
+    run: LocalRun, certificates: Certificates, valkey: Valkey
+) -> None:
+    """The data host has this machine's own address; its certificate is for another name."""
+    address = own_address()
+    if not address:
+        pytest.skip("this machine has no address but loopback's")
+    ports = ",".join(str(free_port()) for _ in range(3))
+    with TlsFront(valkey.unix_url.removeprefix("unix://"), certificates) as front:
+        environment: dict[str, Any] = {
+            "SUPER_TOKEN": "a-token-of-one-test",
+            "SUPER_TLS_CERT": certificates.server.cert_file,
+            "SUPER_TLS_KEY": certificates.server.key_file,
+            "SUPER_COORDINATOR_CA_FILE": certificates.ca_file,
+            "SUPER_COORDINATOR_NAME": "localhost",
+            "SUPER_CACHE_CA_FILE": certificates.ca_file,
+            "SUPER_CACHE": f"rediss://127.0.0.1:{front.port}",
+            "SUPER_FILE_ROOTS": str(run.directory.parent),
+            "SUPER_SHARED_FILES": "1",
+            "SUPER_LAUNCHER_PORTS": ports,
+            "SM_NUM_GPUS": "2",
+            "GLOO_SOCKET_IFNAME": "lo",
+            _MARK: run.mark,
+        }
+        words = [SCRIPT, "--source", run.images.as_uri(), "--output", str(run.directory)]
+        hosts = [f"--data-hosts={address}", "--training-hosts=127.0.0.1"]
+        with run.log.open("wb") as log:
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "infra.launcher", *hosts, f"--host={host}", "--", *words],
+                    cwd=ROOT,
+                    env={**os.environ, **environment},
+                    stdout=log,
+                    stderr=log,
+                )
+                for host in (address, "127.0.0.1")
+            ]
+        assert [process.wait(WAIT_S) for process in processes] == [0, 0], run.said()
+    run.check_every_image_once(1)
+    until(lambda: not run.left())
+    assert environment["SUPER_TOKEN"] not in run.said()
