@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -88,6 +90,16 @@ def test_what_is_missing_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         run_of(arguments, VARIABLES | changes, tmp_path)
+
+
+def test_the_examples_for_clusters_are_programs_that_start_the_launcher() -> None:
+    """SageMaker's SDK and Slurm are not here: this says no more than that they can be read."""
+    slurm, job = (ROOT / "examples" / name for name in ("slurm.sh", "sagemaker_job.py"))
+    subprocess.run([shutil.which("bash") or "bash", "-n", slurm], check=True)
+    texts = [node.value for node in ast.walk(ast.parse(job.read_text())) if isinstance(node, ast.Constant)]
+    assert {"infra.launcher", "train-script", "data_group"} <= {
+        text for text in texts if isinstance(text, str)
+    }
 
 
 class LocalRun:
