@@ -21,8 +21,8 @@ from superdl.coordinator.__main__ import main
 
 start = server._start
 
-async def start_and_hang(settings, stack):
-    running = await start(settings, stack)
+async def start_and_hang(*arguments):
+    running = await start(*arguments)
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
     return running
 
