@@ -249,7 +249,8 @@ class Workers:
                     if answered is not None and not answered.done():  # else late, a second one, or made up
                         answered.set_result(message.answer)
                 elif message.HasField("heartbeat"):
-                    worker.cpu_s = message.heartbeat.cpu_s
+                    cpu_s = message.heartbeat.cpu_s
+                    worker.cpu_s = cpu_s if 0 <= cpu_s < math.inf else 0.0
                     worker.say(heartbeat=pb.Heartbeat())
                 elif message.HasField("draining"):
                     worker.is_draining = True

@@ -179,6 +179,20 @@ def test_one_that_drains_gets_nothing_more_and_answers_what_it_has(tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("told_s", "shown_s"), [(2.5, 2.5), (-1.0, 0.0), (float("nan"), 0.0), (float("inf"), 0.0)]
+)
+def test_the_cpu_time_that_a_heartbeat_tells_is_shown_if_it_can_be_one(tmp_path, told_s, shown_s):
+    async def main():
+        async with coordinator(tmp_path) as (workers, stub):
+            stream = await call_in(stub, name="cpu-1")
+            await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat(cpu_s=told_s)))
+            assert (await stream.read()).HasField("heartbeat")
+            assert workers.stats == [pb.WorkerStats(name="cpu-1", slots=1, cpu_s=shown_s)]
+
+    asyncio.run(main())
+
+
 def test_what_nobody_waits_for_is_cancelled(tmp_path):
     async def main():
         async with coordinator(tmp_path) as (workers, stub):
