@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import ROOT, BenchmarkError, Pids
-from superdl.sampler.embedded.children import server_binary
+from superdl.coordinator.embedded import server_binary
 from superdl.super_wire.host import cache_bytes, slots
 
 if TYPE_CHECKING:

@@ -21,32 +21,48 @@ from superdl.super_wire.redaction import keep_secrets_out_of_logs, shown_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["add_arguments", "main", "run"]
+    from superdl.coordinator.server.server import Holders
+
+__all__ = ["add_arguments", "main", "parsed", "run", "serve_with"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve with parsed options; give the exit code."""
-    from superdl.coordinator.server.server import serve  # grpc is slow to import, and --help does not need it
-
+    """Serve with parsed options; return the exit code."""
     try:
-        settings = load_settings(vars(arguments), os.environ, arguments.config)
-        handler = RepeatedLines(sys.stderr)
-        handler.setFormatter(LINE_FORMATS[settings.log_format]())
-        logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
-        keep_secrets_out_of_logs()
-        return asyncio.run(serve(settings))
+        return serve_with(arguments)
     except SuperError as error:
         sys.stderr.write(shown_lines(f"superdl coordinator: {error}\n"))
         return 2 if isinstance(error, ConfigError) else 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and serve."""
+def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) -> int:
+    """Serve with parsed options, until its ``holders`` are gone if it has any; return the exit code.
+
+    Raises:
+        SuperError: a setting is wrong, or it cannot start or go on.
+    """
+    from superdl.coordinator.server.server import serve  # grpc is slow to import, and --help does not need it
+
+    settings = load_settings(vars(arguments), os.environ, arguments.config)
+    handler = RepeatedLines(sys.stderr)
+    handler.setFormatter(LINE_FORMATS[settings.log_format]())
+    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
+    keep_secrets_out_of_logs()
+    return asyncio.run(serve(settings, holders))
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m superdl.coordinator", description="Run a SUPER coordinator."
     )
     add_arguments(parser)
-    return run(parser.parse_args(argv))
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and serve."""
+    return run(parsed(argv))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.embedded import available_memory_bytes, cache_configuration, server_binary, usable_cores
+from superdl.coordinator.embedded import cache_configuration, server_binary
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.host import available_memory_bytes, usable_cores
 from superdl.super_wire.sizes import parse_bytes
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 ``SuperSampler`` asks a coordinator for its rank's plan and yields :class:`superdl.super_wire.BatchRef`;
 without a coordinator it starts one. ``describe`` and those that list ask it without a job. Names are looked
-up on first use, so that the supervisor process, which lives in this package too, does not pay for torch.
+up on first use, so that modules which need no torch do not pay for it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
     Raises:
         ConfigError: there is none of them, or several runs; the message lists them for ``command``.
     """
-    from superdl.sampler.embedded import RunDirectory
+    from superdl.super_wire.run_directory import RunDirectory
 
     if named := arguments.coordinator or os.environ.get("SUPER_COORDINATOR"):
         return str(named)

@@ -11,7 +11,7 @@ import os
 import signal
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors import ExecutorContext
     from superdl.coordinator.server.settings import Settings
 
-__all__ = ["serve"]
+__all__ = ["Holders", "serve"]
 
 _log = logging.getLogger(__name__)
 
 _UPKEEP_S = 1.0
 _RETRY_S = 0.2
-_DRAIN_MAX_S = 9.0  # the embedded supervisor kills after ten
+_DRAIN_MAX_S = 9.0  # less than the ten seconds after which service managers kill
 _CACHE_END_S = 2.0
 _STDIN = 0
 _SHARDS = "shards"
@@ -66,8 +66,18 @@ _SHARDS = "shards"
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
-async def serve(settings: Settings) -> int:
-    """Run a coordinator until SIGTERM, SIGINT or (if set) the end of stdin or of its run; then drain.
+class Holders(Protocol):
+    """Those for whom alone a coordinator runs."""
+
+    def begin(self, stop: Callable[[], None]) -> None:
+        """Begin, in the running event loop; call ``stop`` when nobody holds the coordinator any more."""
+
+    def serving(self) -> None:
+        """Learn that the coordinator serves."""
+
+
+async def serve(settings: Settings, holders: Holders | None = None) -> int:
+    """Run a coordinator until SIGTERM, SIGINT or the end of stdin, its run or its holders; then drain.
 
     Returns:
         The exit code: 0, or that of its run.
@@ -82,6 +92,8 @@ async def serve(settings: Settings) -> int:
         loop.add_signal_handler(number, stop.set)
     if settings.exit_with_stdin:
         _watch_stdin(loop, stop)
+    if holders is not None:
+        holders.begin(stop.set)
     codes = [0]
 
     def run_ended(code: int) -> None:
@@ -99,6 +111,8 @@ async def serve(settings: Settings) -> int:
             return codes[-1]
         engine, steps = starting.result()
         _log.info("serving on %s", settings.listen)
+        if holders is not None:
+            holders.serving()
         loops = [
             loop.create_task(_forever(step, pause_s=pause_s), name=name)
             for name, (step, pause_s) in steps.items()

@@ -239,10 +239,10 @@ def _children_cpu_s() -> float:
 class _SharedServices:
     """The services of one round, and the CPU time that they have used."""
 
-    def __init__(self, address: str, supervisor: psutil.Process | None) -> None:
+    def __init__(self, address: str, coordinator: psutil.Process | None) -> None:
         self.address = address
         self.samples: list[CpuSample] = []
-        self._groups = None if supervisor is None else ProcessGroups(supervisor)
+        self._groups = None if coordinator is None else ProcessGroups(coordinator)
 
     def sample(self) -> None:
         """Look at what they have used by now."""
@@ -250,7 +250,7 @@ class _SharedServices:
             return
         with contextlib.suppress(psutil.NoSuchProcess):  # killed by somebody: what was seen of it stays
             used = {name: reading.cpu_s for name, reading in self._groups.read().items()}
-            used["supervisor"] = used.get("supervisor", 0.0) + used.pop("trainer", 0.0)
+            used["coordinator"] = used.get("coordinator", 0.0) + used.pop("trainer", 0.0)
             self.samples.append((time.time(), used))
 
 
@@ -264,13 +264,13 @@ def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
 
     """
     from superdl.sampler.embedded.embedded import Embedded  # with torch: not for a comparison that needs none
-    from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
+    from superdl.sampler.embedded.settings import EmbeddedSettings
 
     with embedded_executor(spec):
-        settings = replace(SupervisorSettings.of_this_host(), grace_s=_GRACE_S)
+        settings = replace(EmbeddedSettings.of_this_host(), grace_s=_GRACE_S)
         held = Embedded(f"compare:{uuid.uuid4().hex}", settings)
     try:
-        services = _SharedServices(held.coordinator, _supervisor())
+        services = _SharedServices(held.coordinator, _coordinator_process())
         services.sample()
         yield services
         services.sample()
@@ -278,10 +278,10 @@ def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
         held.release()
 
 
-def _supervisor() -> psutil.Process | None:
-    """The supervisor that this process has started."""
+def _coordinator_process() -> psutil.Process | None:
+    """Return the coordinator that this process started."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            if "superdl.sampler.embedded.supervisor" in child.cmdline():
+            if "superdl.coordinator.embedded" in child.cmdline():
                 return child
     return None

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.experiments.data.whole_directory import MANIFEST, check_room, manifest_of, written_once
 from superdl.experiments.image_sets import SPLITS, MadeSet
-from superdl.sampler.embedded import usable_cores
 from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.host import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUPS", "GpuMeter", "GpuReading", "GroupReading", "ProcessGroups", "group_of", "meter_of"]
 
-GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "supervisor", "other")
+GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "other")
 """The parts of a run, in the order in which tables and plots have them."""
 
 _SERVERS = ("valkey-server", "redis-server")
@@ -123,8 +123,6 @@ class ProcessGroups:
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
     """The group of a process that descends from a trainer, by its name and both commands."""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
-    if module == "superdl.sampler.embedded.supervisor":
-        return "supervisor"
     if f"{module}.".startswith("superdl.lambda_prefetch.worker."):
         return "functions"
     if f"{module}.".startswith("superdl.coordinator."):

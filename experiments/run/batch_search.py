@@ -33,8 +33,8 @@ from superdl.experiments.training.device import (
 )
 from superdl.experiments.training.ranks import OtherRankError, ProcessRank, Ranks, join_ranks
 from superdl.experiments.training.updates import Updater
-from superdl.sampler.embedded import available_memory_bytes
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.host import available_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""A training process's hold on the embedded default: finds or starts its run's supervisor, again if it dies.
+"""A training process's hold on the embedded default: finds or starts its run's coordinator, again if it dies.
 
-The hold is a connection to the supervisor's socket. As long as some rank has one, coordinator and cache live;
-the system closes it when the rank ends, whatever ends it.
+The hold is a connection to a socket of the coordinator. As long as some rank has one, coordinator, cache and
+worker live; the kernel closes it when the rank ends, whatever ends it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from superdl.sampler.embedded.run_directory import RunDirectory
-from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
+from superdl.sampler.embedded.settings import EmbeddedSettings
 from superdl.sampler.rpc.forking import HeldSockets
 from superdl.super_wire.errors import EmbeddedError, SuperError
 from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.run_directory import RunDirectory
 from superdl.super_wire.sizes import seconds_from
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __all__ = ["Embedded", "embedded_for", "question_answered", "release_all", "tell
 _LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 300.0
-"""For everything: an earlier supervisor's end, imports, starting; usually two seconds."""
+"""For everything: an earlier coordinator's end, imports, starting; usually two seconds."""
 
 _TELL_EVERY_S = 10.0
 _MAX_REVIVALS = 3
@@ -44,31 +44,31 @@ _END_WAIT_S = 30.0
 _BACKLOG = 256
 
 QUESTION_HOLD_S = 60.0
-"""So long after a question it is kept for the sampler that may follow."""
+"""How long after a question the hold is kept for the sampler that may follow."""
 
 _ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
-"""How those begin that the coordinator and its functions read when they are started: credentials too."""
+"""Prefixes of the variables that coordinator and functions read when they start, credentials among them."""
 
 
-class _LostSupervisorError(EmbeddedError):
-    """It could not be started now, or it went without a word: one more may do better."""
+class _LostError(EmbeddedError):
+    """The coordinator could not be started now, or ended without a message: another attempt may succeed."""
 
 
 class Embedded:
-    """One process's hold on the supervisor of one run; made by :func:`embedded_for`, once for each run.
+    """One process's hold on the coordinator of one run; made by :func:`embedded_for`, once for each run.
 
     Attributes:
         path: the run's directory.
-        coordinator: the coordinator's address, which a supervisor that is started again keeps.
-        was_told: whether its user was told where it keeps records.
-        supervisor: the process id of the supervisor that was found or started.
+        coordinator: the coordinator's address, which one that is started again keeps.
+        pid: the process id of the coordinator that was found or started.
+        was_told: whether the user was told where it keeps records.
         stays: whether a sampler has it, so that it is kept until the process ends.
-        questions: how many are asked of it just now.
-        answered: how many were.
+        questions: how many questions are pending.
+        answered: how many were answered.
 
     Args:
         run: the run id.
-        settings: of the supervisor, if it is started.
+        settings: of the coordinator, if it is started.
         before: this process's earlier hold on the same run.
 
     Raises:
@@ -76,14 +76,14 @@ class Embedded:
     """
 
     def __init__(
-        self, run: str, settings: SupervisorSettings | None = None, before: Embedded | None = None
+        self, run: str, settings: EmbeddedSettings | None = None, before: Embedded | None = None
     ) -> None:
-        self._settings = settings or SupervisorSettings.of_this_host()
+        self._settings = settings or EmbeddedSettings.of_this_host()
         self._directory = RunDirectory.of_run(run, self._settings.choice.variant)
         self.path = self._directory.path
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
+        self.pid: object = None
         self.was_told = False
-        self.supervisor: object = None
         self.stays: bool = before is not None and before.stays
         self.questions: int = before.questions if before else 0
         self.answered: int = before.answered if before else 0
@@ -100,11 +100,11 @@ class Embedded:
         threading.Thread(target=self._watch, args=(hold,), name="superdl-embedded", daemon=True).start()
 
     def failure(self) -> SuperError | None:
-        """Why the supervisor is gone for good, if it is."""
+        """Return why the coordinator is gone for good, if it is."""
         return self._failure
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """The supervisors that were started here."""
+        """Return the coordinators that this process started."""
         return list(self._processes)
 
     @property
@@ -113,17 +113,17 @@ class Embedded:
         return self._failure is not None or self._released.is_set()
 
     def let_go(self) -> None:
-        """Let go, without waiting; the supervisor ends if no other rank holds it."""
+        """Let go, without waiting; the coordinator ends if no other rank holds it."""
         self._released.set()
         self._sockets.close_all()
 
     def release(self) -> None:
-        """Let go, and wait, bounded, for the supervisors that were started here."""
+        """Let go, and wait, bounded, for the coordinators that this process started."""
         self.let_go()
         self._await_ends()
 
     def let_go_after(self, question: int) -> None:
-        """Let go of what was taken for this question, unless another or a sampler has come since."""
+        """Let go of a hold that this question took, unless another question or a sampler has come since."""
         with _lock:
             if self.stays or self.questions or self.answered != question:
                 return
@@ -132,15 +132,15 @@ class Embedded:
             process.wait()  # or a zombie would stay
 
     def _await_ends(self) -> None:
-        """No zombie stays of the supervisors that this process started."""
+        """Wait for the coordinators that this process started, so that they leave no zombies."""
         for process in self._processes:
             try:
                 process.wait(_END_WAIT_S)
             except subprocess.TimeoutExpired:
-                _LOG.warning("supervisor process %d has not ended; see %s", process.pid, self._directory.log)
+                _LOG.warning("coordinator process %d has not ended; see %s", process.pid, self._directory.log)
 
     def _end_and_clear(self) -> None:
-        """Remove what a supervisor that ended too early has left, unless there is another by now."""
+        """Remove what a coordinator that ended too early has left, unless there is another by now."""
         self._await_ends()
         with self._directory.locked_for_start(self._start_timeout_s):
             other = self._call()
@@ -150,28 +150,30 @@ class Embedded:
                 self._sockets.close(other)
 
     def _connect(self) -> socket.socket:
-        """A connection to a supervisor that is ready, started if there was none.
+        """Return a connection to a coordinator that serves, started if there was none.
 
-        One that was found and goes without a word was dying: of a killed process the system may close the
-        ranks' connections before the socket on which it listens.
+        One that was running and ends without a message was dying: the kernel may close the ranks' connections
+        of a killed process before the socket on which it listens.
         """
         for _ in range(_MAX_CALLS):
-            hold, found = self._find_or_start()
+            hold, was_running = self._find_or_start()
             try:
                 self._await_ready(hold)
             except BaseException as error:
                 self._sockets.close(hold)
-                if found and isinstance(error, _LostSupervisorError):
+                if was_running and isinstance(error, _LostError):
                     continue
+                if not was_running:
+                    self._processes[-1].terminate()  # it may hang
                 self._end_and_clear()
                 raise
             if self._released.is_set():
                 self._sockets.close(hold)
             return hold
-        raise _LostSupervisorError(f"{_MAX_CALLS} supervisors in a row went when they were called")
+        raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row ended when they were called")
 
     def _find_or_start(self) -> tuple[socket.socket, bool]:
-        """A connection to the supervisor, which may not be ready, and whether it was there already."""
+        """Return a connection to the coordinator, which may not serve yet, and whether it ran already."""
         with self._directory.locked_for_start(self._start_timeout_s):
             self._directory.create()
             hold = self._call()
@@ -180,46 +182,44 @@ class Embedded:
             self._start()
             hold = self._call()
         if hold is None:
-            error = _LostSupervisorError(f"the supervisor ended at once{self._directory.log_tail()}")
+            error = _LostError(f"the embedded coordinator ended at once{self._directory.log_tail()}")
             self._end_and_clear()
             raise error
         return hold, False
 
     def _call(self) -> socket.socket | None:
-        """A connection to whoever listens at the supervisor's socket, or ``None``."""
+        """Return a connection to the coordinator, or ``None`` if there is none."""
         hold = self._sockets.open()
         try:
-            hold.connect(str(self._directory.supervisor_socket))
+            hold.connect(str(self._directory.ranks_socket))
         except (FileNotFoundError, ConnectionRefusedError):
             self._sockets.close(hold)
             return None
         return hold
 
     def _start(self) -> None:
-        """Start the supervisor on a socket that listens already: every rank can simply connect and wait."""
-        path = self._directory.supervisor_socket
+        """Start the coordinator on a socket that listens already: every rank can simply connect and wait."""
+        path = self._directory.ranks_socket
         path.unlink(missing_ok=True)  # of one that was killed; the start lock is held
-        command = [sys.executable, "-P", "-m", "superdl.sampler.embedded.supervisor"]
         listener = self._sockets.open()
         try:
             listener.bind(str(path))
             listener.listen(_BACKLOG)
-            arguments = [str(self._directory.path), str(listener.fileno()), self._settings.to_json()]
+            command = self._settings.command(self._directory, listener.fileno())
             with self._directory.log.open("ab") as log:
                 process = subprocess.Popen(
-                    [*command, *arguments],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    env=self._settings.environment(),
                     pass_fds=(listener.fileno(),),
                     # Ctrl-C in the terminal is the trainer's alone. No session of its own: where the kernel
                     # groups sessions, functions would take as much as the trainer, however nice they are.
                     process_group=0,
                 )
         except OSError as error:
-            raise _LostSupervisorError(
-                f"the supervisor could not be started by {command}: {error}"
-            ) from error
+            raise _LostError(f"the embedded coordinator could not be started: {error}") from error
         finally:
             self._sockets.close(listener, handed_over=True)
         self._processes = [old for old in self._processes if old.poll() is None] + [process]
@@ -235,20 +235,21 @@ class Embedded:
             load = f"{os.getloadavg()[0]:.0f} processes share {os.cpu_count()} cores"
             _LOG.warning("%s, still starting: %s; see %s", words, load, self._directory.log)
         answer = _read_line(hold)
-        self.supervisor = (answer or {}).get("supervisor")
         if answer is None:
-            raise _LostSupervisorError(f"the supervisor ended while it started{self._directory.log_tail()}")
+            words = f"the embedded coordinator ended while it started{self._directory.log_tail()}"
+            raise _LostError(words)
         if "error" in answer:
-            raise EmbeddedError(str(answer["error"]))
+            raise EmbeddedError(f"{answer['error']}{self._directory.log_tail()}")
+        self.pid = answer.get("coordinator")
         if answer.get("protocol_version") != PROTOCOL_VERSION:
             raise EmbeddedError(
-                "this run's supervisor on this host speaks protocol version "
+                "this run's coordinator on this host speaks protocol version "
                 f"{answer.get('protocol_version')}, this process {PROTOCOL_VERSION}: the ranks of a run use "
                 "one version of SUPER"
             )
 
     def _watch(self, hold: socket.socket) -> None:
-        """Wait for the supervisor's last words or its death, and then start another at the same paths."""
+        """Wait until the coordinator fails or dies, and then start another at the same paths."""
         while True:
             try:
                 said = _read_line(hold)
@@ -266,30 +267,30 @@ class Embedded:
                 _LOG.error("%s", error)  # the message is for users, the place tells nothing
                 return
 
-    def _revived(self, last_words: dict[str, object] | None) -> socket.socket:
-        if last_words is not None:
-            raise EmbeddedError(str(last_words.get("error", last_words)))
+    def _revived(self, message: dict[str, object] | None) -> socket.socket:
+        if message is not None:
+            raise EmbeddedError(str(message.get("error", message)))
         reason = f"it was killed{self._directory.log_tail()}"
         while True:
             now_s = time.monotonic()
             if len(self._revivals_s) == _MAX_REVIVALS and now_s - self._revivals_s[0] < _REVIVAL_SPAN_S:
                 raise EmbeddedError(
-                    f"the supervisor has died {_MAX_REVIVALS + 1} times within {_REVIVAL_SPAN_S:g} s, the "
-                    f"last time because {reason}"
+                    f"the embedded coordinator has died {_MAX_REVIVALS + 1} times within "
+                    f"{_REVIVAL_SPAN_S:g} s, the last time because {reason}"
                 )
             self._revivals_s.append(now_s)
-            _LOG.warning("the supervisor of the embedded coordinator has died; another one is started")
+            _LOG.warning("the embedded coordinator has died; it is started again")
             try:
                 return self._connect()
-            except _LostSupervisorError as error:
-                _LOG.warning("that one was lost too: %s", error)
+            except _LostError as error:
+                _LOG.warning("it died again: %s", error)
                 reason = str(error)
             if self._released.wait(_REVIVAL_PAUSE_S):
-                raise EmbeddedError("let go while another supervisor was to be started")
+                raise EmbeddedError("let go while the coordinator was to be started again")
 
 
 def _read_line(connection: socket.socket) -> dict[str, object] | None:
-    """The next JSON line, or ``None`` at the end of the connection."""
+    """Return the next line of JSON, or ``None`` at the end of the connection."""
     line = bytearray()
     while not line.endswith(b"\n"):
         try:
@@ -309,14 +310,14 @@ _lock = threading.Lock()
 
 
 def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
-    """This process's hold on the embedded default of ``run``, taken at the first call.
+    """Return this process's hold on the embedded default of ``run``, taken at the first call.
 
     It outlives the samplers, so that what the cache holds serves the next one. One taken for a question alone
     is kept for a while after :func:`question_answered`: the sampler that follows may be of a run that has got
     its id meanwhile, and in other processes. Where credentials or settings were changed since it was taken,
-    the supervisor is started again.
+    the coordinator is started again.
     """
-    settings = SupervisorSettings.of_this_host()
+    settings = EmbeddedSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
     with _lock:
         hold = before = _holds.get(key)
@@ -327,7 +328,7 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
             _end_questions_of_others(key)
             RunDirectory.sweep({other.path for other in _holds.values()})
             hold = _holds[key] = Embedded(run, settings, before)
-            if before is not None and changed and hold.supervisor == before.supervisor:
+            if before is not None and changed and hold.pid == before.pid:
                 _LOG.warning(
                     "%s: changed since the embedded coordinator was started, which other ranks of this run "
                     "hold, so that it goes on as it was: start the run again",
@@ -341,7 +342,7 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """The answer to a question is here, at whichever address: an embedded one may be let go of soon."""
+    """Note that a coordinator answered a question: the hold on an embedded one may be let go of soon."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator != coordinator or pid != os.getpid():
@@ -355,7 +356,7 @@ def question_answered(coordinator: str) -> None:
 
 
 def _end_questions_of_others(key: tuple[int, str, str]) -> None:
-    """End what was taken for questions alone, of other runs: it may hold the lock on the cache."""
+    """End holds of other runs that were taken for questions alone: they may hold the lock on the cache."""
     for other, hold in list(_holds.items()):
         if other[0] == key[0] and other != key and not (hold.stays or hold.questions):
             _holds.pop(other).release()
@@ -366,7 +367,7 @@ def _its_variables() -> set[tuple[str, str]]:
 
 
 def tell_user(coordinator: str, kept: str) -> None:
-    """Say on standard error, once, where an embedded coordinator keeps records: it fills a user's disk."""
+    """Print on standard error, once, where an embedded coordinator keeps records: it fills a user's disk."""
     with _lock:
         holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.was_told]
         for hold in holds if kept else ():

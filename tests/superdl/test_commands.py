@@ -53,7 +53,7 @@ def test_run_trains_the_digits_through_the_embedded_default(
     assert "validation accuracy" in done.stderr
     whole = report["utilization"]["phases"][1]
     assert (whole["epoch"], whole["split"]) == (0, "train")
-    parts = {"trainer", "workers", "supervisor", "coordinator", "cache", "functions"}
+    parts = {"trainer", "workers", "coordinator", "cache", "functions"}
     assert parts <= whole["groups"].keys()
     assert whole["groups"]["workers"]["processes_max"] == 2
     rows = map(json.loads, (directory / "utilization.jsonl").read_text().splitlines())

@@ -119,7 +119,7 @@ def test_an_arm_is_started_by_its_own_command(colours: Path, console: Console) -
 def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) -> None:
     trials = {"a": {"loader.batch_size": 4}, "b": {}, "c": {"optimizer.lr": 0.01, "epochs": 3}}
     spec = spec_of(colours, trials=trials, compare={"repeats": 2, "warmup_epochs": 0})
-    others = supervisors()  # of tests before this one, in this process
+    others = embedded_coordinators()  # of tests before this one, in this process
     report = compare(spec, arms=["super"], console=console)
     assert len(report.figures_of("super")) == 2
     for figures in report.figures_of("super"):
@@ -128,12 +128,12 @@ def test_trials_at_once_decode_each_image_once(colours: Path, console: Console) 
         assert figures.cpu_ms_by_group["functions"] > 0
     places = sorted((the_directory(colours) / "runs" / "01-super").iterdir())
     assert [place.name for place in places] == ["a", "b", "c"]
-    assert supervisors() == others
+    assert embedded_coordinators() == others
 
 
-def supervisors() -> set[int]:
+def embedded_coordinators() -> set[int]:
     """The embedded coordinators' below this process."""
-    name = "superdl.sampler.embedded.supervisor"
+    name = "superdl.coordinator.embedded"
     return {p.pid for p in psutil.Process().children(recursive=True) if name in p.cmdline()}
 
 
@@ -186,7 +186,7 @@ def test_what_ends_a_comparison_ends_all_of_it(colours: Path, number: signal.Sig
             made = the_directory(colours)
             wait_for_steps(process, [made / "runs" / "02-super" / name for name in ("a", "b")])
             family = psutil.Process(process.pid).children(recursive=True)
-            assert len(family) >= 5, "two runs, supervisor, coordinator and cache at least"
+            assert len(family) >= 5, "two runs, coordinator, cache and worker at least"
             os.killpg(process.pid, number)
             process.stdout.read()
             assert process.wait(END_TIMEOUT_S) == (130 if number == signal.SIGINT else -signal.SIGKILL)

@@ -103,8 +103,8 @@ def test_what_nvml_tells_is_read_and_what_it_does_not_is_absent(tmp_path):
         ("python", ["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"], "other"),
         (
             "python",
-            ["python", "-P", "-m", "superdl.sampler.embedded.supervisor", "/run/x", "5", "{}"],
-            "supervisor",
+            ["python", "-P", "-m", "superdl.coordinator.embedded", "--directory", "/run/x"],
+            "coordinator",
         ),
         ("python", ["python", "-P", "-m", "superdl.coordinator", "--listen", "unix:/x"], "coordinator"),
         ("python", ["python", "-m", "superdl.coordinator.executors.ray_driver"], "coordinator"),

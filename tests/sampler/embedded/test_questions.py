@@ -9,12 +9,12 @@ import pytest
 
 from superdl.sampler.embedded import embedded as module
 from superdl.sampler.embedded.embedded import embedded_for, question_answered, release_all
-from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
+from superdl.sampler.embedded.settings import EmbeddedSettings
 
 
 @pytest.fixture(autouse=True)
-def of_tests(supervised, monkeypatch):
-    monkeypatch.setattr(SupervisorSettings, "of_this_host", supervised.settings)
+def of_tests(embedded_run, monkeypatch):
+    monkeypatch.setattr(EmbeddedSettings, "of_this_host", embedded_run.settings)
     yield
     release_all()
 
@@ -26,62 +26,62 @@ def ask(run):
     return hold
 
 
-def test_a_sampler_takes_what_the_questions_before_it_hold(supervised):
-    hold = ask(supervised.run)
-    assert ask(supervised.run) is embedded_for(supervised.run) is hold
-    supervisor = supervised.processes()["supervisor"]
+def test_a_sampler_takes_what_the_questions_before_it_hold(embedded_run):
+    hold = ask(embedded_run.run)
+    assert ask(embedded_run.run) is embedded_for(embedded_run.run) is hold
+    coordinator = embedded_run.processes()["coordinator"]
     for question in (1, 2):  # their time is up
         hold.let_go_after(question)
     assert not hold.is_over
-    assert supervised.processes()["supervisor"] == supervisor
+    assert embedded_run.processes()["coordinator"] == coordinator
 
 
-def test_it_is_let_go_of_after_the_last_of_the_questions(supervised):
-    hold = ask(supervised.run)
-    assert embedded_for(supervised.run, for_question=True) is hold
+def test_it_is_let_go_of_after_the_last_of_the_questions(embedded_run):
+    hold = ask(embedded_run.run)
+    assert embedded_for(embedded_run.run, for_question=True) is hold
     hold.let_go_after(1)
     assert not hold.is_over, "the second is not answered yet"
     question_answered(hold.coordinator)
     hold.let_go_after(1)
     assert not hold.is_over, "its own time is not up yet"
-    supervised.processes()
+    embedded_run.processes()
     hold.let_go_after(2)
-    supervised.assert_all_gone()
-    assert embedded_for(supervised.run) is not hold
-    assert set(supervised.processes()) == {"supervisor", "cache", "coordinator"}
+    embedded_run.assert_all_gone()
+    assert embedded_for(embedded_run.run) is not hold
+    assert set(embedded_run.processes()) == {"coordinator", "cache", "worker"}
 
 
-def test_in_time_it_is_let_go_of(supervised, monkeypatch):
+def test_in_time_it_is_let_go_of(embedded_run, monkeypatch):
     monkeypatch.setattr(module, "QUESTION_HOLD_S", 0.0)
-    hold = embedded_for(supervised.run, for_question=True)
-    supervised.processes()
+    hold = embedded_for(embedded_run.run, for_question=True)
+    embedded_run.processes()
     question_answered(hold.coordinator)
-    supervised.assert_all_gone()
+    embedded_run.assert_all_gone()
 
 
-def test_it_is_not_in_the_way_of_a_run_that_got_its_id_later(supervised):
-    ask(supervised.run)
-    supervised.processes()
-    embedded_for(f"{supervised.run}, renamed")
-    supervised.assert_all_gone()
+def test_it_is_not_in_the_way_of_a_run_that_got_its_id_later(embedded_run):
+    ask(embedded_run.run)
+    embedded_run.processes()
+    embedded_for(f"{embedded_run.run}, renamed")
+    embedded_run.assert_all_gone()
 
 
-def test_credentials_that_are_set_later_are_used(supervised, monkeypatch):
-    hold = embedded_for(supervised.run)
-    supervised.processes()
+def test_credentials_that_are_set_later_are_used(embedded_run, monkeypatch):
+    hold = embedded_for(embedded_run.run)
+    embedded_run.processes()
     monkeypatch.setenv("AWS_SESSION_TOKEN", "later")
-    renewed = embedded_for(supervised.run)
+    renewed = embedded_for(embedded_run.run)
     assert hold.is_over
-    assert embedded_for(supervised.run) is renewed
-    assert supervised.processes()["coordinator"].environ()["AWS_SESSION_TOKEN"] == "later"
+    assert embedded_for(embedded_run.run) is renewed
+    assert embedded_run.processes()["coordinator"].environ()["AWS_SESSION_TOKEN"] == "later"
     hold.let_go_after(0)
     assert not renewed.is_over
 
 
-def test_where_other_ranks_hold_it_they_are_told_of(supervised, monkeypatch, caplog):
-    supervised.await_rank(supervised.start_rank())
-    embedded_for(supervised.run)
+def test_where_other_ranks_hold_it_they_are_told_of(embedded_run, monkeypatch, caplog):
+    embedded_run.await_rank(embedded_run.start_rank())
+    embedded_for(embedded_run.run)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "later")
-    embedded_for(supervised.run)
+    embedded_for(embedded_run.run)
     assert "AWS_SESSION_TOKEN: changed since the embedded coordinator was started" in caplog.text
     assert "later" not in caplog.text

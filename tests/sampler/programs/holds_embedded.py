@@ -1,4 +1,4 @@
-"""A rank that holds the embedded default. Arguments: run id, settings as JSON.
+"""A rank that holds the embedded default. Argument: run id.
 
 Prints the coordinator's address once it has it, then obeys lines of its standard input: ``fork`` makes a
 child that outlives it and prints its number; the end of the input ends it.
@@ -11,7 +11,6 @@ import signal
 import sys
 
 from superdl.sampler.embedded.embedded import Embedded
-from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
 
 
 def say(word: object) -> None:
@@ -21,8 +20,7 @@ def say(word: object) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
-    run, settings = sys.argv[1:]
-    say(Embedded(run, SupervisorSettings.from_json(settings)).coordinator)
+    say(Embedded(sys.argv[1]).coordinator)
     for line in sys.stdin:
         if line.strip() == "fork":
             child = os.fork()

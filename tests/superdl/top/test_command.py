@@ -16,11 +16,11 @@ from rich.console import Console
 
 from superdl.main import main
 from superdl.sampler import SuperSampler
-from superdl.sampler.embedded import RunDirectory
 from superdl.sampler.embedded.embedded import release_all
 from superdl.sampler.rpc import Client
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.redaction import shown
+from superdl.super_wire.run_directory import RunDirectory
 from superdl.top import Looks
 from superdl.top.looks import view_of
 from superdl.top.terminal import rendered

@@ -12,35 +12,34 @@ from pathlib import Path
 import psutil
 
 from superdl.sampler.embedded.embedded import Embedded
-from superdl.sampler.embedded.run_directory import RunDirectory
-from superdl.sampler.embedded.supervisor_settings import SupervisorSettings
+from superdl.sampler.embedded.settings import EmbeddedSettings
+from superdl.super_wire.run_directory import RunDirectory
 
 PROGRAMS = Path(__file__).with_name("programs")
 ROOT = PROGRAMS.parents[2]
 END_TIMEOUT_S = 30.0
-GRACE_S = 0.1
 CACHE_BYTES = 32 * 2**20
 
 
-class Supervised:
+class EmbeddedRun:
     """One run below a temporary directory of its own; ends all that it started."""
 
     def __init__(self, monkeypatch) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="super-s-"))  # short: socket paths have 107 bytes
         monkeypatch.setattr(tempfile, "tempdir", str(self.base))
         monkeypatch.setenv("TMPDIR", str(self.base))
+        monkeypatch.setenv("SUPER_STORE", "none")
+        monkeypatch.setenv("SUPER_STATE", "none")
         self.run = f"test:{uuid.uuid4().hex}"
         self.directory = RunDirectory.of_run(self.run)
         self._held: list[Embedded] = []
         self._ranks: list[subprocess.Popen] = []
         self._seen: set[psutil.Process] = set()
 
-    def settings(self, good_starts: int = 10**6) -> SupervisorSettings:
-        stand_in = str(PROGRAMS / "stand_in_coordinator.py")
-        command = (sys.executable, stand_in, str(good_starts), str(self.base / "starts"))
-        return SupervisorSettings(cache_bytes=CACHE_BYTES, slots=1, coordinator=command, grace_s=GRACE_S)
+    def settings(self) -> EmbeddedSettings:
+        return EmbeddedSettings(cache_bytes=CACHE_BYTES, slots=1)
 
-    def hold(self, settings: SupervisorSettings | None = None) -> Embedded:
+    def hold(self, settings: EmbeddedSettings | None = None) -> Embedded:
         """Hold it in this process."""
         self._held.append(Embedded(self.run, settings or self.settings()))
         self.processes()
@@ -49,13 +48,14 @@ class Supervised:
     def start_rank(self) -> subprocess.Popen:
         """Another process that will hold it; :meth:`await_rank` waits until it does."""
         rank = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "holds_embedded.py"), self.run, self.settings().to_json()],
+            [sys.executable, str(PROGRAMS / "holds_embedded.py"), self.run],
             cwd=ROOT,
             env={
                 "PYTHONPATH": str(ROOT),
                 "TMPDIR": str(self.base),
                 "SUPER_STORE": "none",
                 "SUPER_STATE": "none",
+                "SUPER_SLOTS": "1",
             },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -71,11 +71,11 @@ class Supervised:
         return address
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Supervisor, cache and coordinator of the run, those that live."""
+        """Coordinator, cache and worker of the run, those that live."""
         kinds = {
-            "superdl.sampler.embedded.supervisor": "supervisor",
+            "superdl.coordinator.embedded": "coordinator",
+            "superdl.lambda_prefetch.worker": "worker",
             "redis.sock": "cache",
-            "coordinator.sock": "coordinator",
         }
         found = {}
         for process in psutil.process_iter():
@@ -84,12 +84,10 @@ class Supervised:
                 alive = process.status() != psutil.STATUS_ZOMBIE
             except psutil.Error:
                 continue
-            if alive and str(self.directory.path) in words:
-                # The coordinator's command names both sockets.
-                kind = "coordinator" if "coordinator.sock" in words else ""
-                kind = kind or next((kind for word, kind in kinds.items() if word in words), "")
-                if kind:
-                    found[kind] = process
+            # The coordinator's command names the cache's socket too.
+            kind = next((kind for word, kind in kinds.items() if word in words), "")
+            if alive and kind and str(self.directory.path) in words:
+                found[kind] = process
         self._seen |= set(found.values())
         return found
 

@@ -1,16 +1,16 @@
-"""What a supervisor is told when it starts: shares of this host, which functions run, over which cache.
+"""How the embedded default is started: shares of this host, which functions run, over which cache.
 
 ``SUPER_EXECUTOR`` is ``local`` (a worker on this host, the default), ``lambda``, or both with a comma
 between, the cheapest first. Functions elsewhere reach no socket of this host: they need ``SUPER_CACHE``, and
-the supervisor then starts no cache. The rest (``SUPER_LAMBDA_*``) the coordinator reads itself.
+no cache is started then. The rest (``SUPER_LAMBDA_*``) the coordinator reads itself.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import platform
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from superdl.super_wire.cache import CacheAddress, Credentials
@@ -21,12 +21,21 @@ from superdl.super_wire.host import cache_bytes, slots
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ExecutorChoice", "SupervisorSettings"]
+    from superdl.super_wire.run_directory import RunDirectory
+
+__all__ = ["EmbeddedSettings", "ExecutorChoice"]
+
+_WORKER_NICE = 10  # a core that the trainer wants is its own, nearly all of it
+# Its socket is this user's alone: what guards another coordinator of the same environment is not for it.
+_NOT_FOR_ITS_SOCKET = frozenset(
+    {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
+    | {"SUPER_HEALTH_LISTEN", "SUPER_METRICS_LISTEN"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """The executors' names, and the cache that they need (empty: the supervisor's own).
+    """The executors' names, and the cache that they need (empty: the embedded one).
 
     Samplers of one run with different ``variant`` s get coordinators of their own.
     """
@@ -72,7 +81,7 @@ def _check_cache(cache: str, environment: Mapping[str, str], place: str) -> None
 
 
 def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
-    """One coordinator owns a cache, and each host's supervisor would start another."""
+    """Refuse several hosts: one coordinator owns a cache, and each host would start another."""
     ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
     if all(map(str.isdecimal, ranks)) and int(ranks[0]) > int(ranks[1]):
         raise ConfigError(
@@ -83,40 +92,55 @@ def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorSettings:
-    """What may differ between supervisors; goes to the process as JSON.
+class EmbeddedSettings:
+    """How an embedded coordinator is started.
 
-    ``coordinator`` is the command that the coordinator's arguments are appended to. ``grace_s`` is how long
-    the supervisor outlives its last rank: long enough for torchrun to restart all ranks.
+    Attributes:
+        cache_bytes: memory for its cache.
+        slots: requests that its worker runs at once.
+        program: what is run; the coordinator's arguments are appended.
+        grace_s: how long the coordinator outlives its last rank.
+        choice: which executors it has, and which cache.
     """
 
     cache_bytes: int
     slots: int
-    coordinator: tuple[str, ...]
-    grace_s: float = 2.0
+    program: tuple[str, ...] = (sys.executable, "-P", "-m", "superdl.coordinator.embedded")
+    grace_s: float = 0.3
     choice: ExecutorChoice = field(default_factory=ExecutorChoice)
 
     @classmethod
-    def of_this_host(cls) -> SupervisorSettings:
-        """The defaults: shares of this host's memory and cores, and the executor that the environment names.
+    def of_this_host(cls) -> EmbeddedSettings:
+        """Return the defaults: shares of this host's memory and cores, and the executor of the environment.
 
         Raises:
             ConfigError: a variable is wrong, or one is missing that the executor needs.
         """
-        return cls(
-            cache_bytes=cache_bytes(),
-            slots=slots(),
-            coordinator=(sys.executable, "-P", "-m", "superdl.coordinator"),
-            choice=ExecutorChoice.from_environment(os.environ),
-        )
+        choice = ExecutorChoice.from_environment(os.environ)
+        return cls(cache_bytes=cache_bytes(), slots=slots(), choice=choice)
 
-    def to_json(self) -> str:
-        """As text for the command line."""
-        return json.dumps(asdict(self))
+    def command(self, directory: RunDirectory, listener: int) -> list[str]:
+        """Return the coordinator's command, which inherits the descriptor ``listener``."""
+        owner = f"embedded-{directory.path.name}"
+        if self.choice.cache:  # directories of one run have one name on all hosts, and one cache
+            owner = f"{owner}-{platform.node()}"
+        options = {
+            "--directory": str(directory.path),
+            "--ranks": str(listener),
+            "--grace": str(self.grace_s),
+            "--cache-memory": "0" if self.choice.cache else str(self.cache_bytes),
+            "--listen": f"unix:{directory.coordinator_socket}",
+            "--cache": self.choice.cache or f"unix://{directory.cache_socket}",
+            "--executor": self.choice.executor,
+            "--slots": str(self.slots),
+            "--worker-nice": str(_WORKER_NICE),
+            "--owner": owner,
+        }
+        if metrics := os.environ.get("SUPER_METRICS"):
+            options["--metrics-listen"] = metrics
+        return [*self.program, *(word for option in options.items() for word in option)]
 
-    @classmethod
-    def from_json(cls, text: str) -> SupervisorSettings:
-        """From what :meth:`to_json` gave."""
-        fields = json.loads(text)
-        typed = {"coordinator": tuple(fields["coordinator"]), "choice": ExecutorChoice(**fields["choice"])}
-        return cls(**{**fields, **typed})
+    def environment(self) -> dict[str, str]:
+        """Return this process's variables without those that guard another coordinator."""
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
+        return kept | {"SUPER_STORE": kept.get("SUPER_STORE") or "auto"}

@@ -1,4 +1,4 @@
-"""The directory where the local ranks of a run find their supervisor: paths, ownership, locks.
+"""The directory where the local ranks of a run find their coordinator: paths, ownership, lock.
 
 ``<temporary directory>/superdl-<user>/<digest of the run id>`` holds sockets and the log of one run.
 """
@@ -34,18 +34,17 @@ _LOG_TAIL_BYTES = 8192
 class RunDirectory:
     """Paths of one run; nothing is created by making this.
 
-    Ranks speak to supervisor and coordinator by their sockets; ``log`` has what all of them print.
-    ``children_lock`` is locked for as long as a child of some supervisor of this run lives: they inherit it.
-    ``start_lock`` is locked while a rank looks for the supervisor or starts it, and while one ends.
+    Ranks hold the coordinator by ``ranks_socket`` and call it at ``coordinator_socket``. ``log`` has what
+    coordinator, cache and worker print. ``start_lock`` is locked while a rank looks for the coordinator or
+    starts it, and while a coordinator ends.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.supervisor_socket = path / "supervisor.sock"
+        self.ranks_socket = path / "ranks.sock"
         self.coordinator_socket = path / "coordinator.sock"
         self.cache_socket = path / "redis.sock"
         self.log = path / "log"
-        self.children_lock = path / "children.lock"
         self.start_lock = path.with_suffix(".lock")
 
     @classmethod
@@ -68,8 +67,7 @@ class RunDirectory:
         """
         for run in (cls(path) for path in _newest_first(_parent()) if path not in kept):
             with contextlib.suppress(EmbeddedError, OSError), run.locked_for_start(0.0):
-                os.close(run.lock_for_children(0.0))
-                if not _listens(run.supervisor_socket):
+                if not _listens(run.ranks_socket):
                     run.remove()
 
     def create(self) -> None:
@@ -92,20 +90,10 @@ class RunDirectory:
     def log_tail(self) -> str:
         """The last lines of the log, to be appended to an error message."""
         try:
-            lines = self._last_lines()
+            lines = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
         except OSError:
             return f" (there is no log {self.log})"
         return f"; the end of {self.log}:\n  " + "\n  ".join(lines[-_LOG_TAIL_LINES:])
-
-    def last_words(self, beginning: str) -> str:
-        """What the last line of the log says that begins so; empty if there is none."""
-        with contextlib.suppress(OSError):
-            found = [line for line in self._last_lines() if line.startswith(beginning)]
-            return found[-1].removeprefix(beginning) if beginning and found else ""
-        return ""
-
-    def _last_lines(self) -> list[str]:
-        return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
 
     @contextlib.contextmanager
     def locked_for_start(self, wait_s: float) -> Iterator[None]:
@@ -131,29 +119,12 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
-    def lock_for_children(self, wait_s: float) -> int:
-        """Take the lock that children inherit, as a descriptor; ``EmbeddedError`` if not within ``wait_s``.
-
-        Once it can be had, nothing of an earlier supervisor of this run is alive.
-        """
-        descriptor = os.open(self.children_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        deadline_s = time.monotonic() + wait_s
-        while not _try_flock(descriptor):
-            if time.monotonic() >= deadline_s:
-                os.close(descriptor)
-                raise EmbeddedError(
-                    f"the coordinator or the cache of an earlier supervisor in {self.path} still runs after "
-                    f"{wait_s:g} s: end it and try again"
-                )
-            _pause()
-        return descriptor
-
     def _try_start_lock(self) -> int | None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.start_lock, flags, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A supervisor that ends unlinks the file: a lock on a file that is no longer there excludes
+            # A coordinator that ends unlinks the file: a lock on a file that is no longer there excludes
             # nobody.
             if os.path.samestat(os.fstat(descriptor), self.start_lock.stat()):
                 return descriptor
@@ -161,14 +132,6 @@ class RunDirectory:
             pass
         os.close(descriptor)
         return None
-
-
-def _try_flock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _pause() -> None:

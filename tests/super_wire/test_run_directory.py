@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from superdl.sampler.embedded.run_directory import RunDirectory
 from superdl.super_wire.errors import EmbeddedError
+from superdl.super_wire.run_directory import RunDirectory
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_link_to_somewhere_is_refused(directory, tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from superdl.sampler.embedded.run_directory import RunDirectory
+from superdl.super_wire.run_directory import RunDirectory
 
 with RunDirectory(Path(sys.argv[1])).locked_for_start(5.0):
     print("held", flush=True)
@@ -120,22 +120,6 @@ def test_another_process_that_holds_the_lock_is_waited_for_with_a_bound(director
         holder.communicate(timeout=30)
 
 
-def test_the_lock_of_children_is_held_until_the_last_lets_go(directory):
-    with directory.locked_for_start(1.0):
-        directory.create()
-    lock = directory.lock_for_children(1.0)
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=(lock,)
-    )
-    os.close(lock)  # as when the supervisor dies
-    try:
-        with pytest.raises(EmbeddedError, match=r"earlier supervisor.*0.1 s"):
-            directory.lock_for_children(0.1)
-    finally:
-        child.communicate(timeout=30)
-    os.close(directory.lock_for_children(30.0))
-
-
 _NOWHERE = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file takes a byte, and so no directory is usable
@@ -161,15 +145,14 @@ def test_no_temporary_directory_is_a_typed_error(tmp_path):
 def test_the_next_start_removes_what_killed_runs_left_and_nothing_that_lives(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="super-i-") as place, socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.setattr(tempfile, "tempdir", place)
-        names = ("killed", "served", "ending", "held", "starting")
-        killed, served, ending, held, starting = runs = [RunDirectory.of_run(name) for name in names]
+        names = ("killed", "served", "held", "starting")
+        killed, served, held, starting = runs = [RunDirectory.of_run(name) for name in names]
         for run in runs:
             with run.locked_for_start(1.0):
                 run.create()
-        killed.supervisor_socket.touch()
-        listener.bind(str(served.supervisor_socket))
+        killed.ranks_socket.touch()
+        listener.bind(str(served.ranks_socket))
         listener.listen()
-        lock = ending.lock_for_children(1.0)
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(starting.path)],
             cwd=ROOT,
@@ -180,7 +163,6 @@ def test_the_next_start_removes_what_killed_runs_left_and_nothing_that_lives(mon
             assert holder.stdout.readline() == b"held\n"
             RunDirectory.sweep({held.path})
             left = {path.name for path in killed.path.parent.iterdir() if path.is_dir()}
-            assert left == {run.path.name for run in (served, ending, held, starting)}
+            assert left == {run.path.name for run in (served, held, starting)}
         finally:
-            os.close(lock)
             holder.communicate(timeout=30)

@@ -1,16 +1,18 @@
-"""What the embedded default runs: functions by variables, a server that is found, and a light supervisor."""
+"""What the embedded default runs: functions by variables, and a server that is found."""
 
 from __future__ import annotations
 
+import itertools
+import platform
 import subprocess
 import sys
 
 import pytest
 
-from superdl.sampler.embedded.children import server_binary
-from superdl.sampler.embedded.run_directory import RunDirectory
-from superdl.sampler.embedded.supervisor_settings import ExecutorChoice, SupervisorSettings
+from superdl.coordinator.embedded import server_binary
+from superdl.sampler.embedded.settings import EmbeddedSettings, ExecutorChoice
 from superdl.super_wire.errors import ConfigError, EmbeddedError
+from superdl.super_wire.run_directory import RunDirectory
 
 CACHE = "rediss://cache.example:6379"
 
@@ -64,7 +66,7 @@ def test_what_cannot_work_is_refused_with_what_to_do(variables, message):
         chosen(**{"SUPER_EXECUTOR": "lambda"} | variables)
 
 
-def test_another_choice_is_another_supervisor():
+def test_another_choice_is_another_coordinator():
     base = {"SUPER_EXECUTOR": "lambda", "SUPER_CACHE": CACHE}
     choices = [
         chosen(),
@@ -78,12 +80,19 @@ def test_another_choice_is_another_supervisor():
     assert RunDirectory.of_run("run", chosen().variant).path == RunDirectory.of_run("run").path
 
 
-def test_settings_survive_the_command_line_and_default_to_this_host(monkeypatch):
+def test_settings_default_to_this_host(monkeypatch):
     monkeypatch.setenv("SUPER_CACHE_BYTES", "64mb")
-    settings = SupervisorSettings.of_this_host()
-    assert SupervisorSettings.from_json(settings.to_json()) == settings
+    settings = EmbeddedSettings.of_this_host()
     assert (settings.cache_bytes, settings.slots >= 1) == (64 * 2**20, True)
-    assert settings.coordinator == (sys.executable, "-P", "-m", "superdl.coordinator")
+
+
+def test_over_a_cache_that_is_there_no_other_is_started():
+    choice = ExecutorChoice("lambda", "redis://127.0.0.1:6379", "another")
+    settings = EmbeddedSettings(cache_bytes=2**25, slots=1, choice=choice)
+    options = dict(itertools.pairwise(settings.command(RunDirectory.of_run("run"), 5)))
+    assert (options["--executor"], options["--cache"]) == ("lambda", choice.cache)
+    assert options["--cache-memory"] == "0"
+    assert options["--owner"].endswith(platform.node()), "hosts of a run do not take its lock from each other"
 
 
 def test_a_cache_server_is_found_in_the_wheel_or_on_path_or_the_remedy_is_named(tmp_path, monkeypatch):

@@ -1,0 +1,12 @@
+"""The coordinator of the embedded default: it starts its own cache, and lives as long as ranks hold it.
+
+If the cache dies, the coordinator ends at once. If the coordinator dies, the kernel kills the cache, and the
+worker ends because its stream breaks. In both cases the ranks see their connections close, and the first of
+them starts everything again.
+"""
+
+from __future__ import annotations
+
+from superdl.coordinator.embedded.cache_server import cache_configuration, server_binary
+
+__all__ = ["cache_configuration", "server_binary"]

@@ -1,0 +1,52 @@
+"""Run the coordinator of an embedded default, for :mod:`superdl.sampler.embedded`.
+
+``python -P -m superdl.coordinator.embedded --directory DIR --ranks FD --grace S --cache-memory BYTES ...``
+inherits the socket FD, on which it accepts ranks; a coordinator's own options follow. The last line on stderr
+says why it failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.embedded.ranks import Ranks
+from superdl.super_wire.errors import SuperError
+from superdl.super_wire.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until no rank is left; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m superdl.coordinator.embedded", allow_abbrev=False)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--grace", type=float, required=True)
+    parser.add_argument("--cache-memory", type=int, default=0)
+    own, others = parser.parse_known_args(argv)
+    failure = ""
+    with socket.socket(fileno=own.ranks) as listener:
+        ranks = Ranks(RunDirectory(own.directory), listener, own.grace)
+        try:
+            if own.cache_memory:
+                ranks.start_cache(own.cache_memory)
+            from superdl.coordinator import __main__ as command  # slow to import: the cache starts meanwhile
+
+            return command.serve_with(command.parsed(others), ranks)
+        except SuperError as error:
+            failure = f"the embedded coordinator {'ended' if ranks.is_serving else 'did not start'}: {error}"
+            sys.stderr.write(f"superdl coordinator: {error}\n")
+            return 1
+        finally:
+            ranks.close(failure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""The ranks of a run that hold an embedded coordinator, each by a connection.
+
+The coordinator inherits a socket that listens already. Each rank that connects is told, by a line of JSON,
+when the coordinator serves or why it never will. The kernel closes the connection however the rank ends. When
+the last is gone for the grace period, the coordinator ends, its cache with it, and the run's directory is
+removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from superdl.coordinator.embedded.cache_server import start_on_socket
+from superdl.super_wire.errors import EmbeddedError
+from superdl.super_wire.protocol import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+    from collections.abc import Callable, Iterator
+
+    from superdl.super_wire.run_directory import RunDirectory
+
+__all__ = ["Ranks"]
+
+_LOCK_PAUSE_S = 0.05
+_LOCK_WAIT_S = 5.0
+
+
+class Ranks:
+    """The ranks that hold a coordinator, accepted on ``listener``.
+
+    Attributes:
+        is_serving: whether the coordinator has begun to serve.
+    """
+
+    def __init__(self, directory: RunDirectory, listener: socket.socket, grace_s: float) -> None:
+        listener.setblocking(False)
+        self._directory, self._listener, self._grace_s = directory, listener, grace_s
+        self._identity = directory.identity()
+        self._ranks: set[socket.socket] = set()
+        self.is_serving = False
+        self._cache: subprocess.Popen[bytes] | None = None
+        self._lock, self._is_locked = contextlib.ExitStack(), False
+        self._idle: asyncio.TimerHandle | None = None
+        self._stop: Callable[[], None] = lambda: None
+
+    def start_cache(self, cache_bytes: int) -> None:
+        """Start the cache server. No other thread of this process may run Python yet."""
+        self._cache = start_on_socket(self._directory.cache_socket, cache_bytes)
+
+    def begin(self, stop: Callable[[], None]) -> None:
+        """Accept ranks in the running event loop, and call ``stop`` when there are none any more."""
+        loop, self._stop = asyncio.get_running_loop(), stop
+        loop.add_reader(self._listener, self._accept_all)
+        self._wait_for_ranks(self._grace_s)
+        if self._cache is not None:
+            loop.add_reader(os.pidfd_open(self._cache.pid), self._cache_died)
+
+    def serving(self) -> None:
+        """Tell the ranks that the coordinator serves."""
+        self.is_serving = True
+        for rank in list(self._ranks):
+            self._tell_ready(rank)
+
+    def close(self, failure: str = "") -> None:
+        """End the cache, tell the ranks of a failure, and remove the run's directory.
+
+        It holds the start lock meanwhile: a rank that looks for this coordinator waits, then starts another.
+        """
+        if self._is_found() and not self._is_locked:
+            with contextlib.suppress(EmbeddedError):
+                self._take_lock(_LOCK_WAIT_S)
+        self._ranks.update(self._connections())
+        for rank in self._ranks if failure else ():
+            _send(rank, {"error": failure})
+        if self._cache is not None:
+            self._cache.kill()
+            self._cache.wait()
+        if self._is_found() and self._is_locked:
+            self._directory.remove()
+        self._lock.close()
+
+    def _is_found(self) -> bool:
+        """Whether ranks can still find the directory; somebody may have cleaned up."""
+        return self._directory.identity() == self._identity
+
+    def _take_lock(self, wait_s: float) -> None:
+        self._lock.enter_context(self._directory.locked_for_start(wait_s))
+        self._is_locked = True
+
+    def _connections(self) -> Iterator[socket.socket]:
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError, OSError):
+            while True:
+                yield self._listener.accept()[0]
+
+    def _accept_all(self) -> None:
+        for rank in self._connections():
+            rank.setblocking(False)
+            self._ranks.add(rank)
+            asyncio.get_running_loop().add_reader(rank, self._hear, rank)
+            if self._idle is not None:
+                self._idle.cancel()
+            if self.is_serving:
+                self._tell_ready(rank)
+
+    def _hear(self, rank: socket.socket) -> None:
+        try:
+            if rank.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._drop(rank)
+
+    def _drop(self, rank: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(rank)
+        rank.close()
+        self._ranks.discard(rank)
+        if not self._ranks:
+            self._wait_for_ranks(self._grace_s)
+
+    def _tell_ready(self, rank: socket.socket) -> None:
+        if not _send(rank, {"protocol_version": PROTOCOL_VERSION, "coordinator": os.getpid()}):
+            self._drop(rank)
+
+    def _wait_for_ranks(self, wait_s: float) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(wait_s, self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        """End, unless a rank is about to connect."""
+        if self._is_found():
+            try:
+                self._take_lock(0.0)
+            except EmbeddedError:  # somebody is connecting
+                self._wait_for_ranks(_LOCK_PAUSE_S)
+                return
+            self._accept_all()
+            if self._ranks:
+                self._lock.close()
+                self._is_locked = False
+                return
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._stop()
+
+    def _cache_died(self) -> None:
+        """Exit at once: what was planned is lost with the cache, and the ranks start both again."""
+        code = self._cache.wait() if self._cache is not None else 0
+        words = f"the cache server ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+        sys.stderr.write(f"superdl coordinator: {words}\n")
+        if not self.is_serving:
+            for rank in self._ranks:
+                _send(rank, {"error": f"the embedded coordinator did not start: {words}"})
+        os._exit(1)
+
+
+def _send(rank: socket.socket, message: dict[str, object]) -> bool:
+    """Send a line of JSON; ``False`` if the rank is gone, or does not read."""
+    try:
+        rank.send(json.dumps(message).encode() + b"\n")
+    except OSError:
+        return False
+    return True
