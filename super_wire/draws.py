@@ -44,12 +44,14 @@ class Draws:
         weights: little-endian float64, one for each index, or for each sample; empty: each is drawn once.
         count: draws by weights in an epoch; 0 without weights.
         repeats: how often in a row each draw comes.
+        lengths: of the batches of a single epoch, whose order ``indices`` are: little-endian int64.
     """
 
     indices: bytes = b""
     weights: bytes = b""
     count: int = 0
     repeats: int = 1
+    lengths: bytes = b""
 
     @classmethod
     def of(
@@ -84,7 +86,14 @@ class Draws:
         return cls(indices, weights, count or 0, repeats)
 
     @classmethod
-    def unpacked(cls, indices: bytes, weights: bytes, count: int, repeats: int) -> Self | None:
+    def in_order(cls, indices: NDArray[np.int64], lengths: NDArray[np.int64]) -> Self:
+        """The batches of one epoch, end to end, as a user's sampler drew them, and their lengths."""
+        return cls(indices.astype("<i8").tobytes(), lengths=lengths.astype("<i8").tobytes())
+
+    @classmethod
+    def unpacked(  # as a message has them
+        cls, indices: bytes, weights: bytes, count: int, repeats: int, lengths: bytes = b""
+    ) -> Self | None:
         """Draws as a message says them; ``None``: each sample once.
 
         Raises:
@@ -95,8 +104,12 @@ class Draws:
             return None
         if repeats > REPEATS_MAX or count > _DRAWS_MAX or bool(count) is not bool(weights):
             raise ConfigError(f"{count} draws by {len(weights)} bytes of weights, {repeats} times, are none")
-        indices, weights = (unpack_numbers(packed) if packed else b"" for packed in (indices, weights))
-        return cls(indices, weights, count, repeats)
+        if lengths and (weights or repeats > 1 or not indices):
+            raise ConfigError("batches of given lengths have samples in a given order, and each draw once")
+        indices, weights, lengths = (
+            unpack_numbers(packed) if packed else b"" for packed in (indices, weights, lengths)
+        )
+        return cls(indices, weights, count, repeats, lengths)
 
     def packed(self) -> tuple[bytes, bytes]:
         """Indices and weights as a message says them.
@@ -118,7 +131,8 @@ class Draws:
     @property
     def digest(self) -> bytes:
         """16 bytes that other draws do not have."""
-        return digest128(self.indices, self.weights, f"{self.count},{self.repeats}".encode())
+        fields = (self.indices, self.weights, f"{self.count},{self.repeats}".encode())
+        return digest128(*fields, *([self.lengths] if self.lengths else []))
 
     @property
     def index_array(self) -> NDArray[np.int64] | None:
@@ -129,6 +143,11 @@ class Draws:
     def weight_array(self) -> NDArray[np.float64] | None:
         """The weights; ``None``: there are none."""
         return np.frombuffer(self.weights, dtype="<f8") if self.weights else None
+
+    @property
+    def length_array(self) -> NDArray[np.int64]:
+        """The lengths of batches; empty where the batch size says them."""
+        return np.frombuffer(self.lengths, dtype="<i8")
 
     def length(self, size: int) -> int:
         """How many samples an epoch has, of a dataset of ``size``."""

@@ -33,6 +33,7 @@ __all__ = ["Ahead", "ClosedJobs", "Cursor", "CursorSpan", "Job", "JobCounters"]
 
 _GAP_BATCHES = 64
 _LAPSED_S = 1e8
+_ENDLESS = 2**63 - 1
 _BEYOND_SHARE_S = 1e7
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
@@ -230,6 +231,12 @@ class Job:
     def epoch_and_position(self, absolute: int) -> tuple[int, int]:
         """The inverse of :meth:`absolute`."""
         return divmod(absolute, self.plan.batches_per_epoch)
+
+    @property
+    def end(self) -> int:
+        """The absolute position at which the known part of the plan ends."""
+        epoch = self.plan.only_epoch
+        return _ENDLESS if epoch is None else self.absolute(epoch + 1, 0)
 
     def samples_of(self, epoch: int) -> SetKey:
         """The sample set that this job reads in ``epoch``."""

@@ -48,7 +48,8 @@ def window_end(state: State, cursor: Cursor) -> int:
     wanted = batches_wanted(state, cursor, caution=cursor.caution)
     state.want(cursor, int(wanted * batch_bytes * share_in_cache(job, samples)))
     scarcity = WINDOW_SHARE * state.budget_bytes / max(state.wanted_bytes, 1)
-    return max(cursor.watermark + share_of(wanted, scarcity), cursor.yielded + LEAST_BATCHES)
+    end = max(cursor.watermark + share_of(wanted, scarcity), cursor.yielded + LEAST_BATCHES)
+    return min(end, job.end)
 
 
 def share_of(batches: int, scarcity: float) -> int:

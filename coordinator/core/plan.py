@@ -15,6 +15,9 @@ and all else holds for them. Where draws are repeated, each repetition has an or
 rank ``r`` takes every ``replicas``-th position of the global batch from its ``r``-th on, so that repetitions
 go to different ranks.
 
+Where a user's sampler drew the order of an epoch (:attr:`~superdl.super_wire.draws.Draws.lengths`), batches
+have the lengths that it gave them, there is one rank, and nothing is known of other epochs.
+
 Where the job is one of a *mix* (:mod:`superdl.coordinator.core.mixing`), a global batch is ``G`` slots
 that all its datasets share, and a rank takes its slice of them: the plan has what of that is its dataset's.
 Such parts differ in length, and may be empty.
@@ -85,6 +88,7 @@ class Plan:
         draws: What an epoch draws, if not each sample once.
         mix: Samples that an epoch has of each dataset of a mix, whose batches these are parts of.
         member: Which of them is this plan's.
+        only_epoch: The one epoch of which ``draws`` are the order; ``None``: they hold for all.
 
     Raises:
         PlanError: If an argument is out of its range, or if ``drop_last`` leaves no batch.
@@ -99,8 +103,11 @@ class Plan:
     draws: Draws | None = None
     mix: tuple[int, ...] = ()
     member: int = 0
+    only_epoch: int | None = None
     _drawing: Drawing | None = field(init=False, repr=False, compare=False, default=None)
     _mixing: Mixing | None = field(init=False, repr=False, compare=False, default=None)
+    _ends: NDArray[np.int64] | None = field(init=False, repr=False, compare=False, default=None)
+    """The order positions at which batches of given lengths end."""
 
     def __post_init__(self) -> None:
         bounds = {
@@ -114,6 +121,8 @@ class Plan:
         if self.draws is not None:
             drawing = Drawing(self.draws, self.size, self.seed, shuffle=self.shuffle)
             object.__setattr__(self, "_drawing", drawing)
+            if self.draws.lengths:
+                object.__setattr__(self, "_ends", self._checked_ends(self.draws))
         if self.mix:
             object.__setattr__(self, "_mixing", self._checked_mixing())
         if self.drop_last and self.global_batch_size > self._slots:
@@ -122,6 +131,21 @@ class Plan:
                 f"{self.global_batch_size} is larger than the dataset of {self._slots} samples; "
                 f"use a smaller batch_size or drop_last=False"
             )
+
+    def _checked_ends(self, draws: Draws) -> NDArray[np.int64]:
+        lengths = draws.length_array
+        if self.replicas > 1 or self.shuffle or self.drop_last or self.mix or self.only_epoch is None:
+            raise PlanError("batches of given lengths are those of one epoch and one rank, in their order")
+        if lengths.min() < 0 or lengths.max() > self.batch_size or int(lengths.sum()) != self.length:
+            raise PlanError(
+                f"batches of given lengths have 0 to {self.batch_size} samples each and {self.length:,} in "
+                f"all; not {int(lengths.min())} to {int(lengths.max())}, and {int(lengths.sum()):,}"
+            )
+        return np.cumsum(lengths)
+
+    def covers(self, epoch: int) -> bool:
+        """Return whether the order of an epoch is known."""
+        return self.only_epoch is None or epoch == self.only_epoch
 
     def _checked_mixing(self) -> Mixing:
         mixing = Mixing(self.mix, self.member)
@@ -143,6 +167,8 @@ class Plan:
 
     def _batches_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the global batches in which order positions lie."""
+        if self._ends is not None:
+            return np.searchsorted(self._ends, places, side="right")
         slots = places if self._mixing is None else self._mixing.slots_of(places)
         return slots // self.global_batch_size
 
@@ -164,6 +190,8 @@ class Plan:
     @property
     def batches_per_epoch(self) -> int:
         """Global batches per epoch, which is also every rank's batches."""
+        if self._ends is not None:
+            return self._ends.size
         full, rest = divmod(self._slots, self.global_batch_size)
         return full if self.drop_last or not rest else full + 1
 
@@ -174,6 +202,8 @@ class Plan:
 
     @property
     def _slots_per_epoch(self) -> int:
+        if self._ends is not None:
+            return self._slots
         return min(self._slots, self.batches_per_epoch * self.global_batch_size)
 
     @property
@@ -182,11 +212,13 @@ class Plan:
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
-        """Return what ``rank`` reads at one position.
+        """Return what ``rank`` reads at one position; nothing in an epoch whose order is not known.
 
         Raises:
             PlanError: If epoch, position or rank is out of range.
         """
+        if not self.covers(epoch):
+            return Span(np.empty(0, np.int64), np.empty(0, np.bool_), np.zeros(2, np.int64))
         position = _bounded("position", position, 0, self.batches_per_epoch - 1)
         return self.span(epoch, position, position + 1, rank)
 
@@ -240,9 +272,14 @@ class Plan:
         batches = self.batches_per_epoch
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         position = _bounded("position", position, 0, batches)
+        if not self.covers(epoch):
+            return np.full(np.shape(indices), NEVER_SOON, dtype=np.int64)
         if self._drawing is not None:
             distance = self._next_draw(self._drawing, indices, epoch, position) - position
             later = distance >= NEVER_SOON - position
+            if self.only_epoch is not None:
+                distance[later] = NEVER_SOON
+                return distance
             used = self._next_draw(self._drawing, np.asarray(indices)[later], epoch + 1, 0)
             distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
             return distance
@@ -281,6 +318,9 @@ class Plan:
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where a rank's parts of global batches begin, in slots, and their lengths."""
+        if self._ends is not None:
+            ends = np.concatenate(([0], self._ends))[start : stop + 1]
+            return ends[:-1], np.diff(ends)
         begin = np.arange(start, stop, dtype=np.int64) * self.global_batch_size
         lengths = np.full(stop - start, self.batch_size, dtype=np.int64)
         full, rest = divmod(self._slots, self.global_batch_size)

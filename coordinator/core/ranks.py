@@ -56,7 +56,13 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
             event.job, dataset.content, dataset.random, event.plan, team=event.team
         )
     cursor = job.cursors.get(event.rank)
+    has_new_order = job.plan != event.plan  # a user's sampler has drawn another epoch
+    job.plan = event.plan
     start = job.absolute(event.epoch, event.position)
+    if has_new_order and cursor is not None:
+        cursor.reach = start
+        cursor.seek(start, now)
+        state.room_search.reset()
     if cursor is not None:
         cursor.reach = max(cursor.reach, start)
     if cursor is not None and start < cursor.watermark:  # another process, which begins again
@@ -136,6 +142,8 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
         return
     job = cursor.job
     if not (0 <= event.position < job.plan.batches_per_epoch and 0 <= event.epoch < _EPOCHS_MAX):
+        return
+    if not job.plan.covers(event.epoch):
         return
     position = job.absolute(event.epoch, event.position)
     # Nobody can have read what nobody was given; an earlier coordinator may have given out a little more.

@@ -89,6 +89,7 @@ class TrainerModel:
 
     def start(self) -> None:
         """Open the job and begin the first pass."""
+        self._epoch = self.script.passes[0][0]
         self._open_job()
         self._begin_pass()
         self.world.after(self.world.model.heartbeat_s, self._heartbeat)
@@ -130,16 +131,15 @@ class TrainerModel:
         if not world.coordinator_up:
             return False
         job = world.core.job(script.name)
-        if job is None or self.rank not in job.cursors:
+        plan = script.plan_of(self._epoch)
+        if job is None or self.rank not in job.cursors or job.plan != plan:
             data = world.model.datasets[script.dataset]
             record_bytes, was_empty = int(data.record_bytes.mean()), world.cache_was_empty
             described = script.dataset, data.size, data.random, record_bytes, was_empty
             facts = DatasetFacts(*described, data.runs)
             epoch, position, _ = script.passes[max(self._number, 0)]
             unfit = world.model.unfit.get(script.dataset, frozenset())
-            opened = JobOpened(
-                script.name, facts, script.plan, self.rank, epoch, position, unfit, script.team
-            )
+            opened = JobOpened(script.name, facts, plan, self.rank, epoch, position, unfit, script.team)
             if world.model.settings.store and not data.random:
                 world.post(opened, world.store.scanned(data.name))
             else:
@@ -155,8 +155,9 @@ class TrainerModel:
             return
         self._asking = False
         start = self._asked
-        self._asked = min(start + self.script.page, self.script.plan.batches_per_epoch)
-        span = self.script.plan.span(self._epoch, start, self._asked, self.rank)
+        plan = self.script.plan_of(self._epoch)
+        self._asked = min(start + self.script.page, plan.batches_per_epoch)
+        span = plan.span(self._epoch, start, self._asked, self.rank)
         for offset in range(len(span)):
             part = slice(*span.offsets[offset : offset + 2])
             indices = span.indices[part]
@@ -197,7 +198,7 @@ class TrainerModel:
                 break
             self._read_next()
         page_is_low = self._asked - self._yielded <= script.page // 2
-        if page_is_low and self._asked < script.plan.batches_per_epoch and not self._asking:
+        if page_is_low and self._asked < script.plan_of(self._epoch).batches_per_epoch and not self._asking:
             self._asking = True
             self.world.after(_CALL_S, partial(self._ask, self._number))
         if self._consumed in self._ready and not self._busy:

@@ -16,7 +16,7 @@ from superdl.coordinator.core import NO_TEAM, CoreSettings, ExecutorFacts, Plan,
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -137,6 +137,12 @@ class JobScript:
     straight: bool = False
     """Its readers see the store, where there is one."""
     team: str = NO_TEAM
+    orders: Mapping[int, Plan] = field(default_factory=dict)
+    """What a sampler of the user's drew for each epoch; empty: the plan holds for all."""
+
+    def plan_of(self, epoch: int) -> Plan:
+        """Return the plan of an epoch."""
+        return self.orders.get(epoch, self.plan)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Checks(Watch):
         elif isinstance(event, BatchRead) and event.corrupt.size and self._knows(event):
             script = self._trainers[event.job][0].script
             random = self._world.model.datasets[script.dataset].random
-            indices = script.plan.batch(event.epoch, event.position, event.rank).indices
+            indices = script.plan_of(event.epoch).batch(event.epoch, event.position, event.rank).indices
             key = SetKey(script.dataset, event.epoch if random else EVERY_EPOCH)
             self._rows(key)[0][indices[event.corrupt]] = False
             self._spoilt.update((key, index) for index in indices[event.corrupt].tolist())
@@ -373,10 +373,12 @@ class Checks(Watch):
                 )
             parts = [each.indices[~each.padding] for together in zip(*mine, strict=True) for each in together]
             indices = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-            self.require(np.unique(indices).size == indices.size, f"{script.name} read a sample twice")
-            if (first, stop) == (0, script.plan.batches_per_epoch):
-                self.require(indices.size == script.plan.samples_per_epoch, f"{script.name} missed samples")
-            planned = global_span(script.plan, epoch, first, stop)
+            plan = script.plan_of(epoch)
+            if not script.orders:  # a user's sampler may draw one several times
+                self.require(np.unique(indices).size == indices.size, f"{script.name} read a sample twice")
+            if (first, stop) == (0, plan.batches_per_epoch):
+                self.require(indices.size == plan.samples_per_epoch, f"{script.name} missed samples")
+            planned = global_span(plan, epoch, first, stop)
             self.require(
                 np.array_equal(indices, planned), f"{script.name} is not in plan order: epoch {epoch} differs"
             )

@@ -16,6 +16,7 @@ from superdl.experiments.simulator.world_model import (
     JobScript,
     WorldModel,
 )
+from superdl.super_wire.draws import Draws
 from tests.simulation.upsets import Upsets
 
 __all__ = ["draw_world", "in_shards"]
@@ -28,6 +29,8 @@ def draw_world(seed: int, *, small: bool = False) -> WorldModel:
     jobs = tuple(
         _draw_job(rng, f"job-{number}", datasets, small=small) for number in range(rng.choice((1, 1, 2, 3)))
     )
+    by_sampler = random.Random(f"{seed} orders")  # of its own: older seeds draw what they drew
+    jobs = tuple(_ordered(by_sampler, job, datasets[job.dataset].size) for job in jobs)
     read = {job.dataset for job in jobs}
     whole = sum(int(footprint(datasets[name].record_bytes).sum()) for name in sorted(read))
     largest = max(int(footprint(datasets[name].record_bytes).max()) for name in sorted(read))
@@ -258,6 +261,24 @@ def _draw_job(
         ending=rng.choice(("close", "close", "vanish")),
         pause_s=rng.choice((0.0, 0.0, 3.0)),
     )
+
+
+def _ordered(rng: random.Random, job: JobScript, size: int) -> JobScript:
+    """The job, or in its place one whose order a sampler of the user's draws for each epoch."""
+    if job.plan.replicas > 1 or rng.random() < 0.7:
+        return job
+    orders, passes, epoch = {}, [], 0
+    for _ in job.passes:
+        lengths = [rng.randint(1, job.plan.batch_size) for _ in range(rng.randint(1, 8))]
+        indices = np.array([rng.randrange(size) for _ in range(sum(lengths))])
+        draws = Draws.in_order(indices, np.array(lengths))
+        orders[epoch] = Plan(size, job.plan.batch_size, shuffle=False, draws=draws, only_epoch=epoch)
+        first = rng.randrange(len(lengths)) if rng.random() < 0.3 else 0
+        passes.append(
+            (epoch, first, rng.randint(first, len(lengths)) if rng.random() < 0.3 else len(lengths))
+        )
+        epoch += rng.choice((1, 1, 3))
+    return replace(job, plan=orders[0], orders=orders, passes=tuple(passes))
 
 
 def _draw_passes(rng: random.Random, batches: int) -> tuple[tuple[int, int, int], ...]:

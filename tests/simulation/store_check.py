@@ -79,7 +79,7 @@ class StoreCheck:
                 pointed[:] = False
         elif isinstance(event, BatchRead) and event.missed.size:
             script = self._trainers[event.job][0].script
-            batch = script.plan.batch(event.epoch, event.position, event.rank).indices
+            batch = script.plan_of(event.epoch).batch(event.epoch, event.position, event.rank).indices
             self._missed[script.dataset][batch[event.missed]] = True
 
     def answered(

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core.plan import NEVER_SOON, Plan
+from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import PlanError
 from tests.fixtures.plans import global_span
 
@@ -160,3 +161,42 @@ def test_places_that_do_not_exist_are_refused_by_name() -> None:
         plan.next_use(np.array([0]), 0, 11)
     with pytest.raises(PlanError, match=r"indices must be in range\(100\)"):
         plan.next_use(np.array([100]), 0, 0)
+
+
+@given(st.data())
+@PROPERTY
+def test_an_order_of_a_users_sampler_is_followed_and_its_next_uses_are_true(data: st.DataObject) -> None:
+    size, epoch = data.draw(st.integers(1, 40)), data.draw(EPOCHS)
+    batches = data.draw(st.lists(st.lists(st.integers(0, size - 1), max_size=5), min_size=1, max_size=12))
+    batches[0] = batches[0] or [0]
+    lengths = np.array([len(batch) for batch in batches])
+    order = np.concatenate([np.array(batch, dtype=np.int64) for batch in batches])
+    draws = Draws.in_order(order, lengths)
+    plan = Plan(size, int(lengths.max()), shuffle=False, draws=draws, only_epoch=epoch)
+    assert (plan.batches_per_epoch, plan.samples_per_epoch) == (len(batches), order.size)
+    assert [plan.batch(epoch, place, 0).indices.tolist() for place in range(len(batches))] == batches
+    assert not len(plan.batch(epoch + 1, 0, 0).indices), "nothing is known of another epoch"
+    position = data.draw(st.integers(0, len(batches)))
+    uses = [
+        next((place - position for place in range(position, len(batches)) if sample in batches[place]), None)
+        for sample in range(size)
+    ]
+    expected = [NEVER_SOON if use is None else use for use in uses]
+    assert plan.next_use(np.arange(size), epoch, position).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"only_epoch": None}, "one epoch"),
+        ({"replicas": 2}, "one rank"),
+        ({"batch_size": 1}, "0 to 1 samples each"),
+        ({"draws": Draws.in_order(np.arange(4), np.array([3, 2]))}, "4 in all; not 2 to 3, and 5"),
+    ],
+)
+def test_orders_that_are_none_are_refused(changes: dict[str, Any], message: str) -> None:
+    draws = Draws.in_order(np.arange(4), np.array([3, 1]))
+    good = {"size": 4, "batch_size": 3, "shuffle": False, "draws": draws, "only_epoch": 0}
+    assert Plan(**good).batches_per_epoch == 2
+    with pytest.raises(PlanError, match=message):
+        Plan(**good | changes)
