@@ -87,6 +87,8 @@ class Pager:
         with self._wake:
             self._refuse_if_stopped()
             self._delivered = None
+            if self._session.is_ordered:  # its order is drawn when the epoch begins
+                return
             self._prepared = place, buffer
             self._add(buffer, place)
             if buffer.exhausted:

@@ -127,7 +127,14 @@ class PlanIterator(Iterator[BatchRef]):
         # A DataLoader asks once for each batch that it receives, also after the end of the plan.
         self._owner.dataset.name_bad_samples()
         if self._buffer is None:
-            self._buffer = self._pager.begin(self._begin())
+            place = self._begin()
+            try:
+                self._owner.begin_epoch(place.epoch, place.position)
+            except BaseException:
+                if self._loaded is None:
+                    self._cursor.move(place)  # the next attempt begins the same epoch
+                raise
+            self._buffer = self._pager.begin(place)
         batch = self._pager.take(self._buffer)
         if batch is None:
             raise StopIteration

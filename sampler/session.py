@@ -22,6 +22,7 @@ from superdl.sampler.rpc.client import (
     job_start,
 )
 from superdl.sampler.stats import SamplerStats, StatusChecks
+from superdl.super_wire.draws import ORDER_PART, Draws, pack_numbers
 from superdl.super_wire.errors import (
     ConfigError,
     CoordinatorUnreachableError,
@@ -33,10 +34,9 @@ from superdl.super_wire.errors import (
 from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from superdl.super_wire.batch_ref import Bindable
-    from superdl.super_wire.draws import Draws
 
 __all__ = ["JobSpec", "Session"]
 
@@ -63,6 +63,11 @@ class JobSpec:
     mix: tuple[int, ...] = ()
     member: int = 0
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a user's sampler draws the order of each epoch."""
+        return self.draws is not None and bool(self.draws.lengths)
+
     def length(self, size: int) -> int:
         """Samples of an epoch, over all ranks and without padding, of a dataset of ``size`` or its mix."""
         if self.mix:
@@ -85,6 +90,7 @@ class Session:
         *,
         run: str,
         job: str | None,
+        alone: bool | None = None,
         listing_silence_s: float = LISTING_SILENCE_S,
         reopening_s: float = REOPENING_S,
     ) -> None:
@@ -94,8 +100,11 @@ class Session:
         self.seed = spec.seed
         self.may_be_empty = bool(spec.mix)
         """Whether a batch may have no sample: it is a part of a mix's."""
-        self.alone = spec.num_replicas == 1 and not spec.mix
+        self.alone = spec.num_replicas == 1 and not spec.mix if alone is None else alone
         """Whether a step of training takes no other batch than one of this rank's."""
+        self.is_ordered = spec.is_ordered
+        """Whether a user's sampler draws each epoch, for :meth:`begin_epoch`."""
+        self._orders: dict[int, Draws] = {}
         self._run = run
         self._listing_silence_s = listing_silence_s
         self._reopening_s = reopening_s
@@ -115,7 +124,8 @@ class Session:
                 dataset.recipe.json,
                 **{field.name: getattr(spec, field.name) for field in fields(spec)},
             )
-            warn_of(dataset, self._open(facts, job_start(), (0, 0)), spec.rank)
+            head = 0, int(self.is_ordered)  # where nothing was drawn yet, at the end
+            warn_of(dataset, self._open(facts, job_start(), head), spec.rank)
 
     def _check_fits(self, size: int) -> None:
         wanted = self._spec.batch_size * self._spec.num_replicas
@@ -134,6 +144,7 @@ class Session:
         from superdl.super_wire import coordinator_pb2 as pb
 
         spec, (epoch, position) = self._spec, head
+        self._facts = facts
         request = pb.OpenJobRequest(
             dataset_id=facts.dataset_id,
             job=self.job,
@@ -146,7 +157,9 @@ class Session:
             epoch=epoch,
             position=position,
         )
-        if spec.draws is not None:
+        if spec.is_ordered:
+            self._add_order(request, epoch, stopped)
+        elif spec.draws is not None:
             request.indices, request.weights = spec.draws.packed()
             request.draws, request.repeats = spec.draws.count, spec.draws.repeats
         request.mix.extend(spec.mix)
@@ -160,6 +173,32 @@ class Session:
         self.kept = str(opened.kept)
         self._dataset.bind(self.binding)
         return tuple(opened.warnings)
+
+    def _add_order(self, request: Any, epoch: int, stopped: threading.Event | None) -> None:
+        """Describe the order of an epoch; one that is too long for the request is sent before it."""
+        from superdl.super_wire import coordinator_pb2 as pb
+
+        draws = self._orders.get(epoch, self._spec.draws or Draws())
+        request.batch_size, request.lengths = int(draws.length_array.max()), pack_numbers(draws.lengths)
+        parts = draws.packed_order()
+        if draws.length(0) <= ORDER_PART:
+            ((_, request.indices),) = parts
+            return
+        for start, indices in parts:
+            part = pb.OrderPart(job=self.job, epoch=epoch, start=start, indices=indices)
+            self._client.call("SendOrder", part, RUNNING, stopped=stopped)
+        request.order_sent = draws.length(0)
+
+    def begin_epoch(self, epoch: int, position: int, draws: Draws) -> None:
+        """Go on with the order that a user's sampler drew for an epoch, from ``position`` on.
+
+        Raises as :meth:`pages_from`.
+        """
+        before = {other: self._orders[other] for other in sorted(self._orders)[-1:]}
+        self._orders = before | {epoch: draws}
+        self._answered(
+            lambda end_s: self._open(self._facts, RUNNING.until(end_s), (epoch, position)), epoch, position
+        )
 
     def reopen(
         self, epoch: int, position: int, end_s: float, stopped: threading.Event | None = None
@@ -218,16 +257,29 @@ class Session:
             with_keys=with_keys,
             sees_store=bool(self.binding.store),
         )
+        return self._answered(
+            lambda end_s: self._client.call("NextBatches", request, patience.until(end_s), stopped=stopped),
+            *(epoch, yielded, stopped),
+        )
+
+    def _answered(
+        self,
+        call: Callable[[float], Any],
+        epoch: int,
+        position: int,
+        stopped: threading.Event | None = None,
+    ) -> Any:
+        """Return what ``call`` does by the monotonic time that it is given; reopen a forgotten job before."""
         begin_s = time.monotonic()
         end_s = begin_s + self._reopening_s
         opened = 0
         while opened < MAX_REOPENS and (time.monotonic() < end_s or not opened):
             try:
-                return self._client.call("NextBatches", request, patience.until(end_s), stopped=stopped)
+                return call(end_s)
             except UnknownJobError:
                 opened += 1
             try:
-                end_s = self.reopen(epoch, yielded, end_s, stopped)
+                end_s = self.reopen(epoch, position, end_s, stopped)
             except CoordinatorUnreachableError as error:
                 raise CoordinatorUnreachableError(
                     f"job {self.job} was forgotten by the coordinator and could not be opened again within "

@@ -190,7 +190,7 @@ class Samples(_message.Message):
     def __init__(self, labels: _Optional[bytes] = ..., bucket: _Optional[str] = ..., keys: _Optional[bytes] = ..., key_lengths: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class OpenJobRequest(_message.Message):
-    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills", "indices", "weights", "draws", "repeats", "mix", "member")
+    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills", "indices", "weights", "draws", "repeats", "lengths", "order_sent", "mix", "member")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,8 @@ class OpenJobRequest(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     DRAWS_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_SENT_FIELD_NUMBER: _ClassVar[int]
     MIX_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     dataset_id: bytes
@@ -223,9 +225,29 @@ class OpenJobRequest(_message.Message):
     weights: bytes
     draws: int
     repeats: int
+    lengths: bytes
+    order_sent: int
     mix: _containers.RepeatedScalarFieldContainer[int]
     member: int
-    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., fills: bool = ..., indices: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., draws: _Optional[int] = ..., repeats: _Optional[int] = ..., mix: _Optional[_Iterable[int]] = ..., member: _Optional[int] = ...) -> None: ...
+    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., fills: bool = ..., indices: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., draws: _Optional[int] = ..., repeats: _Optional[int] = ..., lengths: _Optional[bytes] = ..., order_sent: _Optional[int] = ..., mix: _Optional[_Iterable[int]] = ..., member: _Optional[int] = ...) -> None: ...
+
+class OrderPart(_message.Message):
+    __slots__ = ("job", "epoch", "start", "indices")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    epoch: int
+    start: int
+    indices: bytes
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., indices: _Optional[bytes] = ...) -> None: ...
+
+class OrderReceived(_message.Message):
+    __slots__ = ("indices",)
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    indices: int
+    def __init__(self, indices: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("job", "cache", "batches_per_epoch", "warnings", "kept", "store", "store_id")

@@ -54,6 +54,11 @@ class CoordinatorStub(object):
                 request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.OpenJobRequest.SerializeToString,
                 response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.Job.FromString,
                 _registered_method=True)
+        self.SendOrder = channel.unary_unary(
+                '/super.v1.Coordinator/SendOrder',
+                request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.OrderPart.SerializeToString,
+                response_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.OrderReceived.FromString,
+                _registered_method=True)
         self.NextBatches = channel.unary_unary(
                 '/super.v1.Coordinator/NextBatches',
                 request_serializer=superdl_dot_super__wire_dot_coordinator__pb2.NextBatchesRequest.SerializeToString,
@@ -116,7 +121,14 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OpenJob(self, request, context):
-        """Opens a job, or finds it open.
+        """Opens a job, or finds it open. Where a user's sampler drew the order, each epoch is opened.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SendOrder(self, request, context):
+        """A part of an order that is too long for OpenJob, which comes when all parts have been sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,6 +202,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.OpenJob,
                     request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.OpenJobRequest.FromString,
                     response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.Job.SerializeToString,
+            ),
+            'SendOrder': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendOrder,
+                    request_deserializer=superdl_dot_super__wire_dot_coordinator__pb2.OrderPart.FromString,
+                    response_serializer=superdl_dot_super__wire_dot_coordinator__pb2.OrderReceived.SerializeToString,
             ),
             'NextBatches': grpc.unary_unary_rpc_method_handler(
                     servicer.NextBatches,
@@ -335,6 +352,33 @@ class Coordinator(object):
             '/super.v1.Coordinator/OpenJob',
             superdl_dot_super__wire_dot_coordinator__pb2.OpenJobRequest.SerializeToString,
             superdl_dot_super__wire_dot_coordinator__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendOrder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/super.v1.Coordinator/SendOrder',
+            superdl_dot_super__wire_dot_coordinator__pb2.OrderPart.SerializeToString,
+            superdl_dot_super__wire_dot_coordinator__pb2.OrderReceived.FromString,
             options,
             channel_credentials,
             insecure,

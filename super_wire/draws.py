@@ -16,15 +16,28 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import digest128
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-__all__ = ["DRAWS_BYTES_MAX", "NUMBERS_MAX", "REPEATS_MAX", "Draws", "pack_numbers", "unpack_numbers"]
+__all__ = [
+    "DRAWS_BYTES_MAX",
+    "NUMBERS_MAX",
+    "ORDER_PART",
+    "REPEATS_MAX",
+    "Draws",
+    "pack_numbers",
+    "unpack_numbers",
+]
 
 NUMBERS_MAX: Final = 2**24
 """The most indices or weights."""
 
 DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
 """The most that indices and weights may take together when packed: a coordinator reads messages of 4 MiB."""
+
+ORDER_PART: Final = 2**18
+"""So many indices of an order go into one message."""
 
 REPEATS_MAX: Final = 1024
 """The most repetitions of a draw."""
@@ -127,6 +140,14 @@ class Draws:
                 "distinct ones, or list the samples in a key list"
             )
         return indices, weights
+
+    def packed_order(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the indices packed in parts that fit into messages, each with the place of its first."""
+        for start in range(0, len(self.indices), ORDER_PART * _NUMBER_BYTES):
+            yield (
+                start // _NUMBER_BYTES,
+                pack_numbers(self.indices[start : start + ORDER_PART * _NUMBER_BYTES]),
+            )
 
     @property
     def digest(self) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,12 +15,12 @@ import grpc
 
 from superdl.coordinator.core import BatchesAsked, FillUp, JobClosed, JobOpened, Plan, exceeding_text
 from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
+from superdl.coordinator.server.plans import Orders, check_job_id, check_place
 from superdl.coordinator.server.statistics import batch_status, filling, stats
 from superdl.coordinator.server.tokens import is_named, team_of
 from superdl.coordinator.server.watching import Watch
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
-from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import (
     CacheError,
     ConfigError,
@@ -60,8 +59,6 @@ _MAX_RANKS = 100_000  # of all jobs together
 _MAX_TEXT = 65_536
 _MAX_BATCH_IDS = 4096
 _MAX_JOBS_TOLD = 1024
-_EPOCH_MAX = 2**40
-_JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
     (ProtocolMismatchError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -122,7 +119,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._reports = reports
         self._eligibility = eligibility
         self._facts_of = facts_of
-        self._planned = PlannedBatches()
+        self._planned, self._orders = PlannedBatches(), Orders()
         self._watch = watch or Watch(engine)
 
     @_typed_errors
@@ -158,14 +155,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @_typed_errors
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:
         """Open a job, add a rank to it, or find both there."""
-        _check_job_id(request.job)
+        check_job_id(request.job)
         dataset, team = self._dataset(request.dataset_id), team_of(self._tokens, context)
-        plan = await asyncio.to_thread(_plan_of, request, len(dataset.catalog))
+        plan = await asyncio.to_thread(self._orders.plan_of, request, len(dataset.catalog))
         if not self._is_ready(dataset):
             raise SourceError(f"the ids of {dataset.listing.source} are still being derived, or tried")
         if request.rank >= plan.replicas:
             raise PlanError(f"rank is from 0 to {plan.replicas - 1}; not {request.rank}")
-        _check_place(plan, request.epoch, request.position)
+        check_place(plan, request.epoch, request.position)
         if request.fills and (dataset.recipe.random or plan.replicas > 1 or plan.draws is not None):
             raise ConfigError("a job that fills has one rank, all samples, and a recipe that is not random")
         self._check_batch_fits(dataset, plan)
@@ -175,6 +172,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         # From here on nothing waits, so that of two ranks with two plans the second is refused.
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
+        if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
+            facts = (job.plan, *facts[1:])  # the order of another epoch, or of this one drawn again
         if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
                 f"the job {request.job!r} is open with another plan, dataset or use: name this one by job="
@@ -212,12 +211,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
 
     @_typed_errors
+    async def SendOrder(self, request: pb.OrderPart, context: _Context) -> pb.OrderReceived:
+        """Keep a part of an order until its job is opened."""
+        check_job_id(request.job)
+        return pb.OrderReceived(indices=await asyncio.to_thread(self._orders.add, request))
+
+    @_typed_errors
     async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context) -> pb.Page:
         """A page of the plan, with status."""
         job = self._job(request.job)
         if request.rank not in job.cursors:
             raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
-        _check_place(job.plan, request.epoch, request.position)
+        check_place(job.plan, request.epoch, request.position)
         dataset = self._datasets[job.dataset]
         sees_store = request.sees_store and places_fit(job.plan, dataset)
         page = page_of(
@@ -272,7 +277,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @_typed_errors
     async def CloseJob(self, request: pb.CloseJobRequest, context: _Context) -> pb.CloseJobReply:
         """A rank says goodbye; the job ends with its last one."""
-        _check_job_id(request.job)
+        check_job_id(request.job)
         known = self._core.job(request.job) is not None
         await self._reports.catch_up(request.job)
         self._watch.look()
@@ -330,7 +335,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return dataset
 
     def _job(self, name: str) -> Job:
-        _check_job_id(name)
+        check_job_id(name)
         job = self._core.job(name)
         if job is None:
             raise UnknownJobError(f"no job {name!r} is open here: open it (again)")
@@ -367,32 +372,3 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if self._core.job(name) is None:
                 await self._reports.leave(name)
         self._datasets.close_unknown(self._core.state.datasets)
-
-
-def _plan_of(request: pb.OpenJobRequest, size: int) -> Plan:
-    """The plan of a job on a dataset of so many samples. Many draws take a second to be understood."""
-    return Plan(
-        size=size,
-        batch_size=request.batch_size,
-        replicas=request.replicas,
-        seed=request.seed,
-        shuffle=request.shuffle,
-        drop_last=request.drop_last,
-        draws=Draws.unpacked(request.indices, request.weights, request.draws, request.repeats),
-        mix=tuple(request.mix),
-        member=request.member,
-    )
-
-
-def _check_job_id(name: str) -> None:
-    if not _JOB_ID.fullmatch(name):
-        raise ConfigError(
-            f"a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -; not {name[:80]!r}"
-        )
-
-
-def _check_place(plan: Plan, epoch: int, position: int) -> None:
-    if epoch > _EPOCH_MAX:
-        raise PlanError(f"epoch is from 0 to {_EPOCH_MAX}; not {epoch}")
-    if position > plan.batches_per_epoch:
-        raise PlanError(f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}")

@@ -1,0 +1,212 @@
+"""The order of an epoch as a torch sampler draws it: any object that yields indices, or lists of them.
+
+It is drawn in the main process when the epoch begins. A state has what the sampler was like before it drew,
+so that it draws the same again: its own ``state_dict`` where it has one, else the state of its ``generator``
+and that of torch's global one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from superdl.super_wire.draws import NUMBERS_MAX, Draws
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import NDArray
+
+__all__ = ["UNDRAWN", "UserOrder"]
+
+_LOG = logging.getLogger(__name__)
+
+UNDRAWN = Draws.in_order(np.zeros(1, np.int64), np.ones(1, np.int64))
+"""The order of a job of which no epoch was drawn yet: one sample, at whose end it stands."""
+
+_CHUNK = 2**16
+_EPOCHS_KEPT = 2
+_OWN, _GENERATOR, _GLOBAL = "state_dict", "generator", "torch"
+
+
+class _Drawn(NamedTuple):
+    draws: Draws
+    before: dict[str, Any]
+    """What the sampler was like before it drew this."""
+
+
+class UserOrder:
+    """Draws the order of each epoch.
+
+    Args:
+        sampler: yields an epoch's indices each time it is iterated, or with ``batch_size=None`` lists of them.
+        batch_size: samples per batch; ``None``: the sampler yields batches.
+        drop_last: whether a short last batch is left out.
+        size: how many samples there are to draw from.
+        places: where those lie in the whole dataset, int64 ``[size]``; ``None``: it is the whole.
+
+    Raises:
+        ConfigError: ``sampler`` cannot be iterated.
+    """
+
+    def __init__(
+        self,
+        sampler: Iterable[Any],
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+        size: int,
+        places: NDArray[np.int64] | None,
+    ) -> None:
+        if not isinstance(sampler, Iterable):
+            raise ConfigError(f"a sampler yields the indices of an epoch; not {type(sampler).__name__}")
+        self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
+        self._size, self._places = size, places
+        self._drawn: dict[int, _Drawn] = {}
+        self._loaded: dict[int, Mapping[str, Any]] = {}
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch, as far as the sampler knows; ``TypeError`` if it has no length."""
+        count = len(self._sampler)  # type: ignore[arg-type]  # torch's samplers have one, mostly
+        if self._batch_size is None:
+            return count
+        return count // self._batch_size if self._drop_last else -(-count // self._batch_size)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the sampler knows of ranks."""
+        return any(hasattr(part, "num_replicas") for part in self._parts())
+
+    def draw(self, epoch: int) -> Draws:
+        """Draw the order of an epoch, or return that of the state that was loaded.
+
+        Raises:
+            ConfigError: the sampler yields no such indices, none at all, or another order than the state says.
+        """
+        loaded, known = self._loaded.pop(epoch, {}), self._drawn.get(epoch)
+        expected = loaded.get("order", "")
+        if known is not None and expected == known.draws.digest.hex():
+            return known.draws
+        for part in self._parts():
+            if callable(getattr(part, "set_epoch", None)):
+                part.set_epoch(epoch)
+        with self._as_before(loaded.get("sampler", {})):
+            before = self._state()
+            draws = self._drawn_now()
+        if expected and draws.digest.hex() != expected:
+            raise ConfigError(
+                f"the sampler draws another order of epoch {epoch} than the state was saved in, so that the "
+                "epoch cannot go on where it was: give it a state_dict and load_state_dict, or a generator "
+                "with a seed"
+            )
+        self._drawn[epoch] = _Drawn(draws, before)
+        for other in sorted(self._drawn)[:-_EPOCHS_KEPT]:
+            if other != epoch:
+                del self._drawn[other]
+        return draws
+
+    def state_of(self, epoch: int) -> dict[str, Any]:
+        """Return what a state has to say of an epoch's order."""
+        drawn = self._drawn.get(epoch)
+        if drawn is None:
+            return {"order": "", "sampler": {k: v for k, v in self._state().items() if k != _GLOBAL}}
+        return {"order": drawn.draws.digest.hex(), "sampler": drawn.before}
+
+    def load(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Have an epoch drawn as a state says; the sampler is set back when it begins."""
+        order, sampler = state.get("order", ""), state.get("sampler", {})
+        if not isinstance(order, str) or not isinstance(sampler, Mapping):
+            raise ConfigError("this state's order or sampler is none of ours")
+        self._loaded = {epoch: {"order": order, "sampler": sampler}}
+
+    def _parts(self) -> list[Any]:
+        """The sampler, and the one within it that a batch sampler has."""
+        return [part for part in (self._sampler, getattr(self._sampler, "sampler", None)) if part is not None]
+
+    def _state(self) -> dict[str, Any]:
+        for part in self._parts():
+            if callable(getattr(part, "state_dict", None)) and callable(
+                getattr(part, "load_state_dict", None)
+            ):
+                return {_OWN: part.state_dict()}
+        states = {_GLOBAL: _hex(torch.get_rng_state())}
+        for part in self._parts():
+            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+                states[_GENERATOR] = _hex(generator.get_state())
+        return states
+
+    def _as_before(self, before: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Set the sampler back, and within the context torch's global generator."""
+        for part in self._parts():
+            if _OWN in before and callable(getattr(part, "load_state_dict", None)):
+                part.load_state_dict(before[_OWN])
+                break
+            generator = getattr(part, "generator", None)
+            if _GENERATOR in before and isinstance(generator, torch.Generator):
+                generator.set_state(_bytes(before[_GENERATOR]))
+        return _global_generator(_bytes(before[_GLOBAL])) if _GLOBAL in before else nullcontext()
+
+    def _drawn_now(self) -> Draws:
+        if self._batch_size is None:
+            batches = [self._indices(batch) for batch in self._sampler]
+            lengths = np.array([batch.size for batch in batches], dtype=np.int64)
+            indices = np.concatenate(batches) if batches else np.empty(0, np.int64)
+            if (lengths == 0).any():
+                raise ConfigError("the batch_sampler yields an empty batch")
+        else:
+            indices = self._indices(self._sampler)
+            count = indices.size // self._batch_size * self._batch_size if self._drop_last else indices.size
+            indices = indices[:count]
+            ends = np.append(np.arange(self._batch_size, count, self._batch_size), count)
+            lengths = np.diff(ends, prepend=0)
+        if not indices.size:
+            raise ConfigError("the sampler yields no index, so an epoch would have no batch")
+        if indices.size > NUMBERS_MAX:
+            raise ConfigError(f"an epoch has at most {NUMBERS_MAX:,} indices of a sampler")
+        return Draws.in_order(indices, lengths)
+
+    def _indices(self, yielded: Any) -> NDArray[np.int64]:
+        """Return what a sampler yields as places in the whole dataset."""
+        chunks, remaining = [], iter(islice(yielded, NUMBERS_MAX + 1))
+        while chunk := list(islice(remaining, _CHUNK)):
+            array = np.asarray(chunk)
+            if array.ndim != 1 or array.dtype.kind not in "iu":
+                hint = "; give one that yields lists as batch_sampler=" if array.ndim > 1 else ""
+                raise ConfigError(f"a sampler yields whole numbers; not {str(chunk[0])[:80]!r}{hint}")
+            chunks.append(array.astype(np.int64))
+        indices = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
+        if indices.size and not 0 <= indices.min() <= indices.max() < self._size:
+            wrong = indices[(indices < 0) | (indices >= self._size)][0]
+            raise ConfigError(
+                f"the sampler yields the index {wrong}; there are {self._size:,} samples, from 0"
+            )
+        return indices if self._places is None else self._places[indices]
+
+
+@contextmanager
+def _global_generator(state: torch.Tensor) -> Iterator[None]:
+    """Give torch's global generator another state until the block ends."""
+    outer = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(outer)
+
+
+def _hex(state: torch.Tensor) -> str:
+    return state.numpy().tobytes().hex()
+
+
+def _bytes(text: Any) -> torch.Tensor:
+    try:
+        return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"this state's generator is none: {error}") from error
