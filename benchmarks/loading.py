@@ -141,6 +141,7 @@ def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
     sampler = SuperSampler(
         dataset,
         batch_size=loading.batch_size,
+        shuffle=True,
         seed=loading.seed,
         coordinator=loading.coordinator or None,
     )

@@ -78,7 +78,7 @@ from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
 
 place, (resize, crop, batch_size) = sys.argv[1], map(int, sys.argv[2:])
 dataset = SuperDataset(place, Recipe.image(resize=resize, crop=crop))
-sampler = SuperSampler(dataset, batch_size=batch_size)
+sampler = SuperSampler(dataset, batch_size=batch_size, shuffle=True)
 began_s = time.monotonic()
 batches = iter(SuperLoader(dataset, sampler))
 images = len(next(batches)[1])

@@ -14,7 +14,7 @@ from superdl import Recipe, SuperDataset, SuperSampler
     eval_dataset = SuperDataset(args.data_dir, Recipe([{"op": "resize", "size": image_size}]), key_list="eval.csv", transform=ToTensor())
 /^    train_dataloader = /c\
     how = dict(batch_size=None, num_workers=4, collate_fn=lambda batch: dict(zip(("image", "label"), batch)))\
-    train_dataloader = DataLoader(train_dataset, sampler=SuperSampler(train_dataset, batch_size=batch_size), **how)
+    train_dataloader = DataLoader(train_dataset, sampler=SuperSampler(train_dataset, batch_size=batch_size, shuffle=True), **how)
 s/^    eval_dataloader = .*/    eval_dataloader = DataLoader(eval_dataset, sampler=SuperSampler(eval_dataset, batch_size=batch_size, shuffle=False), **how)/
 /^    model, optimizer, train_dataloader/,/^    )/c\
     model, optimizer = accelerator.prepare(model, optimizer)

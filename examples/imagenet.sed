@@ -16,7 +16,7 @@ N
 N
 N
 c\
-    train_sampler = SuperSampler(train_dataset, batch_size=args.batch_size)\
+    train_sampler = SuperSampler(train_dataset, batch_size=args.batch_size, shuffle=True)\
     val_sampler = SuperSampler(val_dataset, batch_size=args.batch_size, shuffle=False)
 }
 s/^        train_dataset, batch_size=.*/        train_dataset, batch_size=None,/

@@ -7,7 +7,7 @@ s/self.eval_dataset = datasets.ImageFolder($/self.eval_dataset = SuperDataset(/
 s/^            val_dir,$/            val_dir, Recipe.image(resize=256, crop=224), padding="skip", transform=/
 s/transforms.Resize(256), transforms.CenterCrop(224), //
 /def train_dataloader/a\
-        sampler = SuperSampler(self.train_dataset, batch_size=self.batch_size)\
+        sampler = SuperSampler(self.train_dataset, batch_size=self.batch_size, shuffle=True)\
         sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
 /^            batch_size=self.batch_size,$/d
 s/^            shuffle=True,$/            sampler=sampler, batch_size=None,/

@@ -9,7 +9,7 @@ s/^            traindir,$/            traindir, transform=/
         dataset_test = SuperDataset(valdir, parts.recipe, padding="skip", transform=parts.rest)
 /^    print("Creating data loaders")/,/^    return dataset/{
 /^    if args.distributed:/,/SequentialSampler/c\
-    train_sampler = SuperSampler(dataset, batch_size=args.batch_size)\
+    train_sampler = SuperSampler(dataset, batch_size=args.batch_size, shuffle=True)\
     test_sampler = SuperSampler(dataset_test, batch_size=args.batch_size, shuffle=False)
 }
 /^    if mixup_cutmix is not None:/,/^        collate_fn = default_collate/c\

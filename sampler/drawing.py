@@ -7,6 +7,7 @@ its generator is drawn by the sampler's seed and epoch.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, WeightedRandomSampler
@@ -14,7 +15,20 @@ from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, Weighte
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import ConfigError
 
-__all__ = ["drawn_from"]
+__all__ = ["drawn_from", "shuffle_or_default"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def shuffle_or_default(*, shuffle: bool | None) -> bool:
+    """``shuffle``, or torch's default where it was not given; log that this default is new."""
+    if shuffle is None:
+        _LOG.warning(
+            "a SuperSampler without shuffle= keeps the catalog's order now, as a DataLoader does; it used to "
+            "shuffle. Write shuffle=True to train, shuffle=False to silence this warning of one release"
+        )
+        return False
+    return shuffle
 
 
 def drawn_from(

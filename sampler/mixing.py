@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils.data import Subset
 
+from superdl.sampler.drawing import shuffle_or_default
 from superdl.sampler.registration import describe
 from superdl.sampler.sampler import SuperSampler
 from superdl.sampler.stateful_loader import sampler_state_in
@@ -45,13 +46,14 @@ class MixSampler(SuperSampler):
         dataset: ConcatDataset[Any],
         *,
         batch_size: int,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         seed: int = 0,
         drop_last: bool = False,
         coordinator: str | None = None,
         in_order: bool = True,
         **of_samplers: Any,
     ) -> None:
+        shuffle = shuffle_or_default(shuffle=shuffle)
         refused = sorted({"indices", "weights", "draws", "repeats"} & of_samplers.keys())
         if refused or not in_order:
             raise ConfigError(

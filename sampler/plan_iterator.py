@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,15 +30,13 @@ _LOG = logging.getLogger(__name__)
 class Cursor:
     """Where a sampler's next iteration starts; one that begins makes the following epoch the next.
 
-    Thread-safe. ``shuffled``: epochs differ, so that it matters which one the training loop is at; ``told``:
-    somebody has named an epoch or a place; ``named``: the epoch set since an iteration began last.
+    Thread-safe. ``named``: the epoch set since an iteration began last.
     """
 
-    def __init__(self, *, shuffled: bool = False) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = PlanPosition()
         self.named: int | None = None
-        self.shuffled, self.told = shuffled, False
 
     def peek(self) -> PlanPosition:
         """Where the next iteration will start, which does not begin by that."""
@@ -55,21 +52,21 @@ class Cursor:
     def pass_over(self, epoch: int) -> None:
         """An iteration of ``epoch`` begins that has a place of its own: a later epoch is the next."""
         with self._lock:
-            self.named, self.told = None, True
+            self.named = None
             if self._next.epoch <= epoch:
                 self._next = PlanPosition(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Name the next epoch; a place already set in that same epoch stays."""
         with self._lock:
-            self.named, self.told = epoch, True
+            self.named = epoch
             if epoch != self._next.epoch:
                 self._next = PlanPosition(epoch)
 
     def move(self, place: PlanPosition) -> None:
         """Let the next iteration start at ``place``."""
         with self._lock:
-            self._next, self.told = place, True
+            self._next = place
 
 
 class PlanIterator(Iterator[BatchRef]):
@@ -143,8 +140,6 @@ class PlanIterator(Iterator[BatchRef]):
         return batch
 
     def _begin(self) -> PlanPosition:
-        if self._cursor.shuffled:
-            _look_at_the_loop(told=self._cursor.told or self._loaded is not None)
         if self._loaded is None:
             return self._cursor.take()
         self._cursor.pass_over(self._loaded.epoch)
@@ -175,45 +170,3 @@ class PlanIterator(Iterator[BatchRef]):
         raise UsageError(
             "an iterator of a SuperSampler holds a thread and cannot be pickled; its batches can"
         )
-
-
-_looked = False  # whether a shuffled iteration has begun in this process
-
-
-def _look_at_the_loop(*, told: bool) -> None:
-    """Tell who resumes at a later epoch and has not told the sampler, which begins with epoch 0 again.
-
-    Scripts call ``set_epoch`` only if distributed, since torch's other samplers need none. Their loop's
-    variable is all that shows it: it is looked for where a process begins its first shuffled iteration. One
-    that counts from 1 is right there, and so is an iteration after others, of which nobody knows.
-    """
-    global _looked  # it is of the process
-    first, _looked = not _looked, True
-    epoch = _epoch_of_the_loop() if first and not told else None
-    if epoch is not None and epoch > 1:
-        _LOG.warning(
-            "the training loop is at epoch=%d, and its SuperSampler begins epoch 0: if this run was resumed, "
-            "that epoch's order and crops are repeated. Call sampler.set_epoch(epoch) before each epoch, "
-            "also without torch.distributed, or load the sampler's state",
-            epoch,
-        )
-
-
-def _epoch_of_the_loop() -> int | None:
-    """The variable ``epoch`` of the nearest caller that has one, outside of torch and SUPER."""
-    frame = sys._getframe()  # noqa: SLF001 # the one way to callers' variables
-    while frame.f_back is not None:
-        frame = frame.f_back
-        home, code = str(frame.f_globals.get("__name__", "")).partition(".")[0], frame.f_code
-        # A look at a frame's variables keeps what they hold alive: only where one has the name.
-        names = {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars}
-        if home in _NOT_A_LOOP or "epoch" not in names:
-            continue
-        kept = frame.f_locals is frame.f_globals and "get_ipython" in frame.f_globals  # of an earlier cell
-        epoch = frame.f_locals.get("epoch")
-        if not kept and type(epoch) is int:
-            return epoch
-    return None
-
-
-_NOT_A_LOOP = frozenset({"superdl", "torch", "torchdata"})

@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from superdl.sampler.at_exit import OPEN_JOBS, in_background
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.distributed import check_schedules, check_still_there, place_in_run, run_id
-from superdl.sampler.drawing import drawn_from
+from superdl.sampler.drawing import drawn_from, shuffle_or_default
 from superdl.sampler.embedded.embedded import tell_user
 from superdl.sampler.pages import Pager
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
@@ -55,7 +55,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
     ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader uses.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
-    >>> sampler = SuperSampler(dataset, batch_size=4, seed=0)
+    >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=True, seed=0)
     >>> len(dataset), dataset.classes, len(sampler)  # samples, classes, batches
     (8, ('ant', 'bee', 'cat', 'dog'), 2)
     >>> sampler.num_samples, sampler.total_size  # samples of this rank, of all ranks
@@ -72,7 +72,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
             ``SuperMix``, or a ``ConcatDataset`` of SuperDatasets, batches are mixed, and there is a job for
             each dataset.
         batch_size: samples per batch on this rank.
-        shuffle: whether each epoch has its own order, else the catalog's.
+        shuffle: whether each epoch has its own order; default, as in a DataLoader: the catalog's order.
         seed: of the shuffle; 64 bits with sign.
         drop_last: leave out the short last global batch. Without it the tail is padded to a multiple of the
             ranks, and flagged.
@@ -119,7 +119,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         dataset: Bindable | Subset[Any] | ConcatDataset[Any],
         *,
         batch_size: int,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         seed: int = 0,
         drop_last: bool = False,
         rank: int | None = None,
@@ -133,6 +133,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         repeats: int = 1,
         _mix: tuple[tuple[int, ...], int] = ((), 0),
     ) -> None:
+        shuffle = shuffle_or_default(shuffle=shuffle)
         for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("in_order", in_order)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name} is True or False; not {flag!r}")
@@ -183,7 +184,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self._checkpoint = Checkpoint(
             spec, self._session.binding.fingerprint, self._session.batches_per_epoch, in_order=in_order
         )
-        self._cursor = Cursor(shuffled=shuffle)
+        self._cursor = Cursor()
         self._draws = drawn
         # What frameworks read of a DistributedSampler. Its own __init__ is not called: it counts otherwise.
         self.dataset: Any = whole

@@ -91,7 +91,7 @@ class SuperLoader(Generic[_Ref]):
     torch.Size([4, 3, 32, 32]) torch.int64
     >>> len(loader), loader.batch_size, len(loader.dataset), loader.sampler.total_size
     (2, 4, 8, 8)
-    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4), device="cpu", prefetch=2)
+    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True), device="cpu", prefetch=2)
 
     Args:
         dataset: indexed by what the sampler yields; a ``SuperDataset``, a ``Subset`` of one, a ``SuperMix``

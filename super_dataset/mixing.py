@@ -45,7 +45,7 @@ class SuperMix(ConcatDataset[Any]):
     >>> photos = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sketches = SuperDataset("images", Recipe.image(resize=40, crop=32))
     >>> mix = SuperMix({photos: 0.75, sketches: 0.25})
-    >>> sampler = SuperSampler(mix, batch_size=4)
+    >>> sampler = SuperSampler(mix, batch_size=4, shuffle=True)
     >>> sampler.counts, len(sampler)  # samples of each in an epoch, batches
     ((8, 2), 3)
     >>> loader = DataLoader(mix, sampler=sampler, batch_size=None)

@@ -94,7 +94,7 @@ class PerSample:
     ...     return image + rng.normal(size=image.shape)
     >>> transform = PerSample(noisy, seed=1, takes="numpy")
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=transform)
-    >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4))))
+    >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))))
     >>> images.shape, images.dtype
     (torch.Size([4, 32, 32, 3]), torch.float64)
 
@@ -157,7 +157,7 @@ class PerSample:
         >>> from torchvision import transforms
         >>> transform = PerSample(transforms.ToTensor(), finish_later=True)
         >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=transform)
-        >>> images, _ = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4))))
+        >>> images, _ = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))))
         >>> images.dtype, transform.finish(images).dtype
         (torch.uint8, torch.float32)
         """

@@ -48,7 +48,7 @@ class SuperTrainerMixin:
     such as padding, do not count, nor reach ``compute_metrics`` where a sample has one label.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
-    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4))
+    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))
     >>> class SuperTrainer(SuperTrainerMixin):  # and Trainer, whose constructor takes train_dataset=loader
     ...     train_dataset = loader
     >>> trainer = SuperTrainer()

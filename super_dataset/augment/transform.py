@@ -52,7 +52,7 @@ class Augment:
     same images but for rounding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=Augment(24, seed=1))
-    >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4))))
+    >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))))
     >>> images.shape, images.dtype
     (torch.Size([4, 3, 24, 24]), torch.float32)
 

@@ -97,7 +97,9 @@ def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator: Container, c
 def test_a_kill_in_mid_epoch_loses_nothing(coordinator: Container, cache: Valkey, source: Path) -> None:
     expected = expected_pixels(source, resize=SIDE, crop=SIDE)
     dataset = SuperDataset(source.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=BATCH, seed=1, coordinator=_address(cache)) as sampler:
+    with SuperSampler(
+        dataset, batch_size=BATCH, shuffle=True, seed=1, coordinator=_address(cache)
+    ) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
         delivered = []
         for number, batch in enumerate(loader):
@@ -132,7 +134,7 @@ def test_it_serves_by_tls_and_token_and_is_asked_for_health_without(
     monkeypatch.setenv("SUPER_COORDINATOR_CA_FILE", certificates.ca_file)
     monkeypatch.setenv("SUPER_TOKEN", token)
     dataset = SuperDataset(source.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=BATCH, seed=1, coordinator=address) as sampler:
+    with SuperSampler(dataset, batch_size=BATCH, shuffle=True, seed=1, coordinator=address) as sampler:
         delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
     assert_exactly_once(delivered, expected_pixels(source, resize=SIDE, crop=SIDE))
     assert container.stop() == 0

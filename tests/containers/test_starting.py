@@ -91,7 +91,7 @@ def test_the_coordinators_image_serves_and_lacks_nothing(
                 assert line, f"it ended: {said}"
             assert "serves" in image.run(image.health, **listening)
             dataset = SuperDataset(source.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
-            with SuperSampler(dataset, batch_size=4, coordinator=address) as sampler:
+            with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=address) as sampler:
                 delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
             assert "no open jobs" in image.run(["superdl", "stats", "--coordinator", address])
         finally:

@@ -94,7 +94,7 @@ def main(
 def data_loader(source: str, ranks: int = 1) -> DataLoader[Any]:
     """What must not be given to ``prepare``."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
-    sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks)
+    sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, shuffle=True)
     return DataLoader(dataset, sampler=sampler, batch_size=None)
 
 

@@ -65,6 +65,7 @@ def passed(
 ) -> tuple[list[dict[str, Any]], list[Any]]:
     """One pass: its batches, and what all ranks agree on."""
     dataset = SuperDataset(settings.source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
+    how = {"shuffle": True} | how
     sampler = SuperSampler(dataset, batch_size=settings.batch_size, seed=settings.seed, **how)
     loader = DataLoader(dataset, sampler=sampler, batch_size=None)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -70,7 +70,9 @@ def train(
     those of the first time.
     """
     dataset = SuperDataset(source or images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=batch_size, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(
+        dataset, batch_size=batch_size, shuffle=True, seed=1, coordinator=stack.address
+    ) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
         delivered = []
         for number, batch in enumerate(loader):

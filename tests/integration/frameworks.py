@@ -77,7 +77,9 @@ def together(out: Path, ranks: int) -> list[Batch]:
 def plain_loop(source: str, coordinator: str, epochs: int = EPOCHS) -> list[list[Batch]]:
     """What an ordinary loop in one process gets in each epoch."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=GLOBAL_BATCH, seed=SEED, coordinator=coordinator) as sampler:
+    with SuperSampler(
+        dataset, batch_size=GLOBAL_BATCH, shuffle=True, seed=SEED, coordinator=coordinator
+    ) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         return [[named(images, labels) for images, labels in loader] for _ in range(epochs)]
 

@@ -92,13 +92,15 @@ class ByThreads(ByWorkers):
 def super_loader(source: str, ranks: int = 1) -> SuperLoader[Any]:
     """By threads, with what Lightning may want to move, convert or measure beside the tensors."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
-    return SuperLoader(dataset, SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, seed=SEED))
+    return SuperLoader(
+        dataset, SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, shuffle=True, seed=SEED)
+    )
 
 
 def data_loader(source: str, ranks: int = 1, **options: Any) -> DataLoader[Any]:
     """Two workers that last, unless ``options`` say otherwise."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
-    sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, seed=SEED)
+    sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, shuffle=True, seed=SEED)
     options = {"num_workers": 2, "persistent_workers": True} | options
     return DataLoader(dataset, sampler=sampler, batch_size=None, **options)
 

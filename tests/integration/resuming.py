@@ -45,7 +45,12 @@ class Run:
     ) -> None:
         self.kind = kind
         self.dataset = SuperDataset(images.as_uri(), arguments.pop("recipe", RECIPE))
-        arguments = {"batch_size": BATCH_SIZE, "seed": 1, "coordinator": stack.address} | arguments
+        arguments = {
+            "batch_size": BATCH_SIZE,
+            "shuffle": True,
+            "seed": 1,
+            "coordinator": stack.address,
+        } | arguments
         self.sampler = SuperSampler(self.dataset, **arguments)
         if kind == "threads":
             self.loader: Any = SuperLoader(self.dataset, self.sampler, **options)

@@ -44,7 +44,7 @@ def pictures(loader: Iterable[Any]) -> dict[bytes, bytes]:
 
 def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack: Stack, images: Path) -> None:
     dataset = SuperDataset(images, Recipe.image(resize=41, crop=40), transform=with_ids)  # not cached yet
-    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         first, second = pictures(loader), pictures(loader)
         produced = sampler.job_stats().samples_produced
@@ -53,13 +53,21 @@ def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack: 
     assert not set(first.values()) & set(second.values())
     assert produced == 150
     # Other batches, another order, workers, threads, two ranks: each sample looks as it did.
-    with SuperSampler(dataset, batch_size=7, seed=9, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(
+        dataset, batch_size=7, shuffle=True, seed=9, coordinator=shared_stack.address
+    ) as sampler:
         assert pictures(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)) == first
         assert pictures(SuperLoader(dataset, sampler)) == second
     ranks: dict[bytes, bytes] = {}
     for rank in range(2):
         with SuperSampler(
-            dataset, batch_size=8, rank=rank, num_replicas=2, job="ranks", coordinator=shared_stack.address
+            dataset,
+            batch_size=8,
+            shuffle=True,
+            rank=rank,
+            num_replicas=2,
+            job="ranks",
+            coordinator=shared_stack.address,
         ) as sampler:
             ranks |= pictures(DataLoader(dataset, sampler=sampler, batch_size=None))
     assert ranks == first
@@ -76,7 +84,7 @@ def test_a_transform_for_one_image_gives_the_same_by_any_workers(shared_stack: S
     plain = SuperDataset(images, transform=cropped, return_info=True)  # and no recipe: images as they are
 
     def crops(workers: int, dataset: SuperDataset = seeded, **plan: Any) -> list[dict[str, bytes]]:
-        with SuperSampler(dataset, coordinator=shared_stack.address, **plan) as sampler:
+        with SuperSampler(dataset, shuffle=True, coordinator=shared_stack.address, **plan) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
             return [
                 {
@@ -99,11 +107,11 @@ def test_a_transform_for_one_image_gives_the_same_by_any_workers(shared_stack: S
 
 def test_in_the_training_loop_it_is_what_it_is_in_the_worker(shared_stack: Stack, images: Path) -> None:
     plain = SuperDataset(images, RECIPE, return_info=True)
-    with SuperSampler(plain, batch_size=16, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(plain, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(plain, sampler=sampler, batch_size=None, num_workers=2)
         in_loop = [AUGMENT.images(pixels, info) for pixels, _, info in loader]
     augmented = SuperDataset(images, RECIPE, transform=AUGMENT)
-    with SuperSampler(augmented, batch_size=16, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(augmented, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(augmented, sampler=sampler, batch_size=None, num_workers=2)
         in_worker = list(map(operator.itemgetter(0), loader))
     assert all(torch.equal(one, other) for one, other in zip(in_loop, in_worker, strict=True))

@@ -69,7 +69,9 @@ def test_all_bad_samples_are_named_by_the_end_of_the_epoch(
     shared_stack: Stack, dirty: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     dataset = SuperDataset(dirty, RECIPE, on_bad_sample="skip")
-    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(
+        dataset, batch_size=4, shuffle=True, seed=1, coordinator=shared_stack.address
+    ) as sampler:
         loader = loader_of(kind, dataset, sampler)
         for epoch in (1, 2):
             assert sum(len(images) for images, _ in loader) == 16
@@ -161,7 +163,7 @@ def test_a_reader_that_never_saw_a_good_sample_raises(
     for number in range(3):
         (tmp_path / "a" / f"{number}.jpg").write_text("this is no image")
     dataset = SuperDataset(tmp_path, RECIPE, on_bad_sample=policy)
-    with SuperSampler(dataset, batch_size=2, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=2, shuffle=True, coordinator=shared_stack.address) as sampler:
         loader = loader_of(kind, dataset, sampler)
         for _ in range(2):
             with pytest.raises(BadSampleError):

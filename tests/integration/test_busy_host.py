@@ -76,7 +76,7 @@ def test_a_job_waits_for_a_coordinator_that_starts_after_it(images: Path) -> Non
         late = threading.Timer(DOWN_S, stack.start_coordinator)
         late.start()
         dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
-        with SuperSampler(dataset, batch_size=8, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=8, shuffle=True, coordinator=stack.address) as sampler:
             delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
         late.join()
     assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))

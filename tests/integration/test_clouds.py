@@ -48,7 +48,7 @@ def test_a_whole_epoch(cloud_server: CloudServer, bucket: str, tmp_path: Path) -
     cloud_server.objects["training/x/no.jpg"] = b"beside the prefix"
     with Stack() as stack:
         dataset = SuperDataset(f"{bucket}/train", Recipe.image(resize=SIDE, crop=SIDE))
-        with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
 

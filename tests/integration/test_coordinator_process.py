@@ -32,7 +32,7 @@ SIDE = 96
 @contextlib.contextmanager
 def reading(stack: Stack, source: Path, side: int = SIDE) -> Iterator[tuple[SuperLoader[Any], SuperSampler]]:
     dataset = SuperDataset(source.as_uri(), Recipe.image(resize=side, crop=side))
-    with SuperSampler(dataset, batch_size=10, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=10, shuffle=True, coordinator=stack.address) as sampler:
         loader = SuperLoader(dataset, sampler)
         yield loader, sampler
         loader.close()

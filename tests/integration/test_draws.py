@@ -112,25 +112,27 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack: Stack, images: Path)
     by_weight = WeightedRandomSampler(weights, num_samples=40)
     assert Counter(delivered(dataset, weights=by_weight, shuffle=True)) == Counter(expected[:10] * 4)
     with pytest.raises(ConfigError, match="indices are places of the Subset, which has 30 samples"):
-        SuperSampler(parts[1], batch_size=4, indices=[30])
+        SuperSampler(parts[1], batch_size=4, shuffle=True, indices=[30])
     with pytest.raises(ConfigError, match="indices are places of the Subset, from 0; not -1"):
-        SuperSampler(parts[1], batch_size=4, indices=[3, -1])
+        SuperSampler(parts[1], batch_size=4, shuffle=True, indices=[3, -1])
     with pytest.raises(PlanError, match=r"indices must be in range\(150\)"):
-        SuperSampler(dataset, batch_size=4, indices=[150])
+        SuperSampler(dataset, batch_size=4, shuffle=True, indices=[150])
     both = ConcatDataset([dataset, dataset])
     with pytest.raises(ConfigError, match="split each dataset"):
-        SuperSampler(Subset(both, [3]), batch_size=4)
+        SuperSampler(Subset(both, [3]), batch_size=4, shuffle=True)
     with pytest.raises(ConfigError, match="indices are empty"):
-        SuperSampler(Subset(dataset, []), batch_size=4)
-    with SuperSampler(parts[0], batch_size=16) as sampler:
+        SuperSampler(Subset(dataset, []), batch_size=4, shuffle=True)
+    with SuperSampler(parts[0], batch_size=16, shuffle=True) as sampler:
         with pytest.raises(ConfigError, match="this one is of another"):
             SuperLoader(parts[1], sampler)
         with SuperLoader(parts[0], sampler) as loader:
             assert sum(len(labels) for _, labels in loader) == len(parts[0])
     with pytest.raises(ConfigError, match="without replacement"):
-        SuperSampler(dataset, batch_size=4, weights=WeightedRandomSampler(weights, 5, replacement=False))
+        SuperSampler(
+            dataset, batch_size=4, shuffle=True, weights=WeightedRandomSampler(weights, 5, replacement=False)
+        )
     with pytest.raises(ConfigError, match="leave it out"):
-        SuperSampler(dataset, batch_size=4, weights=by_weight, draws=7)
+        SuperSampler(dataset, batch_size=4, shuffle=True, weights=by_weight, draws=7)
 
 
 def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack: Stack, tmp_path: Path) -> None:
@@ -141,20 +143,20 @@ def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack: Sta
 
     dataset = new()
     some, others = random_split(dataset, [15, 5], torch.Generator().manual_seed(0))
-    SuperSampler(some, batch_size=5).close()
+    SuperSampler(some, batch_size=5, shuffle=True).close()
     (first,) = islice(source.rglob("*.jpg"), 1)
     shutil.copy(first, first.with_name("0.jpg"))
     listed_again = dataset
     while len(listed_again) < 21:  # what was listed a moment ago is not listed again
         listed_again = new()
-        SuperSampler(listed_again, batch_size=5).close()
+        SuperSampler(listed_again, batch_size=5, shuffle=True).close()
     for given in ({"dataset": others}, {"dataset": dataset, "indices": [0]}):
         with pytest.raises(ConfigError, match="make a new SuperDataset, and split or weigh that"):
-            SuperSampler(**given, batch_size=5)
+            SuperSampler(**given, batch_size=5, shuffle=True)
     some, others = random_split(listed_again, [15, 6])
     for part in (some, others):
-        SuperSampler(part, batch_size=3).close()
-    SuperSampler(dataset, batch_size=5).close()  # all of it
+        SuperSampler(part, batch_size=3, shuffle=True).close()
+    SuperSampler(dataset, batch_size=5, shuffle=True).close()  # all of it
 
 
 def test_each_repetition_is_augmented_in_its_own_way(shared_stack: Stack, images: Path) -> None:

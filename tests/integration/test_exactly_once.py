@@ -30,7 +30,9 @@ def test_without_shuffle_samples_come_by_key(shared_stack: Stack, images: Path) 
 def test_out_of_order_delivers_every_sample_once(shared_stack: Stack, images: Path) -> None:
     dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE + 1, crop=SIDE))  # not cached yet
     expected = expected_pixels(images, resize=SIDE + 1, crop=SIDE)
-    with SuperSampler(dataset, batch_size=16, in_order=False, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(
+        dataset, batch_size=16, shuffle=True, in_order=False, coordinator=shared_stack.address
+    ) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
         for _ in range(2):
             assert_exactly_once(collect(loader), expected)

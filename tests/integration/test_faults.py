@@ -45,7 +45,9 @@ def test_the_epoch_goes_on(
     restarted_stack: Stack, images: Path, fault: Callable[[Stack], None], workers: int
 ) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=restarted_stack.address) as sampler:
+    with SuperSampler(
+        dataset, batch_size=4, shuffle=True, seed=1, coordinator=restarted_stack.address
+    ) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
         undisturbed = collect(loader)
         sampler.set_epoch(0)
@@ -69,7 +71,7 @@ def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(
     expected = expected_pixels(source, resize=SIDE, crop=SIDE)
     with Stack(arguments=("--state", str(tmp_path / "state"), "--catalog-max-age-s", "0.001")) as stack:
         dataset = SuperDataset(source.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=4, shuffle=True, seed=1, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
             delivered = []
             for number, batch in enumerate(loader):
@@ -80,7 +82,7 @@ def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(
                     flush_cache(stack)
                 delivered += collect([batch])
         assert_exactly_once(delivered, expected)
-        with SuperSampler(dataset, batch_size=1, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=1, shuffle=True, coordinator=stack.address) as sampler:
             assert len(sampler) == len(expected) + 1
 
 
@@ -88,7 +90,7 @@ def test_without_a_coordinator_the_wait_is_bounded_and_explained(
     restarted_stack: Stack, images: Path
 ) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE, read_timeout=1.0)
-    with SuperSampler(dataset, batch_size=4, coordinator=restarted_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=restarted_stack.address) as sampler:
         iterator = iter(sampler)
         ref = next(iterator)
         restarted_stack.kill_coordinator()

@@ -120,7 +120,7 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(
 
     with watched.stack as stack:
         dataset = SuperDataset(images.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
             until(lambda: words in watched.log(), ENOUGH_S)
             until(counted, SOON_S)
             until(lambda: script.calls() >= 20, ENOUGH_S)
@@ -146,7 +146,7 @@ def test_what_lambda_does_shows_in_metrics_and_top_and_in_few_lines(
     with watched.stack as stack:
         befall(lambda_service)
         dataset = SuperDataset(photos, RECIPE)
-        with SuperSampler(dataset, batch_size=16, coordinator=stack.address):
+        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address):
             until(lambda: words in watched.log(), ENOUGH_S)
             until(counted, SOON_S)
             until(lambda: lambda_service.refused >= 10 or len(lambda_service.invocations) >= 10, ENOUGH_S)
@@ -242,7 +242,7 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(
         recipe = Recipe.image(resize=128, crop=128)
     with watched.stack as stack:
         dataset = SuperDataset(source.as_uri(), recipe)
-        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
             if befall not in {spoil_a_file, fill_the_store}:
                 until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
                 assert words not in watched.log()
@@ -266,7 +266,7 @@ def test_a_node_of_a_cluster_that_comes_back_empty_shows(
     watched = Watched(capsys, "--slots", "2", cache=valkey_cluster.url)
     with watched.stack as stack:
         dataset = SuperDataset(images.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
             until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
             valkey_cluster.nodes[2].restart_empty()
             valkey_cluster.wait_until_ready()

@@ -57,7 +57,7 @@ def test_the_epoch_goes_on(
         network.mend(losing=losing)
         mended.set()
 
-    with SuperSampler(dataset, batch_size=1, seed=1, coordinator=network.address) as sampler:
+    with SuperSampler(dataset, batch_size=1, shuffle=True, seed=1, coordinator=network.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
         while_cut = 0
         for number, (pixels, label) in enumerate(loader):

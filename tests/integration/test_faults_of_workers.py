@@ -55,13 +55,13 @@ def test_it_is_told_and_the_next_loader_goes_on(stack: Stack, images: Path, tmp_
     dataset = SuperDataset(images.as_uri(), RECIPE, transform=DieAt(tmp_path / "arrived"))
     whole = SuperDataset(images.as_uri(), RECIPE)
     before: list[tuple[bytes, int]] = []
-    with SuperSampler(dataset, batch_size=2, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=2, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\)") as caught:
             train(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2), before, tmp_path)
         said = f"{caught.value} {caught.value.__cause__}"
         assert re.search("is killed by signal: Killed", said), said
         epoch_1 = collect(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2))
-    with SuperSampler(whole, batch_size=2, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(whole, batch_size=2, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         epoch_0 = collect(DataLoader(whole, sampler=sampler, batch_size=None, num_workers=2))
     for delivered in (epoch_0, epoch_1):
         assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))

@@ -50,7 +50,7 @@ def test_an_epoch_is_delivered_and_stats_are_told(
 ) -> None:
     train(guarded, images, workers=2)
     dataset = SuperDataset(images, Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=4, coordinator=guarded.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=guarded.address) as sampler:
         assert main(["stats", "--coordinator", guarded.address, "--json"]) == 0
     told = capsys.readouterr()
     assert [job["job"] for job in json.loads(told.out)["jobs"]] == [sampler.job]

@@ -59,7 +59,7 @@ def test_a_whole_epoch_of_class_folders_in_a_private_dataset(hub_server: HubServ
     hub_server.refusal = 401, "RepoNotFound"
     with Stack(environment={"SUPER_LOG_LEVEL": "DEBUG"}) as stack:
         dataset = SuperDataset(f"{HUB}/train", RECIPE)
-        with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
         log = stack.log.read_text()
@@ -90,7 +90,7 @@ def test_an_epoch_of_parquet_asks_the_hub_once_for_each_file(hub_server, tmp_pat
     assert indexed == len(files)
     with Stack(environment={"SUPER_FETCH_THREADS": "1"}) as stack:
         dataset = SuperDataset(f"{bucket}/data", RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=8, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=8, shuffle=True, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
     # By the function, and for .superdl-source; the rest, footers and row groups, is the CDN's.

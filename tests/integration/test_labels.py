@@ -39,7 +39,7 @@ def test_fields_come_as_a_dict_of_tensors(shared_stack: Stack, images: Path, tmp
     key_list = tmp_path / "boxes.parquet"
     parquet.write_table(pa.Table.from_pylist(rows), key_list)
     dataset = SuperDataset(images, RECIPE, key_list=key_list, return_info=True)
-    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         assert dataset.classes == ("ant", "bee", "cat", "dog")
         numbers = []
         for pixels, labels, info in DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2):
@@ -93,7 +93,7 @@ def test_boxes_come_as_a_list_of_tensors(
     shared_stack: Stack, images: Path, tmp_path: Path, workers: int
 ) -> None:
     dataset = SuperDataset(images, RECIPE, key_list=detected(images, tmp_path / "boxes.jsonl"))
-    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         assert dataset.classes == ("ant", "bee", "cat", "dog")
         loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
         numbers = [number for _, labels in loader for number in assert_detected(labels, dataset.classes)]
@@ -122,7 +122,9 @@ def test_boxes_go_with_padding_columns_transforms_and_mixes(
     )
     seen = []
     for rank in range(4):  # 150 samples make 152 for 4 ranks
-        with SuperSampler(columns, batch_size=16, rank=rank, num_replicas=4, job="boxes") as sampler:
+        with SuperSampler(
+            columns, batch_size=16, shuffle=True, rank=rank, num_replicas=4, job="boxes"
+        ) as sampler:
             for batch in DataLoader(columns, sampler=sampler, batch_size=None):
                 assert batch["pixels"].tolist() == [[SIDE, SIDE]] * len(batch["number"])
                 assert [one.tolist() for one in batch["boxes"]] == [
@@ -167,7 +169,7 @@ def test_a_batch_whose_labels_may_not_fit_is_refused_when_the_sampler_is_made(
     )
     dataset = SuperDataset(images, RECIPE, key_list=tmp_path / "list.jsonl")
     with pytest.raises(ConfigError, match=r"a batch of 128 samples have up to .* lower batch_size"):
-        SuperSampler(dataset, batch_size=128, coordinator=shared_stack.address)
-    with SuperSampler(dataset, batch_size=60, coordinator=shared_stack.address) as sampler:
+        SuperSampler(dataset, batch_size=128, shuffle=True, coordinator=shared_stack.address)
+    with SuperSampler(dataset, batch_size=60, shuffle=True, coordinator=shared_stack.address) as sampler:
         _, labels = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))
     assert set(map(len, labels)) == {1, 8000}

@@ -55,7 +55,7 @@ def test_a_job_whose_process_was_killed_lapses_and_others_go_on(stack: Stack, im
         for _ in range(5):
             assert trainer.stdout.readline()
         dataset = SuperDataset(images.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=10, seed=1, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=10, shuffle=True, seed=1, coordinator=stack.address) as sampler:
             trainer.kill()
             trainer.communicate(timeout=END_TIMEOUT_S)
             delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))

@@ -138,7 +138,7 @@ def assert_batches(batches: Iterable[Any], scenes: Path) -> None:
 @pytest.mark.parametrize("name", ["list.jsonl", "list.csv", "list.parquet"])
 def test_masks_beside_images(scenes: Path, name: str, shared_stack: Stack) -> None:
     dataset = SuperDataset(scenes, RECIPE, key_list=loose(scenes, name))
-    with SuperSampler(dataset, batch_size=5, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=shared_stack.address) as sampler:
         assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
         assert settled_stats(sampler).samples_produced == COUNT
 
@@ -148,7 +148,7 @@ def test_random_steps_move_image_and_mask_alike(scenes: Path, shared_stack: Stac
     mask = Recipe([{"op": "mask"}, {"op": "random_resized_crop", "size": [12, 18]}, *still], augment_seed=9)
     recipe = Recipe.fields(image=Recipe(CROPS, augment_seed=9), mask=mask)
     dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "list.jsonl"), return_info=True)
-    with SuperSampler(dataset, batch_size=4, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=shared_stack.address) as sampler:
         epochs = [list(DataLoader(dataset, sampler=sampler, batch_size=None)) for _ in range(2)]
     seen = set()
     for images, _, _ in epochs[0] + epochs[1]:
@@ -163,7 +163,7 @@ def test_crops_of_unequal_sizes_are_refused(scenes: Path, shared_stack: Stack) -
     recipe = Recipe.fields(image=Recipe([crop]), mask=mask)
     dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "list.jsonl"))
     with (
-        SuperSampler(dataset, batch_size=1, coordinator=shared_stack.address) as sampler,
+        SuperSampler(dataset, batch_size=1, shuffle=True, coordinator=shared_stack.address) as sampler,
         pytest.raises(BadSampleError, match="its field .* would cut another part out of its"),
     ):
         list(DataLoader(dataset, sampler=sampler, batch_size=None))
@@ -184,7 +184,7 @@ def test_pairs_in_tars_come_back_out_of_the_store(
     produced = []
     for _ in range(2):
         dataset = SuperDataset(directory, RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=COUNT, seed=1) as sampler:
+        with SuperSampler(dataset, batch_size=COUNT, shuffle=True, seed=1) as sampler:
             assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
             produced.append(settled_stats(sampler).samples_produced)
         release_all()
@@ -240,7 +240,7 @@ def test_lists_whose_fields_cannot_be(scenes: Path, shared_stack: Stack) -> None
         key_list.write_text("".join(json.dumps(row) + "\n" for row in rows))
         dataset = SuperDataset(scenes, recipe, key_list=key_list.as_uri())
         with pytest.raises(SourceError) as caught:
-            SuperSampler(dataset, batch_size=1, coordinator=shared_stack.address)
+            SuperSampler(dataset, batch_size=1, shuffle=True, coordinator=shared_stack.address)
         return str(caught.value)
 
     assert "the recipe has the field 'mask'" in told(RECIPE, **{"depth.key": "masks/00.png"})
@@ -264,7 +264,7 @@ def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes: Path, object_stor
     with Stack(arguments=("--slots", "1")) as stack:
         for bucket, named in lists.items():
             dataset = SuperDataset(f"s3://{bucket}", RECIPE, key_list=named)
-            with SuperSampler(dataset, batch_size=COUNT, coordinator=stack.address) as sampler:
+            with SuperSampler(dataset, batch_size=COUNT, shuffle=True, coordinator=stack.address) as sampler:
                 assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
                 requests[bucket] = settled_stats(sampler).source_requests
     assert requests == {"pairs": 1, "scenes": 2 * COUNT}
@@ -281,7 +281,7 @@ def test_masks_through_lambda(
     arguments = ("--executor", "lambda", "--lambda-invocation", invocation, "--lambda-warm", "2")
     with Stack(arguments=arguments, cache=valkey.url) as stack:
         dataset = SuperDataset("s3://scenes", RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=5, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=stack.address) as sampler:
             assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
             assert settled_stats(sampler).samples_produced == COUNT
     assert lambda_service.invocations
@@ -293,5 +293,5 @@ def test_masks_on_a_web_server(scenes: Path, web_server: WebServer) -> None:
     key_list = loose(scenes, "list.csv")
     with Stack() as stack:
         dataset = SuperDataset(f"{web_server.url}/set", RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=5, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=stack.address) as sampler:
             assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)

@@ -64,7 +64,7 @@ def test_tar_files_are_read_where_they_are_and_come_back_out_of_the_store(
     expected, epochs, produced = expected_pixels(images, resize=SIDE, crop=SIDE), [], []
     for _ in range(2):
         dataset = SuperDataset(directory.as_uri(), RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=8, seed=1) as sampler:
+        with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)
             epochs += [collect(loader) for _ in range(2)]
             produced.append(settled_stats(sampler).samples_produced)
@@ -91,7 +91,7 @@ def test_members_in_a_bucket_and_a_shard_that_is_written_again(
     expected = expected_pixels(images, resize=SIDE, crop=SIDE)
     with Stack(arguments=("--slots", "1")) as stack:
         dataset = SuperDataset("s3://shards/train", RECIPE, key_list=key_list, read_timeout=60)
-        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)
             assert_exactly_once(collect(loader), expected)
             stats = settled_stats(sampler)
@@ -114,7 +114,7 @@ def test_functions_keep_blocks_of_shards_while_their_coordinator_runs(
     directory.rename(bucket)
     with Stack(arguments=("--slots", "2", "--state", str(state))) as stack:
         dataset = SuperDataset("s3://shards/train", RECIPE, key_list=key_list, read_timeout=30)
-        with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None)
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
             stats = settled_stats(sampler)
@@ -130,6 +130,7 @@ def test_a_key_list_older_than_its_file_is_refused(shards: tuple[Path, str], sha
         SuperSampler(
             SuperDataset(directory.as_uri(), RECIPE, key_list=key_list),
             batch_size=8,
+            shuffle=True,
             coordinator=shared_stack.address,
         )
 
@@ -148,7 +149,7 @@ def test_parquet_files_are_read_by_rows_after_they_were_indexed(
         parquet.write_table(table, source / f"{number}.parquet", row_group_size=20)
     assert main(["index", str(source), "-o", str(tmp_path / "rows.jsonl")]) == 0
     dataset = SuperDataset(source.as_uri(), RECIPE, key_list=str(tmp_path / "rows.jsonl"))
-    with SuperSampler(dataset, batch_size=8, seed=1) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1) as sampler:
         epochs += [collect(DataLoader(dataset, sampler=sampler, batch_size=None)) for _ in range(2)]
         stats = settled_stats(sampler)
     release_all()

@@ -63,7 +63,8 @@ def photos(shared_stack: Stack, images: Path) -> Photos:
 def test_ranks_of_any_number_go_on_in_a_mix(photos: Photos, strategy: Any, counts: tuple[int, int]) -> None:
     def sampler_of(batch: int, **how: Any) -> tuple[SuperMix, SuperSampler]:
         mix = SuperMix({photos.a: 0.75, photos.b: 0.25}, strategy)
-        return mix, stack.enter_context(SuperSampler(mix, batch_size=batch, seed=4, **how))
+        how = {"shuffle": True, "seed": 4} | how
+        return mix, stack.enter_context(SuperSampler(mix, batch_size=batch, **how))
 
     with ExitStack() as stack:
         mix, sampler = sampler_of(12)
@@ -118,7 +119,7 @@ def test_ranks_of_any_number_go_on_in_a_mix(photos: Photos, strategy: Any, count
 def test_every_loader_resumes_in_a_mix(photos: Photos, kind: str) -> None:
     def run(state: Any = None) -> Iterator[Any]:
         mix = SuperMix({photos.a: 2, photos.b: 1})
-        sampler = stack.enter_context(SuperSampler(mix, batch_size=16, seed=7))
+        sampler = stack.enter_context(SuperSampler(mix, batch_size=16, shuffle=True, seed=7))
         loader: Any
         if kind == "threads":
             loader = stack.enter_context(SuperLoader(mix, sampler))
@@ -172,7 +173,10 @@ def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos: Ph
     assert [a.total() + b.total() for a, b in batches] == [8] * 19
     assert sum((b for _, b in batches), Counter()) == Counter(photos.of_b[at] for at in (7, 90))
     assert len(both) == len(SuperMix(both)) == SIZE + 2
-    with SuperSampler(both, batch_size=8) as sampler, pytest.raises(UsageError, match="which reads whole"):
+    with (
+        SuperSampler(both, batch_size=8, shuffle=True) as sampler,
+        pytest.raises(UsageError, match="which reads whole"),
+    ):
         next(iter(DataLoader(sampler.dataset, sampler=sampler, batch_size=None)))
 
 
@@ -181,7 +185,7 @@ def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_mix(
 ) -> None:
     photos = Photos(restarted_stack, images)
     mix = SuperMix({photos.a: 0.9, photos.b: 0.1})
-    with SuperSampler(mix, batch_size=1) as sampler, SuperLoader(mix, sampler) as loader:
+    with SuperSampler(mix, batch_size=1, shuffle=True) as sampler, SuperLoader(mix, sampler) as loader:
         whole = collect(loader)
         sampler.set_epoch(0)
         iterator = iter(loader)
@@ -218,14 +222,14 @@ def test_what_is_no_mix_is_refused(photos: Photos) -> None:
     with pytest.raises(ConfigError, match="'first_exhausted' or 'all_exhausted'"):
         SuperMix([photos.a], "never")
     with pytest.raises(ConfigError, match="would have no sample"):
-        SuperSampler(SuperMix({photos.a: 1, photos.b: 0.001}), batch_size=4)
+        SuperSampler(SuperMix({photos.a: 1, photos.b: 0.001}), batch_size=4, shuffle=True)
     mix = SuperMix([photos.a, photos.b])
     for how in ({"weights": [1]}, {"in_order": False}):
         with pytest.raises(ConfigError, match="a mix takes no"):
-            SuperSampler(mix, batch_size=4, **how)
+            SuperSampler(mix, batch_size=4, shuffle=True, **how)
     with pytest.raises(UsageError, match="not list"):
-        SuperSampler(SuperMix([[1, 2]]), batch_size=4)
-    with SuperSampler(mix, batch_size=4) as sampler:
+        SuperSampler(SuperMix([[1, 2]]), batch_size=4, shuffle=True)
+    with SuperSampler(mix, batch_size=4, shuffle=True) as sampler:
         with pytest.raises(UsageError, match="s.job_stats"):
             sampler.job_stats()
         with pytest.raises(ConfigError, match="no state of a SuperSampler of a mix of 2"):

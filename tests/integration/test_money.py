@@ -58,7 +58,7 @@ def test_jobs_that_share_split_the_bill(uncapped: Stack, images: Path) -> None:
     samplers = []
     for seed in (1, 2):
         dataset = SuperDataset(images.as_uri(), RECIPE)
-        sampler = SuperSampler(dataset, batch_size=10, seed=seed, coordinator=uncapped.address)
+        sampler = SuperSampler(dataset, batch_size=10, shuffle=True, seed=seed, coordinator=uncapped.address)
         samplers.append(sampler)
         collect(DataLoader(dataset, sampler=sampler, batch_size=None))
     wanted = [sampler.job_stats() for sampler in samplers]
@@ -81,7 +81,9 @@ def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary:
     with billed(temporary, "--max-usd", "3") as stack:
         for policy in ("raise", "skip"):
             dataset = SuperDataset(images.as_uri(), RECIPE, on_bad_sample=policy)
-            with SuperSampler(dataset, batch_size=10, seed=1, coordinator=stack.address) as sampler:
+            with SuperSampler(
+                dataset, batch_size=10, shuffle=True, seed=1, coordinator=stack.address
+            ) as sampler:
                 loader = DataLoader(dataset, sampler=sampler, batch_size=None)
                 with pytest.raises(SpendingCapError, match="max_usd is 3"):
                     collect(loader)
@@ -102,7 +104,9 @@ def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary:
                 if records := client.keys("super:r1:*"):
                     client.unlink(*records)
             stack.start_coordinator()
-            with SuperSampler(dataset, batch_size=10, seed=1, coordinator=stack.address) as sampler:
+            with SuperSampler(
+                dataset, batch_size=10, shuffle=True, seed=1, coordinator=stack.address
+            ) as sampler:
                 assert sampler.job_stats().total_usd == told.total_usd
                 with pytest.raises(SpendingCapError, match="by coordinators before a restart too"):
                     collect(DataLoader(dataset, sampler=sampler, batch_size=None))

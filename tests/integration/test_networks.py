@@ -151,7 +151,7 @@ def test_a_cluster_smaller_than_the_data_while_it_changes(
         stack.start()
         dataset = SuperDataset(large_images.as_uri(), Recipe.image(resize=LARGE, crop=LARGE))
         expected = expected_pixels(large_images, resize=LARGE, crop=LARGE)
-        with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
             undisturbed = collect(loader)
             sampler.set_epoch(0)

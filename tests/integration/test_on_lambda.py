@@ -111,7 +111,7 @@ def test_a_function_of_another_version_is_not_read_from(
     (tmp_path / "other.py").write_text(OTHER_VERSION)
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     dataset = SuperDataset(SOURCE, RECIPE)
-    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         batches = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
         next(batches)
         lambda_service.deploy(handler="other.handler", environment=environment)

@@ -60,7 +60,9 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(
     try:
         until(lambda: "a worker runs on" in log.read_text())
         stack.start()
-        with SuperSampler(dataset, batch_size=BATCH, seed=1, coordinator=stack.address) as sampler:
+        with SuperSampler(
+            dataset, batch_size=BATCH, shuffle=True, seed=1, coordinator=stack.address
+        ) as sampler:
             loader = iter(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2))
             delivered = collect(islice(loader, 5))
             ray_cluster.kill(nodes[0])

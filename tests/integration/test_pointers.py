@@ -45,7 +45,7 @@ class Reading:
     def __init__(self, stack: Stack, images: Path, *, seed: int = 1, straight: bool = True) -> None:
         dataset = SuperDataset(images.as_uri(), RECIPE, return_info=True)
         dataset.reads_straight = straight
-        self.sampler = SuperSampler(dataset, batch_size=8, seed=seed, coordinator=stack.address)
+        self.sampler = SuperSampler(dataset, batch_size=8, shuffle=True, seed=seed, coordinator=stack.address)
         self.batches = iter(DataLoader(dataset, sampler=self.sampler, batch_size=None))
         self.delivered: list[tuple[bytes, int]] = []
         self.straight = self.hits = self.misses = 0

@@ -34,7 +34,7 @@ def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images: Path) -> N
         with (
             asking.hold(),
             stack.valkey.client() as client,
-            SuperSampler(dataset, batch_size=5, seed=1, coordinator=stack.address) as sampler,
+            SuperSampler(dataset, batch_size=5, shuffle=True, seed=1, coordinator=stack.address) as sampler,
         ):
 
             def budget_bytes() -> int:

@@ -154,7 +154,7 @@ def _run(stack: Stack, images: Path, everything: Everything, monkeypatch: pytest
     """An epoch, and clients that know a wrong password or token."""
     stack.start()
     dataset = SuperDataset("s3://photos", Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:
         batches = [dataset[ref] for ref in sampler]
         assert_exactly_once(collect(batches), expected_pixels(images, resize=SIDE, crop=SIDE))
         everything.hear(repr(dataset), repr(sampler), sampler.job_stats(), sampler.state_dict())
@@ -175,5 +175,5 @@ def _run_without_permission(stack: Stack, everything: Everything) -> None:
 def _failure(stack: Stack, kind: type[SuperError]) -> SuperError:
     dataset = SuperDataset("s3://photos", Recipe.image(resize=SIDE, crop=SIDE))
     with pytest.raises(kind) as caught:
-        SuperSampler(dataset, batch_size=4, coordinator=stack.address)
+        SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address)
     return caught.value

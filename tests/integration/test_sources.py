@@ -27,7 +27,7 @@ RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 def test_an_s3_prefix(photos: str, images: Path) -> None:
     with Stack(arguments=("--slots", "2")) as stack:
         dataset = SuperDataset(photos, RECIPE)
-        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
             assert dataset.classes == ("ant", "bee", "cat", "dog")
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
             for _ in range(2):
@@ -37,7 +37,10 @@ def test_an_s3_prefix(photos: str, images: Path) -> None:
         assert stats.source_bytes == sum(path.stat().st_size for path in images.glob("*/*.jpg"))
         with pytest.raises(SourceNotFoundError, match="no-such-bucket"):
             SuperSampler(
-                SuperDataset("s3://no-such-bucket/train", RECIPE), batch_size=16, coordinator=stack.address
+                SuperDataset("s3://no-such-bucket/train", RECIPE),
+                batch_size=16,
+                shuffle=True,
+                coordinator=stack.address,
             )
 
 
@@ -45,7 +48,7 @@ def test_a_wrong_secret(photos: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
     with Stack() as stack:
         with pytest.raises(SourceForbiddenError, match=photos) as caught:
-            SuperSampler(SuperDataset(photos, RECIPE), batch_size=16, coordinator=stack.address)
+            SuperSampler(SuperDataset(photos, RECIPE), batch_size=16, shuffle=True, coordinator=stack.address)
         assert "another-secret" not in str(caught.value)
 
 
@@ -55,7 +58,7 @@ def test_a_key_list_chooses_samples_and_labels(shared_stack: Stack, images: Path
     key_list = tmp_path / "chosen.csv"
     key_list.write_text("key,label\n" + "\n".join(rows) + "\n")
     dataset = SuperDataset(images.as_uri(), RECIPE, key_list=key_list.as_uri())
-    with SuperSampler(dataset, batch_size=8, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, coordinator=shared_stack.address) as sampler:
         delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
     every = expected_pixels(images, resize=SIDE, crop=SIDE)
     assert len(dataset) == len(delivered) == 20
@@ -82,7 +85,9 @@ def dirty(tmp_path: Path) -> Path:
 
 def test_skipping_bad_samples_delivers_all_others(shared_stack: Stack, dirty: Path) -> None:
     dataset = SuperDataset(dirty.as_uri(), RECIPE, on_bad_sample="skip", return_info=True)
-    with SuperSampler(dataset, batch_size=4, seed=2, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(
+        dataset, batch_size=4, shuffle=True, seed=2, coordinator=shared_stack.address
+    ) as sampler:
         delivered, bad = 0, []
         for images, labels, info in DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2):
             assert images.shape[1:] == (3, SIDE, SIDE)
@@ -121,7 +126,7 @@ def test_linked_classes_and_images_are_trained_on(
     linked.unlink()
     linked.symlink_to(elsewhere / "cat" / linked.name)
     dataset = SuperDataset(directory, Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=4, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=shared_stack.address) as sampler:
         delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
     assert tuple(dataset.classes or ()) == ("ant", "bee", "cat", "dog")
     assert_exactly_once(delivered, expected_pixels(elsewhere, resize=SIDE, crop=SIDE))
@@ -139,4 +144,4 @@ def test_links_out_of_the_operators_directories_are_refused(tmp_path: Path) -> N
     with Stack(arguments=("--file-roots", str(directory))) as stack:
         dataset = SuperDataset(directory, Recipe.image(resize=SIDE, crop=SIDE))
         with pytest.raises(SourceForbiddenError, match=rf"lead out of it.*: {directory}/eel\. .*FILE_ROOTS"):
-            SuperSampler(dataset, batch_size=4, coordinator=stack.address)
+            SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address)

@@ -44,7 +44,7 @@ def test_pixels_are_those_of_the_whole_pipeline(name: str, shared_stack: Stack, 
         for path in images.glob("*/*.jpg")
     }
     dataset = SuperDataset(images, parts.recipe, transform=finish)
-    with SuperSampler(dataset, batch_size=16, coordinator=shared_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         delivered = [
             (image.numpy().tobytes(), int(label))
             for batch, labels in SuperLoader(dataset, sampler)

@@ -66,7 +66,7 @@ def train(
 ) -> Trained:
     """Epochs from the first on, of the same seed each time; without a stack with the embedded default."""
     dataset, address = SuperDataset(photos.as_uri(), recipe, **named), stack.address if stack else None
-    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         delivered = [collect(loader) for _ in range(epochs)]
         return Trained(delivered, settled_stats(sampler))
@@ -269,7 +269,7 @@ def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(
     assert stack.close_coordinator() == 0
     stack = coordinator("--lookahead-batches", "2")
     dataset = SuperDataset(photos.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         delivered = []
         for number, batch in enumerate(loader):

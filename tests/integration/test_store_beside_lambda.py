@@ -63,7 +63,7 @@ def train(
     """What an epoch delivers, whose readers see the store or not, and what was counted for it."""
     dataset = SuperDataset(SOURCE, RECIPE)
     dataset.reads_straight = straight
-    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         delivered = []
         for number, batch in enumerate(DataLoader(dataset, sampler=sampler, batch_size=None)):
             disturb(number)

@@ -50,7 +50,7 @@ def test_s3_that_answers_badly_costs_decodes_alone(
     expected = expected_pixels(images, resize=SIDE, crop=SIDE)
     stack.start()
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         first = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
         settled_stats(sampler)
     assert stack.close_coordinator() == 0, stack.log.read_text()
@@ -61,7 +61,7 @@ def test_s3_that_answers_badly_costs_decodes_alone(
     front.fault = fault
     stack.start_coordinator()
     began_s = time.monotonic()
-    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         second = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
         stats = settled_stats(sampler)
     assert time.monotonic() - began_s < LONGEST_S

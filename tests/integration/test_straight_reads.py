@@ -47,7 +47,7 @@ def epoch_of(loader, expected) -> tuple[int, int]:
 def test_epochs_after_the_first_are_read_straight(stack, images, method):
     expected = expected_pixels(images, resize=SIDE, crop=SIDE)
     dataset = SuperDataset(images.as_uri(), RECIPE, return_info=True)
-    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         if method == "threads":
             loader = SuperLoader(dataset, sampler, threads=2)
         else:
@@ -74,7 +74,7 @@ def test_packs_that_are_spoilt_within_an_epoch_heal(stack, images, tmp_path):
     expected = expected_pixels(images, resize=SIDE, crop=SIDE)
     dataset = SuperDataset(images.as_uri(), RECIPE, return_info=True)
     store, rng = DirectoryStore.open(tmp_path / "store", create=True), random.Random(3)
-    with SuperSampler(dataset, batch_size=8, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
         epoch_of(loader, expected)
 

@@ -51,7 +51,7 @@ def test_two_teams_that_read_as_fast_as_they_can_have_functions_by_their_shares(
     def read(token: str, name: str) -> tuple[SuperSampler, threading.Thread]:
         monkeypatch.setenv("SUPER_TOKEN", token)
         dataset = SuperDataset(sources[name], Recipe.image(resize=SIDE, crop=SIDE))
-        sampler = SuperSampler(dataset, batch_size=32, coordinator=stack.address, job=name)
+        sampler = SuperSampler(dataset, batch_size=32, shuffle=True, coordinator=stack.address, job=name)
 
         def epoch() -> None:
             for _ in SuperLoader(dataset, sampler):

@@ -87,7 +87,7 @@ def test_texts_come_as_lists_or_padded(text_stack: Stack, texts: tuple[Path, Pat
         (transformed, None),
     )
     for dataset, collate in ways:
-        with SuperSampler(dataset, batch_size=6, coordinator=text_stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=6, shuffle=True, coordinator=text_stack.address) as sampler:
             loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2, collate_fn=collate)
             seen: list[int] = []
             for tokens, lengths in loader:

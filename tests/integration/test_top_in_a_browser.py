@@ -153,7 +153,7 @@ def test_the_page_draws_what_happens_and_survives_names_restarts_and_narrow_scre
             deviceScaleFactor=1,
             mobile=False,
         )
-        with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
             for ref in sampler:
                 dataset[ref]
             shown = tab.until("onerror", "images/s", "answered", ".jpg can never be decoded")

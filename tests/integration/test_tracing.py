@@ -98,7 +98,7 @@ def test_one_trace_follows_a_request_from_the_plan_through_the_function_to_the_r
 def read_all(stack: Stack, images: Path) -> SamplerStats:
     """An epoch, all of whose reports have come when its job ends."""
     dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=4, shuffle=True, seed=1, coordinator=stack.address) as sampler:
         return until_read(sampler, sum(1 for _ in SuperLoader(dataset, sampler)))
 
 
@@ -120,7 +120,7 @@ def test_a_forged_report_harms_no_tracing(collector: Collector, images: Path) ->
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
     with Stack(arguments=("--trace", "1"), environment=variables) as stack:
         dataset = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE, crop=SIDE))
-        with SuperSampler(dataset, batch_size=4, seed=1, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=4, shuffle=True, seed=1, coordinator=stack.address) as sampler:
             with stack.valkey.client() as cache:
                 for epoch, position, rank in ((0, 0, 7), (2**60, 0, 0), (0, 2**40, 0)):
                     forged = ReadReport(rank, epoch, position, 4, 4, *(0,) * 5, done=1)

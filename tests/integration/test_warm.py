@@ -44,6 +44,7 @@ def plan(
 ) -> tuple[list[BatchRef], SuperDataset]:
     """What a coming job reads, in its order."""
     dataset = SuperDataset(source, Recipe.image(resize=side, crop=side))
+    order = {"shuffle": True} | order
     with SuperSampler(dataset, batch_size=10, coordinator=stack.address, **order) as sampler:
         return list(sampler), dataset
 
@@ -73,7 +74,7 @@ def test_a_job_that_follows_finds_everything(
     assert 150 * (64 + SIDE * SIDE * 3) < report["record_bytes"] == report["estimate"]["cache_bytes"]
 
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
-    with SuperSampler(dataset, batch_size=20, coordinator=warmed_by.address) as sampler:
+    with SuperSampler(dataset, batch_size=20, shuffle=True, coordinator=warmed_by.address) as sampler:
         found = list(SuperLoader(dataset, sampler))
         stats = sampler.job_stats()
     pixels = {image.permute(1, 2, 0).numpy().tobytes() for images, _, _ in found for image in images}

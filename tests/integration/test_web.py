@@ -58,7 +58,7 @@ def failure(*place, hosts=None):
 def epoch(source, key_list):
     with Stack() as stack:
         dataset = SuperDataset(source, RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
+        with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:
             return collect(DataLoader(dataset, sampler=sampler, batch_size=None))
 
 

@@ -110,7 +110,9 @@ def test_three_epochs(
     dataset = SuperDataset(images.as_uri(), RECIPE)
     with (
         connections_to(tcp_stack.port) as connections,
-        SuperSampler(dataset, batch_size=16, seed=workers, coordinator=tcp_stack.address) as sampler,
+        SuperSampler(
+            dataset, batch_size=16, shuffle=True, seed=workers, coordinator=tcp_stack.address
+        ) as sampler,
     ):
         loader = loader_of(dataset, sampler, workers, context, persistent)
         epochs = [collect(loader) for _ in range(3)]
@@ -133,7 +135,7 @@ def test_validation_starts_workers_in_the_middle_of_training(
     training, validation = (SuperDataset(images.as_uri(), recipe) for _ in range(2))
     with (
         connections_to(tcp_stack.port) as connections,
-        SuperSampler(training, batch_size=8, seed=1, coordinator=tcp_stack.address) as sampler,
+        SuperSampler(training, batch_size=8, shuffle=True, seed=1, coordinator=tcp_stack.address) as sampler,
         SuperSampler(validation, batch_size=32, shuffle=False, coordinator=tcp_stack.address) as other,
     ):
         loader: Any = SuperLoader(training, sampler)
@@ -154,7 +156,7 @@ def test_validation_starts_workers_in_the_middle_of_training(
 def test_nothing_is_left_when_all_is_closed(tcp_stack: Stack, images: Path) -> None:
     threads_before, children_before = threading.active_count(), set(psutil.Process().children())
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=16, coordinator=tcp_stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=tcp_stack.address) as sampler:
         collect(loader_of(dataset, sampler, 2, "fork", persistent=False))
     assert threading.active_count() <= threads_before  # one of an earlier test may have ended meanwhile
     assert set(psutil.Process().children()) <= children_before

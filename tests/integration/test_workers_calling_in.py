@@ -42,7 +42,7 @@ def stack() -> Iterator[Stack]:
 
 def loader_of(bucket: str, stack: Stack) -> tuple[SuperSampler, DataLoader]:
     dataset = SuperDataset(bucket, RECIPE, read_timeout=60)
-    sampler = SuperSampler(dataset, batch_size=4, coordinator=stack.address)
+    sampler = SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address)
     return sampler, DataLoader(dataset, sampler=sampler, batch_size=None)
 
 

@@ -55,7 +55,7 @@ def embedded(
 
 
 def make_sampler(source: str = "s3://photos/train", recipe: Recipe = RECIPE) -> None:
-    with SuperSampler(SuperDataset(source, recipe), batch_size=4):
+    with SuperSampler(SuperDataset(source, recipe), batch_size=4, shuffle=True):
         pass
 
 
@@ -140,7 +140,7 @@ def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lac
     lambda_service: LambdaService,
 ) -> None:
     dataset = SuperDataset("s3://photos/train", RECIPE)
-    with SuperSampler(dataset, batch_size=4) as sampler:
+    with SuperSampler(dataset, batch_size=4, shuffle=True) as sampler:
         lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
         with pytest.raises(BadSampleError, match="403.*renew the AWS credentials"):
             for _ in DataLoader(dataset, sampler=sampler, batch_size=None):

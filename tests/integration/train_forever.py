@@ -17,7 +17,7 @@ from superdl.super_dataset import Recipe, SuperDataset
 def main(directory: str, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     dataset = SuperDataset(directory, Recipe.image(resize=32, crop=32))
-    sampler = SuperSampler(dataset, batch_size=8, seed=0)
+    sampler = SuperSampler(dataset, batch_size=8, shuffle=True, seed=0)
     # A worker of torch's whose parent is killed before it has looked who that is outlives it, with or without
     # us: so that no test kills at such a moment, workers are forked once.
     loader = DataLoader(

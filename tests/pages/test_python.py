@@ -40,7 +40,7 @@ pipeline = Compose([CenterCrop(24), ToTensor(), Normalize((0.5,) * 3, (0.5,) * 3
 import torch
 from superdl import Recipe, SuperDataset, SuperSampler
 dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
-sampler = SuperSampler(dataset, batch_size=4)
+sampler = SuperSampler(dataset, batch_size=4, shuffle=True)
 model, resuming, saved = torch.nn.Linear(2, 2), False, []
 save = saved.append
 """,

@@ -20,7 +20,7 @@ from superdl.sampler import SuperSampler
 from tests.sampler.stand_ins import BoundDataset
 
 def make(**arguments):
-    return SuperSampler(BoundDataset(), batch_size=2, coordinator=sys.argv[1], **arguments)
+    return SuperSampler(BoundDataset(), batch_size=2, shuffle=True, coordinator=sys.argv[1], **arguments)
 """
 
 

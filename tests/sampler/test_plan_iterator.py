@@ -13,7 +13,7 @@ from tests.sampler.stand_ins import BoundDataset
 
 @pytest.fixture
 def sampler(coordinator):
-    with SuperSampler(BoundDataset(), batch_size=2, coordinator=coordinator.address) as made:
+    with SuperSampler(BoundDataset(), batch_size=2, shuffle=True, coordinator=coordinator.address) as made:
         yield made
 
 

@@ -20,7 +20,8 @@ def make(coordinator):
 
     def make(**arguments):
         sampler = SuperSampler(
-            BoundDataset(), **{"batch_size": 2, "coordinator": coordinator.address} | arguments
+            BoundDataset(),
+            **{"batch_size": 2, "shuffle": True, "coordinator": coordinator.address} | arguments,
         )
         made.append(sampler)
         return sampler

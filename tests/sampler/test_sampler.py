@@ -26,7 +26,7 @@ from tests.sampler.stand_ins import BoundDataset
 
 
 def make(server, dataset=None, **arguments):
-    arguments = {"batch_size": 2, "coordinator": server.address, **arguments}
+    arguments = {"batch_size": 2, "shuffle": True, "coordinator": server.address, **arguments}
     return SuperSampler(dataset or BoundDataset(), **arguments)
 
 
@@ -49,7 +49,7 @@ def test_wrong_arguments_are_named_before_anybody_is_called(coordinator, name, v
 )
 def test_only_a_dataset_of_ours_will_do(coordinator, dataset):
     with pytest.raises(UsageError, match="SuperSampler takes the SuperDataset itself"):
-        SuperSampler(dataset, batch_size=2, coordinator=coordinator.address)
+        SuperSampler(dataset, batch_size=2, shuffle=True, coordinator=coordinator.address)
     assert coordinator.calls == []
 
 
@@ -76,7 +76,7 @@ def test_frameworks_find_a_distributed_sampler(coordinator, size, batch_size, ra
 
 def test_one_coordinator_is_asked_about_a_dataset_and_by_its_samplers(coordinator):
     named, told = BoundDataset(coordinator=coordinator.address), BoundDataset()
-    SuperSampler(named, batch_size=2).close()
+    SuperSampler(named, batch_size=2, shuffle=True).close()
     make(coordinator, told).close()
     assert named.coordinator == told.coordinator == coordinator.address
 
@@ -165,7 +165,7 @@ def test_it_cannot_be_copied_into_another_process(coordinator, duplicate):
 
 
 def test_close_soon_closes_in_the_background_and_in_its_own_process_alone(coordinator, monkeypatch):
-    sampler = SuperSampler(BoundDataset(), batch_size=4, coordinator=coordinator.address)
+    sampler = SuperSampler(BoundDataset(), batch_size=4, shuffle=True, coordinator=coordinator.address)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("superdl.sampler.sampler.os.getpid", lambda: 1)
         sampler.close_soon()
@@ -176,3 +176,11 @@ def test_close_soon_closes_in_the_background_and_in_its_own_process_alone(coordi
     coordinator.closing.set()
     sampler.close()
     assert coordinator.count("CloseJob") == 1
+
+
+def test_without_shuffle_said_it_keeps_the_order_and_warns(coordinator, caplog):
+    for said in (True, False, None):
+        given = {} if said is None else {"shuffle": said}
+        with SuperSampler(BoundDataset(), batch_size=2, coordinator=coordinator.address, **given) as sampler:
+            assert sampler.shuffle is bool(said)
+        assert ("Write shuffle=True to train" in caplog.text) is (said is None)

@@ -127,7 +127,7 @@ from superdl import SuperDataset, SuperSampler
 from superdl.main import main
 from superdl.super_wire.errors import ConfigError
 try:
-    SuperSampler(SuperDataset(sys.argv[1]), batch_size=8)
+    SuperSampler(SuperDataset(sys.argv[1]), batch_size=8, shuffle=True)
 except ConfigError as error:
     print(error)
 sys.exit(main(["top", "--once"]))

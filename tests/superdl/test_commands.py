@@ -75,7 +75,7 @@ def test_json_of_a_run_that_diverged_is_strict(
 
 def test_stats_shows_jobs_and_batches(stack: Stack, images: Path) -> None:
     dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
         ref = next(iter(sampler))
         dataset[ref]
         jobs = json.loads(superdl("stats", "--coordinator", stack.address, "--json").stdout)

@@ -115,7 +115,7 @@ def test_an_index_of_hostile_members(capsys, tmp_path):
 
 def test_a_coordinator_with_a_hostile_source(capsys, stack, folder):
     dataset = SuperDataset(f"file://{folder}", RECIPE, on_bad_sample="raise")
-    with SuperSampler(dataset, batch_size=64, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=64, shuffle=True, coordinator=stack.address) as sampler:
         with pytest.raises(BadSampleError) as caught:
             [dataset[ref] for ref in sampler]
         assert not UNSAFE.search(str(caught.value))

@@ -70,7 +70,7 @@ def trains_by_threads() -> None:
     dataset = SuperDataset("images", recipe=Recipe([{"op": "resize", "size": 256}]), return_info=True)
     SuperDataset("images", Recipe([]), transform=torch.nn.Identity())  # on every sample
     SuperDataset("images", Recipe([]), transform=PerSample(lambda image: image, seed=1, takes="tensor"))
-    with SuperSampler(dataset, batch_size=8, coordinator="host:50051") as sampler:
+    with SuperSampler(dataset, batch_size=8, shuffle=True, coordinator="host:50051") as sampler:
         assert_type(sampler, SuperSampler)
         loader = SuperLoader(dataset, sampler, device="cuda", prefetch=4, threads=2)
         augment = Augment((224, 224), hue=(0.0, 0.1), mean=[0.5] * 3, std=[0.5] * 3, dtype=torch.bfloat16)
@@ -97,7 +97,7 @@ def trains_as_a_script_does() -> None:
         assert_type(len(loader) + loader.num_workers + loader.drop_last, int)
         for images, _labels in loader:
             assert_type(images, Any)
-    sampler = SuperSampler(dataset, batch_size=8)
+    sampler = SuperSampler(dataset, batch_size=8, shuffle=True)
     assert_type(sampler.num_samples + sampler.total_size + sampler.batch_size, int)
 
 
@@ -108,8 +108,8 @@ def wrong(dataset: SuperDataset, sampler: SuperSampler) -> None:
     SuperDataset("images", Recipe([]), transform=lambda images, labels: images)  # type: ignore[arg-type]
     PerSample(str, takes="jpeg")  # type: ignore[arg-type]
     SuperSampler(dataset)  # type: ignore[call-arg]  # no batch_size
-    SuperSampler(dataset, batch_size="8")  # type: ignore[arg-type]
-    SuperSampler("images", batch_size=8)  # type: ignore[arg-type]
+    SuperSampler(dataset, batch_size="8", shuffle=True)  # type: ignore[arg-type]
+    SuperSampler("images", batch_size=8, shuffle=True)  # type: ignore[arg-type]
     SuperLoader(dataset, [1, 2])  # type: ignore[misc]  # not what the dataset is indexed by
     SuperLoader(dataset, batch_size="8")  # type: ignore[arg-type]
     SuperLoader(dataset, sampler, 0, 2, 1)  # type: ignore[call-arg]  # threads come by name

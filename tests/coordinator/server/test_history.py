@@ -81,8 +81,8 @@ def test_a_coordinator_that_was_killed_and_started_again_has_the_history(valkey,
         redis.Redis.from_url(valkey.url) as cache,
     ):
         dataset = SuperDataset(str(source), Recipe.image(resize=4, crop=4))
-        SuperSampler(dataset, batch_size=4, coordinator=stack.address, job="closed").close()
-        with SuperSampler(dataset, batch_size=4, coordinator=stack.address, job="open"):
+        SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address, job="closed").close()
+        with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address, job="open"):
             end_s = time.monotonic() + 20
             while len(read_history(cache.get(HISTORY_KEY) or b"")) < 2:
                 assert time.monotonic() < end_s

@@ -29,7 +29,10 @@ def descriptors_to_the_outside() -> int:
 
 def main() -> None:
     address, forks = sys.argv[1], int(sys.argv[2])
-    samplers = [SuperSampler(BoundDataset(), batch_size=2, seed=seed, coordinator=address) for seed in (0, 1)]
+    samplers = [
+        SuperSampler(BoundDataset(), batch_size=2, shuffle=True, seed=seed, coordinator=address)
+        for seed in (0, 1)
+    ]
     given = [[], []]
     done = threading.Event()
 

@@ -59,7 +59,7 @@ def test_a_hostile_name_is_shown_escaped_and_restarts_are_survived(
     next((tmp_path / HOSTILE).rglob("*.jpg")).with_name(f"{HOSTILE}.jpg").write_bytes(b"no JPEG")
     dataset = SuperDataset(f"file://{tmp_path / HOSTILE}", RECIPE, on_bad_sample="skip")
     client = Client(stack.address)
-    with SuperSampler(dataset, batch_size=16, coordinator=stack.address) as sampler:
+    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
         looks = Looks(client, shown)
         assert looks.view["images_per_s"] is None
         for ref in sampler:
@@ -93,7 +93,7 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
     monkeypatch.setenv("SUPER_STORE", str(nowhere / "store"))
     try:
         dataset = SuperDataset(images.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=16) as sampler:
+        with SuperSampler(dataset, batch_size=16, shuffle=True) as sampler:
             assert "; superdl top shows " in capsys.readouterr().err
             dataset[next(iter(sampler))]
             assert main(["top", "--once", "--json", "--interval", "0.01"]) == 0
