@@ -13,6 +13,7 @@ from superdl.sampler.prefetch import PlanPosition
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from superdl.sampler.ordering import UserOrder
     from superdl.sampler.session import JobSpec
 
 __all__ = ["STATE_VERSION", "Checkpoint"]
@@ -40,10 +41,26 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Writes and reads the states of one sampler, whose epochs have ``batches`` batches."""
+    """Writes and reads the states of one sampler.
 
-    def __init__(self, spec: JobSpec, fingerprint: bytes, batches: int, *, in_order: bool) -> None:
-        self._batches = batches
+    Args:
+        spec: its plan.
+        fingerprint: of the dataset.
+        batches: in an epoch.
+        in_order: whether batches are given out in order.
+        order: what draws its epochs, if a user's sampler does; an epoch has as many batches as that draws.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        fingerprint: bytes,
+        batches: int,
+        *,
+        in_order: bool,
+        order: UserOrder | None = None,
+    ) -> None:
+        self._batches, self._order = batches if order is None else _MAX_EPOCH, order
         self._facts: dict[str, Any] = {
             "version": STATE_VERSION,
             "seed": spec.seed,
@@ -55,18 +72,19 @@ class Checkpoint:
             "rank": spec.rank,
             "in_order": in_order,
         }
-        if spec.draws is not None:
+        if spec.draws is not None and order is None:
             self._facts["draws"] = spec.draws.digest.hex()
         if spec.mix:
             self._facts["mix"] = [*spec.mix, spec.member]
 
     def state_of(self, place: PlanPosition) -> dict[str, Any]:
         """``place`` written down."""
-        return self._facts | {
+        state = self._facts | {
             "epoch": place.epoch,
             "position": place.position,
             "given_ahead": list(place.delivered_ahead),
         }
+        return state if self._order is None else state | self._order.state_of(place.epoch)
 
     def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
         """The place that ``state`` names.
@@ -88,6 +106,8 @@ class Checkpoint:
                 f"this state's given_ahead is {_shown(ahead)}; these are positions between {position} and "
                 f"{self._batches}"
             )
+        if self._order is not None:
+            self._order.load(state["epoch"], state)
         return PlanPosition(state["epoch"], position, tuple(sorted(set(ahead))))
 
     def _check_plan(self, state: Mapping[str, Any]) -> None:
@@ -97,6 +117,8 @@ class Checkpoint:
             for name in _MUST_AGREE
             if state[name] != here[name]
         ]
+        if ("order" in state) != (self._order is not None):
+            differ.append("a sampler of yours draws the order in one of state and here, and not in the other")
         if state.get("draws") != here.get("draws"):
             differ.append(
                 "indices, weights, draws or repeats of the sampler are others in the state than here"

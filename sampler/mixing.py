@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["MixIterator", "MixSampler"]
 
 _VERSION = 1
+_SINGLE = {"indices", "weights", "draws", "repeats", "sampler", "batch_sampler"}
 
 
 class MixSampler(SuperSampler):
@@ -54,7 +55,7 @@ class MixSampler(SuperSampler):
         **of_samplers: Any,
     ) -> None:
         shuffle = shuffle_or_default(shuffle=shuffle)
-        refused = sorted({"indices", "weights", "draws", "repeats"} & of_samplers.keys())
+        refused = sorted(_SINGLE & of_samplers.keys())
         if refused or not in_order:
             raise ConfigError(
                 f"a mix takes no {', '.join(refused) or 'in_order=False'}: its batches are put together of "

@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from superdl.super_wire.draws import NUMBERS_MAX, Draws
@@ -22,13 +21,11 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from numpy.typing import NDArray
-
 __all__ = ["UNDRAWN", "UserOrder"]
 
 _LOG = logging.getLogger(__name__)
 
-UNDRAWN = Draws.in_order(np.zeros(1, np.int64), np.ones(1, np.int64))
+UNDRAWN = Draws.in_order([0], [1])
 """The order of a job of which no epoch was drawn yet: one sample, at whose end it stands."""
 
 _CHUNK = 2**16
@@ -46,11 +43,13 @@ class UserOrder:
     """Draws the order of each epoch.
 
     Args:
-        sampler: yields an epoch's indices each time it is iterated, or with ``batch_size=None`` lists of them.
+        sampler: yields an epoch's indices each time it is iterated; with ``batch_size=None``, lists of them.
         batch_size: samples per batch; ``None``: the sampler yields batches.
         drop_last: whether a short last batch is left out.
-        size: how many samples there are to draw from.
-        places: where those lie in the whole dataset, int64 ``[size]``; ``None``: it is the whole.
+        places: where the samples that are drawn from lie in the dataset, int64; ``None``: they are all of it.
+
+    Attributes:
+        size: samples in the dataset; to be set before an order is drawn.
 
     Raises:
         ConfigError: ``sampler`` cannot be iterated.
@@ -61,23 +60,22 @@ class UserOrder:
         sampler: Iterable[Any],
         batch_size: int | None,
         *,
-        drop_last: bool,
-        size: int,
-        places: NDArray[np.int64] | None,
+        drop_last: bool = False,
+        places: torch.Tensor | None = None,
     ) -> None:
         if not isinstance(sampler, Iterable):
             raise ConfigError(f"a sampler yields the indices of an epoch; not {type(sampler).__name__}")
-        self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
-        self._size, self._places = size, places
+        self._sampler, self.batch_size, self._drop_last = sampler, batch_size, drop_last
+        self.size, self._places = 0, places
         self._drawn: dict[int, _Drawn] = {}
         self._loaded: dict[int, Mapping[str, Any]] = {}
 
     def __len__(self) -> int:
         """Return the batches of an epoch, as far as the sampler knows; ``TypeError`` if it has no length."""
         count = len(self._sampler)  # type: ignore[arg-type]  # torch's samplers have one, mostly
-        if self._batch_size is None:
+        if self.batch_size is None:
             return count
-        return count // self._batch_size if self._drop_last else -(-count // self._batch_size)
+        return count // self.batch_size if self._drop_last else -(-count // self.batch_size)
 
     @property
     def is_distributed(self) -> bool:
@@ -88,7 +86,7 @@ class UserOrder:
         """Draw the order of an epoch, or return that of the state that was loaded.
 
         Raises:
-            ConfigError: the sampler yields no such indices, none at all, or another order than the state says.
+            ConfigError: the sampler yields none or others than there are, or another order than in the state.
         """
         loaded, known = self._loaded.pop(epoch, {}), self._drawn.get(epoch)
         expected = loaded.get("order", "")
@@ -154,39 +152,40 @@ class UserOrder:
         return _global_generator(_bytes(before[_GLOBAL])) if _GLOBAL in before else nullcontext()
 
     def _drawn_now(self) -> Draws:
-        if self._batch_size is None:
+        if self.batch_size is None:
             batches = [self._indices(batch) for batch in self._sampler]
-            lengths = np.array([batch.size for batch in batches], dtype=np.int64)
-            indices = np.concatenate(batches) if batches else np.empty(0, np.int64)
-            if (lengths == 0).any():
+            lengths = [len(batch) for batch in batches]
+            indices = torch.cat(batches) if batches else torch.empty(0)
+            if 0 in lengths:
                 raise ConfigError("the batch_sampler yields an empty batch")
         else:
             indices = self._indices(self._sampler)
-            count = indices.size // self._batch_size * self._batch_size if self._drop_last else indices.size
-            indices = indices[:count]
-            ends = np.append(np.arange(self._batch_size, count, self._batch_size), count)
-            lengths = np.diff(ends, prepend=0)
-        if not indices.size:
+            whole, rest = divmod(len(indices), self.batch_size)
+            lengths = [self.batch_size] * whole + [rest] * (rest > 0 and not self._drop_last)
+            indices = indices[: sum(lengths)]
+        if not len(indices):
             raise ConfigError("the sampler yields no index, so an epoch would have no batch")
-        if indices.size > NUMBERS_MAX:
+        if len(indices) > NUMBERS_MAX:
             raise ConfigError(f"an epoch has at most {NUMBERS_MAX:,} indices of a sampler")
         return Draws.in_order(indices, lengths)
 
-    def _indices(self, yielded: Any) -> NDArray[np.int64]:
-        """Return what a sampler yields as places in the whole dataset."""
-        chunks, remaining = [], iter(islice(yielded, NUMBERS_MAX + 1))
+    def _indices(self, yielded: Any) -> torch.Tensor:
+        """Return what a sampler yields as places in the whole dataset, int64."""
+        chunks, remaining = [torch.empty(0, dtype=torch.int64)], iter(islice(yielded, NUMBERS_MAX + 1))
         while chunk := list(islice(remaining, _CHUNK)):
-            array = np.asarray(chunk)
-            if array.ndim != 1 or array.dtype.kind not in "iu":
-                hint = "; give one that yields lists as batch_sampler=" if array.ndim > 1 else ""
+            try:
+                tensor = torch.tensor(chunk)
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                tensor = torch.empty(0)
+            if tensor.ndim != 1 or tensor.is_floating_point() or tensor.is_complex():
+                hint = "; give one that yields lists as batch_sampler=" if tensor.ndim > 1 else ""
                 raise ConfigError(f"a sampler yields whole numbers; not {str(chunk[0])[:80]!r}{hint}")
-            chunks.append(array.astype(np.int64))
-        indices = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
-        if indices.size and not 0 <= indices.min() <= indices.max() < self._size:
-            wrong = indices[(indices < 0) | (indices >= self._size)][0]
-            raise ConfigError(
-                f"the sampler yields the index {wrong}; there are {self._size:,} samples, from 0"
-            )
+            chunks.append(tensor.to(torch.int64))
+        indices = torch.cat(chunks)
+        size = self.size if self._places is None else len(self._places)
+        wrong = indices[(indices < 0) | (indices >= size)]
+        if len(wrong):
+            raise ConfigError(f"the sampler yields the index {wrong[0]}; there are {size:,} samples, from 0")
         return indices if self._places is None else self._places[indices]
 
 

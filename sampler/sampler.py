@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
@@ -11,37 +10,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 from torch.utils.data import ConcatDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from superdl.sampler.arguments import check_places, described, samples_of_a_rank, whole_number
 from superdl.sampler.at_exit import OPEN_JOBS, in_background
 from superdl.sampler.checkpoint import Checkpoint
-from superdl.sampler.distributed import check_schedules, check_still_there, place_in_run, run_id
-from superdl.sampler.drawing import drawn_from, shuffle_or_default
+from superdl.sampler.distributed import check_schedules, check_still_there, run_id
 from superdl.sampler.embedded.embedded import tell_user
 from superdl.sampler.pages import Pager
 from superdl.sampler.plan_iterator import Cursor, PlanIterator
 from superdl.sampler.registration import client_of
-from superdl.sampler.session import JobSpec, Session
+from superdl.sampler.session import Session
 from superdl.sampler.stateful_loader import check_workers, sampler_state_in
 from superdl.super_wire.batch_ref import BatchRef
-from superdl.super_wire.draws import REPEATS_MAX
 from superdl.super_wire.errors import ConfigError, SuperError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from torch.utils.data import Subset
 
     from superdl.sampler.stats import SamplerStats
     from superdl.super_wire.batch_ref import Bindable
-    from superdl.super_wire.draws import Draws
 
 __all__ = ["SuperSampler"]
 
 _LOG = logging.getLogger(__name__)
 
-_UINT32 = 2**32
 _INT64 = 2**63
-_DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind", "ping_cache")
 
 
 class SuperSampler(DistributedSampler[BatchRef]):
@@ -91,6 +86,12 @@ class SuperSampler(DistributedSampler[BatchRef]):
             ``shuffle``. Each comes as often as is expected, rounded down or up at random. A
             ``WeightedRandomSampler`` will do.
         draws: how many samples weights draw in an epoch; default: as many as there are weights.
+        sampler: any object that yields indices each time it is iterated, such as torch's samplers or one of
+            yours; it says what an epoch has, in place of ``shuffle``, ``indices``, ``weights``, ``draws`` and
+            ``repeats``. It is drawn in this process when an epoch begins, after its ``set_epoch`` if it has
+            one, and is part of the state. Each rank draws from its own: give one that is distributed.
+        batch_sampler: the same, of an object that yields lists of indices: batches, also of different
+            lengths. It takes the place of ``batch_size`` and ``drop_last`` too.
         repeats: how often in an epoch each sample that is drawn comes, on different ranks where there are
             several (repeated augmentation). The epoch is so much longer; equal weights with fewer ``draws``
             make it as long as before. Random transforms do something else each time; random steps of the
@@ -118,7 +119,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self,
         dataset: Bindable | Subset[Any] | ConcatDataset[Any],
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         shuffle: bool | None = None,
         seed: int = 0,
         drop_last: bool = False,
@@ -131,45 +132,38 @@ class SuperSampler(DistributedSampler[BatchRef]):
         weights: Any = None,
         draws: int | None = None,
         repeats: int = 1,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
         _mix: tuple[tuple[int, ...], int] = ((), 0),
     ) -> None:
-        shuffle = shuffle_or_default(shuffle=shuffle)
-        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("in_order", in_order)):
-            if not isinstance(flag, bool):
-                raise ConfigError(f"{name} is True or False; not {flag!r}")
-        whole, drawn = drawn_from(
-            dataset,
-            indices,
-            weights,
-            draws=None if draws is None else _whole("draws", draws, 1, 2**40),
-            repeats=_whole("repeats", repeats, 1, REPEATS_MAX + 1),
-            shuffle=shuffle,
-        )
-        _check_dataset(whole)
+        if not isinstance(in_order, bool):
+            raise ConfigError(f"in_order is True or False; not {in_order!r}")
         if job is not None and (not isinstance(job, str) or not job):
             raise ConfigError(f"job is a text that names the job; not {job!r}")
-        place = place_in_run(
-            None if rank is None else _whole("rank", rank, 0, _UINT32),
-            None if num_replicas is None else _whole("num_replicas", num_replicas, 1, _UINT32),
-        )
-        spec = JobSpec(
-            batch_size=_whole("batch_size", batch_size, 1, _UINT32),
-            seed=_whole("seed", seed, -_INT64, _INT64),
+        plan = described(
+            dataset,
+            batch_size=batch_size,
             shuffle=shuffle,
+            seed=seed,
             drop_last=drop_last,
-            rank=place[0],
-            num_replicas=place[1],
-            draws=drawn,
-            mix=_mix[0],
-            member=_mix[1],
+            rank=rank,
+            num_replicas=num_replicas,
+            indices=indices,
+            weights=weights,
+            draws=draws,
+            repeats=repeats,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            mix=_mix,
         )
+        whole, spec, drawn = plan.dataset, plan.spec, plan.spec.draws
         run = run_id()
         where = whole.coordinator if coordinator is None else coordinator
-        client = client_of(where, run, alone=spec.num_replicas == 1)
+        client = client_of(where, run, alone=plan.num_replicas == 1)
         listed = getattr(whole, "listed_as", None)
-        self._session = Session(client, whole, spec, run=run, job=job)
+        self._session = Session(client, whole, spec, run=run, job=job, ranks=(plan.rank, plan.num_replicas))
         try:
-            _check_places(drawn, listed, self._session.binding.fingerprint, whole.source)
+            check_places(drawn, listed, self._session.binding.fingerprint, whole.source)
             whole.ping_cache(self._session.binding.cache)
         except BaseException:
             self._session.close()  # nobody will read what this job would have decoded
@@ -177,12 +171,17 @@ class SuperSampler(DistributedSampler[BatchRef]):
         whole.coordinator = where
         if not client.alone:
             OPEN_JOBS.add(client.address, self._session.job, spec.rank)
-        if spec.rank == 0:
+        if plan.rank == 0:
             tell_user(client.address, self.kept)
         self._client = client
         self._by_default = (rank is None, num_replicas is None)
+        self._order = plan.order
+        if plan.order is not None:
+            plan.order.size = self._session.binding.size
         self._checkpoint = Checkpoint(
-            spec, self._session.binding.fingerprint, self._session.batches_per_epoch, in_order=in_order
+            *(spec, self._session.binding.fingerprint, self._session.batches_per_epoch),
+            in_order=in_order,
+            order=plan.order,
         )
         self._cursor = Cursor()
         self._draws = drawn
@@ -190,9 +189,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self.dataset: Any = whole
         self.made_of: Any = dataset
         """What it was made of: the dataset, or a part of it."""
-        self.rank, self.num_replicas = place
-        self.shuffle, self.seed, self.drop_last = shuffle, spec.seed, drop_last
-        self.num_samples = _samples_of_a_rank(spec.length(self._session.binding.size), spec)
+        self.rank, self.num_replicas = plan.rank, plan.num_replicas
+        self.shuffle, self.seed, self.drop_last = spec.shuffle, spec.seed, drop_last
+        self.num_samples = samples_of_a_rank(spec.length(self._session.binding.size), spec)
         """Samples of this rank in an epoch, padding with them; ``len()`` counts batches."""
         self.total_size = self.num_samples * self.num_replicas
         """The same over all ranks."""
@@ -232,7 +231,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch; ``num_samples`` and ``total_size`` count samples."""
-        return self._session.batches_per_epoch
+        return self._session.batches_per_epoch if self._order is None else len(self._order)
 
     def __repr__(self) -> str:
         size, draws = self._session.binding.size, self._draws
@@ -258,11 +257,16 @@ class SuperSampler(DistributedSampler[BatchRef]):
             check_schedules(self.num_replicas)
         return PlanIterator(self._cursor, self._pager, self._checkpoint, self)
 
+    def begin_epoch(self, epoch: int, position: int) -> None:
+        """Draw the order of an epoch that begins, where a user's sampler does; its iterator calls this."""
+        if self._order is not None:
+            self._session.begin_epoch(epoch, position, self._order.draw(epoch))
+
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one that the next iteration begins; if it is so already, because a state of it
         was loaded, the position in it stays.
         """
-        self._cursor.set_epoch(_whole("epoch", epoch, 0, _INT64))
+        self._cursor.set_epoch(whole_number("epoch", epoch, 0, _INT64))
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
         """Where training stands, as a small dict that JSON can hold; the next iteration of a sampler that
@@ -280,7 +284,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         """
         if batches_consumed is None:
             return self._checkpoint.state_of(self._cursor.peek())
-        count = _whole("batches_consumed", batches_consumed, 0, _INT64)
+        count = whole_number("batches_consumed", batches_consumed, 0, _INT64)
         delivered = self._pager.delivered()
         if count == 0 and delivered is None:
             return self._checkpoint.state_of(self._cursor.peek())
@@ -353,45 +357,3 @@ class SuperSampler(DistributedSampler[BatchRef]):
             "a SuperSampler holds a thread and a connection and cannot be pickled or copied: make one in "
             "each process"
         )
-
-
-def _check_dataset(dataset: object) -> None:
-    missing = [name for name in _DATASET_NAMES if not hasattr(dataset, name)]
-    if not missing:
-        return
-    if isinstance(dataset, str | os.PathLike):
-        instead = (
-            f"SuperDataset({os.fspath(dataset)!r}, Recipe.image(resize=256, crop=224)) in place of the text"
-        )
-    else:
-        instead = (
-            "as in SuperSampler(dataset, batch_size=256); "
-            f"this {type(dataset).__name__} has no {', '.join(missing)}"
-        )
-    raise UsageError(f"SuperSampler takes the SuperDataset itself, {instead}")
-
-
-def _check_places(draws: Draws | None, before: bytes | None, now: bytes, source: str) -> None:
-    """Refuse places that were counted in another listing of the source."""
-    if draws is not None and (draws.indices or draws.weights) and before not in (None, now):
-        raise ConfigError(
-            f"{source} was changed since this dataset was listed, and indices, weights or a Subset count the "
-            "samples as they were then: make a new SuperDataset, and split or weigh that"
-        )
-
-
-def _samples_of_a_rank(size: int, spec: JobSpec) -> int:
-    """Samples that each rank gets in an epoch, padding with them."""
-    whole, rest = divmod(size, spec.batch_size * spec.num_replicas)
-    return whole * spec.batch_size + (0 if spec.drop_last else -(-rest // spec.num_replicas))
-
-
-def _whole(name: str, value: object, low: int, high: int) -> int:
-    """``value`` as an int from ``low`` to ``high`` (exclusive); numpy's and torch's too, but no booleans."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what is no integer is the case that is caught
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not low <= number < high:
-        raise ConfigError(f"{name} is a whole number from {low} to {high - 1}; not {value!r}")
-    return number

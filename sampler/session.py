@@ -78,6 +78,9 @@ class JobSpec:
 class Session:
     """Registers a dataset and opens a job on it when made; raises what ``SuperSampler`` says.
 
+    ``ranks`` is the rank of this process and how many there are, by default as in the spec: where a sampler
+    draws the order, each rank has a job of its own.
+
     ``binding`` is what is known of the dataset, ``batches_per_epoch`` is of this rank, ``kept`` tells people
     where records are kept.
     """
@@ -90,7 +93,7 @@ class Session:
         *,
         run: str,
         job: str | None,
-        alone: bool | None = None,
+        ranks: tuple[int, int] | None = None,
         listing_silence_s: float = LISTING_SILENCE_S,
         reopening_s: float = REOPENING_S,
     ) -> None:
@@ -100,7 +103,8 @@ class Session:
         self.seed = spec.seed
         self.may_be_empty = bool(spec.mix)
         """Whether a batch may have no sample: it is a part of a mix's."""
-        self.alone = spec.num_replicas == 1 and not spec.mix if alone is None else alone
+        rank, count = ranks or (spec.rank, spec.num_replicas)
+        self.alone = count == 1 and not spec.mix
         """Whether a step of training takes no other batch than one of this rank's."""
         self.is_ordered = spec.is_ordered
         """Whether a user's sampler draws each epoch, for :meth:`begin_epoch`."""
@@ -116,16 +120,17 @@ class Session:
                 silence_s=listing_silence_s,
                 listed=tells_progress(dataset),
             )
-            warn_of(dataset, facts.warnings, spec.rank)
+            warn_of(dataset, facts.warnings, rank)
             self._check_fits(spec.length(facts.size))
+            own = f" rank {rank} of {count}" if self.is_ordered and count > 1 else ""  # a job of each rank
             self.job = job_id(
-                run if job is None else f"job:{job}",
+                f"{run if job is None else f'job:{job}'}{own}",
                 facts.fingerprint,
                 dataset.recipe.json,
                 **{field.name: getattr(spec, field.name) for field in fields(spec)},
             )
             head = 0, int(self.is_ordered)  # where nothing was drawn yet, at the end
-            warn_of(dataset, self._open(facts, job_start(), head), spec.rank)
+            warn_of(dataset, self._open(facts, job_start(), head), rank)
 
     def _check_fits(self, size: int) -> None:
         wanted = self._spec.batch_size * self._spec.num_replicas

@@ -99,9 +99,10 @@ class Draws:
         return cls(indices, weights, count or 0, repeats)
 
     @classmethod
-    def in_order(cls, indices: NDArray[np.int64], lengths: NDArray[np.int64]) -> Self:
+    def in_order(cls, indices: Any, lengths: Any) -> Self:
         """The batches of one epoch, end to end, as a user's sampler drew them, and their lengths."""
-        return cls(indices.astype("<i8").tobytes(), lengths=lengths.astype("<i8").tobytes())
+        order, ends = (np.asarray(numbers).astype("<i8").tobytes() for numbers in (indices, lengths))
+        return cls(order, lengths=ends)
 
     @classmethod
     def unpacked(  # as a message has them

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from superdl.super_wire.draws import pack_numbers
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
@@ -95,6 +96,7 @@ class _Target:
             ),
             "GetDataset": pb.GetDatasetRequest(dataset_id=id_),
             "GetSamples": pb.GetSamplesRequest(dataset_id=id_, start=1, with_keys=True),
+            "SendOrder": pb.OrderPart(job="job", epoch=1, indices=pack_numbers(bytes(80))),
             "OpenJob": pb.OpenJobRequest(dataset_id=id_, job="job", batch_size=2, replicas=1, shuffle=True),
             "NextBatches": pb.NextBatchesRequest(job="job", position=1, count=3, yielded=1, with_keys=True),
             "FillUp": pb.FillUpRequest(job="filled", max_bytes=2**20),

@@ -107,7 +107,7 @@ def wrong(dataset: SuperDataset, sampler: SuperSampler) -> None:
     SuperDataset("images", Recipe([]), on_bad_sample="ignore")  # type: ignore[arg-type]
     SuperDataset("images", Recipe([]), transform=lambda images, labels: images)  # type: ignore[arg-type]
     PerSample(str, takes="jpeg")  # type: ignore[arg-type]
-    SuperSampler(dataset)  # type: ignore[call-arg]  # no batch_size
+    SuperSampler(dataset, sampler=7, batch_size=4)  # type: ignore[arg-type]
     SuperSampler(dataset, batch_size="8", shuffle=True)  # type: ignore[arg-type]
     SuperSampler("images", batch_size=8, shuffle=True)  # type: ignore[arg-type]
     SuperLoader(dataset, [1, 2])  # type: ignore[misc]  # not what the dataset is indexed by

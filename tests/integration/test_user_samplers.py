@@ -1,0 +1,224 @@
+"""Epochs in the order of any torch sampler: its batches as it yields them, through faults and states."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from superdl import SuperDataset, SuperMix, SuperSampler
+from superdl.super_wire.errors import ConfigError
+from tests.integration.resuming import RECIPE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.stack import Stack
+
+SIZE = 150
+
+
+class Recorded:
+    """A user's sampler, and what it yielded."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.epochs: list[list[Any]] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        yielded = [list(item) if isinstance(item, list) else item for item in self._sampler]
+        self.epochs.append(yielded)
+        return iter(yielded)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+def keys_of(dataset: SuperDataset, images: Path) -> list[str]:
+    return [str(Path(path).relative_to(images)) for path, _ in dataset.samples]
+
+
+class Curriculum:
+    """More samples in each epoch."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(20 * (self._epoch + 1)))
+
+
+def seeded(seed: int = 5) -> RandomSampler:
+    return RandomSampler(range(SIZE), generator=torch.Generator().manual_seed(seed))
+
+
+SAMPLERS = {
+    "at random": (lambda: RandomSampler(range(SIZE)), 16),
+    "by weights": (lambda: WeightedRandomSampler(torch.rand(SIZE).tolist(), 77), 10),
+    "a curriculum": (Curriculum, 9),
+    "batches": (lambda: BatchSampler(SequentialSampler(range(SIZE)), 7, drop_last=True), None),
+    "batches of any length": (lambda: [[1, 2, 3], [149], [5, 6, 7, 8, 9, 5]], None),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_that_the_sampler_yields(
+    shared_stack: Stack, images: Path, name: str, workers: int
+) -> None:
+    make, batch_size = SAMPLERS[name]
+    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+    paths = keys_of(dataset, images)
+    recorded = Recorded(make())
+    how: dict[str, Any] = {"batch_sampler": recorded} if batch_size is None else {"sampler": recorded}
+    how |= {} if batch_size is None else {"batch_size": batch_size}
+    with SuperSampler(dataset, **how) as sampler:
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+        for epoch in range(2):
+            labels = [batch_labels.tolist() for _, batch_labels in loader]
+            yielded = recorded.epochs[epoch]
+            if batch_size is not None:
+                yielded = [yielded[at : at + batch_size] for at in range(0, len(yielded), batch_size)]
+            assert labels == [[dataset.targets[index] for index in batch] for batch in yielded]
+        keys = [list(ref.keys) for ref in sampler]
+        (*_, yielded) = recorded.epochs
+        assert list(itertools.chain(*keys)) == [
+            paths[index]
+            for index in (yielded if batch_size is not None else itertools.chain.from_iterable(yielded))
+        ]
+
+
+def test_an_epoch_goes_on_in_mid_order_though_the_coordinator_was_killed(
+    restarted_stack: Stack, images: Path
+) -> None:
+    dataset = SuperDataset(str(images), RECIPE, coordinator=restarted_stack.address)
+    recorded = Recorded(RandomSampler(range(SIZE)))
+    with SuperSampler(dataset, sampler=recorded, batch_size=4) as sampler:
+        loader, labels = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2), []
+        for number, (_, batch_labels) in enumerate(loader):
+            if number == 5:
+                restarted_stack.kill_coordinator()
+                restarted_stack.start_coordinator()
+            labels += batch_labels.tolist()
+    assert labels == [dataset.targets[index] for index in recorded.epochs[0]]
+
+
+def test_a_state_has_what_the_sampler_needs_to_draw_the_same(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+    for make in (seeded, lambda: RandomSampler(range(SIZE))):  # with a generator of its own, and torch's
+        with SuperSampler(dataset, sampler=make(), batch_size=8) as sampler:
+            list(sampler)
+            epoch = iter(sampler)
+            taken = [next(epoch).keys for _ in range(3)]
+            state = json.loads(json.dumps(sampler.state_dict(batches_consumed=3)))
+            rest = [ref.keys for ref in epoch]
+            after = sampler.state_dict()
+        torch.manual_seed(99)
+        with SuperSampler(dataset, sampler=make(), batch_size=8) as resumed:
+            resumed.load_state_dict(state)
+            assert [ref.keys for ref in resumed] == rest
+            assert len(taken) + len(rest) == len(resumed)
+            resumed.load_state_dict(after)
+            assert resumed.epoch == 2
+    with (
+        SuperSampler(dataset, batch_size=8, shuffle=False) as other,
+        pytest.raises(ConfigError, match="a sampler of yours draws the order in one of state and here"),
+    ):
+        other.load_state_dict(state)
+
+
+def test_a_sampler_that_draws_otherwise_cannot_go_on(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+    with SuperSampler(dataset, sampler=list(range(40)), batch_size=8) as sampler:
+        next(iter(sampler))
+        state = sampler.state_dict(batches_consumed=1)
+    with SuperSampler(dataset, sampler=list(range(1, 41)), batch_size=8) as another:
+        another.load_state_dict(state)
+        with pytest.raises(ConfigError, match="draws another order of epoch 0"):
+            next(iter(another))
+
+
+def test_each_rank_draws_its_part_of_a_distributed_sampler(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+    read, jobs = [], set()
+    for rank in range(2):
+        own = DistributedSampler(range(SIZE), num_replicas=2, rank=rank, seed=3)
+        with SuperSampler(dataset, sampler=own, batch_size=8, rank=rank, num_replicas=2) as sampler:
+            jobs.add(sampler.job)
+            read += [key for ref in sampler for key in ref.keys]
+    assert len(jobs) == 2
+    assert sorted(read) == sorted(keys_of(dataset, images))
+
+
+def test_an_order_longer_than_a_message_is_sent_in_parts(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+    order = torch.randint(SIZE, (600_001,), generator=torch.Generator().manual_seed(1)).tolist()
+    with SuperSampler(dataset, sampler=order, batch_size=4096) as sampler:
+        paths = keys_of(dataset, images)
+        refs = iter(sampler)
+        assert list(next(refs).keys) == [paths[index] for index in order[:4096]]
+        state = sampler.state_dict(batches_consumed=1) | {"position": len(sampler) - 1}
+        sampler.load_state_dict(state)
+        (last,) = sampler
+        assert list(last.keys) == [paths[index] for index in order[len(order) // 4096 * 4096 :]]
+
+
+def test_of_a_subset_indices_are_its_places(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+    part = Subset(dataset, [149, 3, 77])
+    with SuperSampler(part, sampler=[2, 0, 1, 0], batch_size=3) as sampler:
+        paths = keys_of(dataset, images)
+        assert [list(ref.keys) for ref in sampler] == [[paths[77], paths[149], paths[3]], [paths[149]]]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"sampler": [1]}, "give batch_size too"),
+        ({"sampler": [1], "batch_size": 2, "shuffle": True}, "leave out shuffle"),
+        ({"batch_sampler": [[1]], "batch_size": 2}, "leave out batch_size"),
+        ({"sampler": [1], "batch_sampler": [[1]]}, "give one of them"),
+        ({"sampler": 3, "batch_size": 2}, "yields the indices of an epoch; not int"),
+        ({"sampler": [[1, 2]], "batch_size": 2}, "batch_sampler="),
+        ({"sampler": [0.5], "batch_size": 2}, "whole numbers"),
+        ({"sampler": [0, SIZE], "batch_size": 2}, "the index 150; there are 150 samples"),
+        ({"sampler": [], "batch_size": 2}, "yields no index"),
+        ({"batch_sampler": [[1], []]}, "an empty batch"),
+    ],
+)
+def test_what_is_no_order_is_refused(
+    shared_stack: Stack, images: Path, how: dict[str, Any], message: str
+) -> None:
+    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+
+    def first() -> None:
+        with SuperSampler(dataset, **how) as sampler:
+            next(iter(sampler))
+
+    with pytest.raises(ConfigError, match=message):
+        first()
+
+
+def test_a_mix_takes_no_sampler(shared_stack: Stack, images: Path) -> None:
+    parts = [SuperDataset(str(images), RECIPE, coordinator=shared_stack.address) for _ in range(2)]
+    with pytest.raises(ConfigError, match="a mix takes no sampler"):
+        SuperSampler(SuperMix(parts), sampler=[1], batch_size=2)
