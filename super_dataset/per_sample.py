@@ -1,8 +1,8 @@
 """``PerSample``: a transform for one image, as torchvision, timm and albumentations have them, on a batch.
 
 Such transforms draw from the global generators of Python, numpy and torch. These are set before each sample
-and put back after the batch, which is safe in the main thread of a worker or trainer only: threads would race
-for them. Nothing of those libraries is imported: how a transform is called is read from its signature.
+and put back after the batch, which is safe in the main thread of a worker or trainer only. Nothing of those
+libraries is imported: how a transform is called is read from its signature.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from superdl.super_dataset.memory import Unfinished, finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
 from superdl.super_dataset.repeatable import check_draws_nothing
 from superdl.super_dataset.splitting import drawn_from, known_class, name_of
-from superdl.super_dataset.stacking import as_tensor, batched, batched_fields, unfinished
+from superdl.super_dataset.stacking import batched, rows_of, unfinished
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
 
@@ -79,16 +79,16 @@ class PerSample:
     ``SuperDataset`` wraps a transform with one required argument by itself.
 
     What is drawn for a sample depends on (seed, epoch, sample id) alone: before each, the global generators
-    of Python, numpy and torch (CPU) are set, and after the batch they are what they were. So it works in a
-    DataLoader's workers and in the main thread; in the threads of ``SuperLoader`` only with a generator of
-    its own, with ``seed=None``, or of classes known to draw nothing, as for validation. A transform that has
-    an argument ``generator`` (of torch) or ``rng`` (of numpy), or both, is given them, and the global ones
-    are left alone; one that has ``set_random_state``, as albumentations, is given its own besides. Generators
-    that a transform keeps otherwise are not seeded.
+    of Python, numpy and torch (CPU) are set, and after the batch they are what they were. So it works in
+    worker processes and in the main thread. A transform that has an argument ``generator`` (of torch) or
+    ``rng`` (of numpy), or both, is given them, and the global ones are left alone, so that ``SuperLoader``
+    can call it in threads; one that has ``set_random_state``, as albumentations, is given its own besides.
+    Generators that a transform keeps otherwise are not seeded.
 
-    Tensors and arrays of one shape and dtype are stacked; other results come as a list. A sample of several
-    arrays is a dict, its images and masks, uint8 of shape (height, width), in the form that is said, other
-    arrays as tensors. Results that are dicts then become a dict of batches.
+    Results become a batch as by torch's ``default_collate``: tensors and arrays are stacked, lists, tuples
+    and dicts become lists and dicts of batches. What that refuses, such as tensors of different shapes, comes
+    as a list. A sample of several arrays is a dict, its images and masks, uint8 of shape (height, width), in
+    the form that is said, other arrays as tensors.
 
     >>> def noisy(image, rng):
     ...     return image + rng.normal(size=image.shape)
@@ -103,7 +103,7 @@ class PerSample:
             image by keyword alone, as albumentations do.
         seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a number of 64 bits
             with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws nothing (this is
-            tried on the first sample), and no generator is touched.
+            tried on the first sample), and threads may call it.
         takes: what an image is to it: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). Samples that are no images come as they are, to
             the latter two. Default: numpy by keyword, else PIL.
@@ -173,44 +173,48 @@ class PerSample:
         """
         # Looked at for each batch, for a Compose may get other transforms while it is used.
         call, end = self._in_fewer_steps()
+        count = len(info.draw_ids) // ID_BYTES
+        with self._making(call, images, info) as made:
+            if end is None or not (self._finish_later or finished_elsewhere_here()):
+                return batched(made, count, end), labels
+            batch = unfinished(made, count, end)
+        bare = self._finish_later and isinstance(batch, Unfinished)
+        return batch.images if bare else batch, labels
+
+    def samples(self, images: Any, info: BatchInfo) -> list[Any]:
+        """What the transform makes of each sample, with its end; raises as a call."""
+        with self._making(self._transform, images, info) as made:
+            return list(made)
+
+    @contextmanager
+    def _making(self, call: Callable[..., Any], images: Any, info: BatchInfo) -> Iterator[Iterator[Any]]:
+        """Within it, the results of ``call`` on each sample, one after the other."""
         drawn = self._drawn()
+        if drawn and threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                f"{name_of(self._transform)} may draw from the global generators, for which this thread "
+                "would race with others: let the main thread or worker processes read the dataset"
+            )
         if not self._is_tried:
             make = partial(self._made, self._transform, info=info, at=0, drawn=drawn)
             self._is_tried = check_draws_nothing(self._transform, images, make)
         with _global_generators_kept(drawn):
-            if not isinstance(images, dict):
-                made = (self._made(call, image, info, at, drawn) for at, image in enumerate(images))
-                if end is None:
-                    return batched(made, len(images)), labels
-                if not self._finish_later and not finished_elsewhere_here():
-                    return batched(made, len(images), end), labels
-                batch = unfinished(made, len(images), end)
-                bare = self._finish_later and isinstance(batch, Unfinished)
-                return batch.images if bare else batch, labels
-            rows = zip(*images.values(), strict=True)
-            results = [
-                self._made(self._transform, dict(zip(images, row, strict=True)), info, at, drawn)
-                for at, row in enumerate(rows)
-            ]
-            return batched_fields(results), labels
+            yield (self._made(call, sample, info, at, drawn) for at, sample in enumerate(rows_of(images)))
 
     def _in_fewer_steps(self) -> tuple[Callable[..., Any], End | None]:
         return in_fewer_steps(self._transform) if self._takes == "pil" else (self._transform, None)
+
+    @property
+    def may_draw(self) -> str:
+        """The transform's name if it may draw from the global generators, else nothing."""
+        return name_of(self._transform) if self._drawn() else ""
 
     def _drawn(self) -> frozenset[str]:
         """The global generators to be set for each sample."""
         if self._seed is None or self._generators:
             return frozenset()
         drawn = drawn_from(self._transform)
-        drawn = frozenset(_GLOBAL_GENERATORS) if drawn is None else drawn
-        if drawn and threading.current_thread() is not threading.main_thread():
-            raise UsageError(
-                f"{name_of(self._transform)} may draw from the global generators, for which this thread "
-                "would race with the training loop. Use a DataLoader with num_workers=1 or more in place of "
-                "the SuperLoader; or give the transform an argument generator (torch's) or rng (numpy's) to "
-                "draw from; or, if it draws nothing, write transform=PerSample(t, seed=None)"
-            )
-        return drawn
+        return frozenset(_GLOBAL_GENERATORS) if drawn is None else drawn
 
     def _made(
         self,
@@ -231,18 +235,14 @@ class PerSample:
         generators = self._seeded(info.draw_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info, drawn)
         try:
             if self._by_keyword and isinstance(given, dict):
-                result = call(**given, **generators)
-            elif self._by_keyword:
-                result = call(image=given, **generators)["image"]
-            else:
-                result = call(given, **generators)
+                return call(**given, **generators)
+            if self._by_keyword:
+                return call(image=given, **generators)["image"]
+            return call(given, **generators)
         except Exception as error:
             name = (info.keys and info.keys[at]) or f"sample {sample_id.hex()}"
             error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
             raise
-        if isinstance(sample, dict) and isinstance(result, dict):
-            return {name: as_tensor(one) for name, one in result.items()}
-        return as_tensor(result)
 
     def _seeded(self, sample_id: bytes, info: BatchInfo, drawn: frozenset[str]) -> dict[str, Any]:
         """Set what the transform draws from; the generators to be given to it, if it takes any, by name."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 
-__all__ = ["SplitTransform", "drawn_from", "known_class", "parts_of", "split_transform"]
+__all__ = ["SplitTransform", "drawn_from", "known_class", "parts_of", "split_transform", "unknown"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -134,6 +134,13 @@ def drawn_from(transform: Any) -> frozenset[str] | None:
     of_timm = [type(part).__module__.startswith("timm.") for part in parts]
     known = all(name and timm == (name == "random") for name, timm in zip(generators, of_timm, strict=True))
     return frozenset(generators) if known else None
+
+
+def unknown(function: Any) -> str:
+    """The name of code that may draw from anything, a user's own; empty for SUPER's, torch's and none."""
+    home = getattr(getattr(function, "func", function), "__module__", "")
+    is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
+    return "" if is_known else name_of(function)
 
 
 def known_class(transform: object) -> str:

@@ -206,7 +206,8 @@ def test_transformers_trainer_trains_on_two_objects(here: str, images: Path, tmp
         return {"pixel_values": batch[0].float() / 255, "labels": batch[1]}
 
     dataset = SuperDataset(images, RECIPE)
-    loader = SuperLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=4, collate_fn=named)
+    sampler = SuperSampler(dataset, batch_size=BATCH, shuffle=True)
+    loader = SuperLoader(dataset, sampler, num_workers=2, collate_fn=named)
     trainer = SuperTrainer(Model(), arguments(tmp_path), train_dataset=loader, eval_dataset=loader)
     trainer.train()
     assert trainer.num_examples(trainer.get_train_dataloader()) == len(dataset) == 150
