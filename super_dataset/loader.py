@@ -236,7 +236,7 @@ class SuperLoader(Generic[_Ref]):
 
     def _of_processes(self, mover: Mover, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a DataLoader, of which it takes most only if it has workers."""
-        pins = torch.accelerator.is_available() and (self.pin_memory or mover.finishes)
+        pins = mover.pins or (self.pin_memory and torch.accelerator.is_available())
         if not self.num_workers:
             return {"pin_memory": pins}
         ahead = max(2, -(-self.prefetch // self.num_workers))

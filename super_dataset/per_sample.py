@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 import threading
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -19,8 +18,7 @@ import torch
 
 from superdl.super_dataset.memory import Unfinished, finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
-from superdl.super_dataset.repeatable import check_draws_nothing
-from superdl.super_dataset.splitting import drawn_from, known_class, name_of
+from superdl.super_dataset.splitting import draws, known_class, may_draw, name_of
 from superdl.super_dataset.stacking import batched, rows_of, unfinished
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
@@ -102,8 +100,8 @@ class PerSample:
         transform: called as ``transform(image)``; as ``transform(image=image)["image"]`` if it takes its
             image by keyword alone, as albumentations do.
         seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a number of 64 bits
-            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws nothing (this is
-            tried on the first sample), and threads may call it.
+            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws
+            nothing, on your word, and threads may call it.
         takes: what an image is to it: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). Samples that are no images come as they are, to
             the latter two. Default: numpy by keyword, else PIL.
@@ -111,7 +109,8 @@ class PerSample:
             batches come as uint8. A ``SuperLoader`` with a ``device`` does so by itself.
 
     Raises:
-        ConfigError: an argument is wrong; the transform mixes the images of a batch, or has no end for later.
+        ConfigError: an argument is wrong; the transform mixes the images of a batch, has no end for later, or
+            is known to draw in spite of ``seed=None``.
     """
 
     def __init__(
@@ -137,9 +136,11 @@ class PerSample:
             raise ConfigError(
                 f"seed is a whole number of 64 bits with sign, 'sampler', or None; not {seed!r}"
             )
+        if seed is None and draws(transform):
+            raise ConfigError(f"{name_of(transform)} draws at random, and seed=None says that it does not")
         parameters = _parameters(transform) or {}
         self._transform = transform
-        self._seed, self._is_tried = seed, seed is not None
+        self._seed = seed
         self._by_keyword = _takes_its_image_by_keyword(parameters)
         self._takes: Takes = takes or ("numpy" if self._by_keyword else "pil")
         self._generators = [name for name in _OWN_GENERATORS if name in parameters]
@@ -169,7 +170,7 @@ class PerSample:
         """A ``transform`` of SuperDataset: (what is made of the images, labels as they came).
 
         Raises:
-            UsageError: it draws, in a thread or in spite of ``seed=None``; or a sample is no image.
+            UsageError: it may draw, and this is not the main thread; or a sample is no image.
         """
         # Looked at for each batch, for a Compose may get other transforms while it is used.
         call, end = self._in_fewer_steps()
@@ -189,17 +190,17 @@ class PerSample:
     @contextmanager
     def _making(self, call: Callable[..., Any], images: Any, info: BatchInfo) -> Iterator[Iterator[Any]]:
         """Within it, the results of ``call`` on each sample, one after the other."""
-        drawn = self._drawn()
-        if drawn and threading.current_thread() is not threading.main_thread():
+        set_global = bool(self.may_draw)
+        if set_global and threading.current_thread() is not threading.main_thread():
             raise UsageError(
                 f"{name_of(self._transform)} may draw from the global generators, for which this thread "
                 "would race with others: let the main thread or worker processes read the dataset"
             )
-        if not self._is_tried:
-            make = partial(self._made, self._transform, info=info, at=0, drawn=drawn)
-            self._is_tried = check_draws_nothing(self._transform, images, make)
-        with _global_generators_kept(drawn):
-            yield (self._made(call, sample, info, at, drawn) for at, sample in enumerate(rows_of(images)))
+        with _global_generators_kept() if set_global else nullcontext():
+            yield (
+                self._made(call, sample, info, at, set_global=set_global)
+                for at, sample in enumerate(rows_of(images))
+            )
 
     def _in_fewer_steps(self) -> tuple[Callable[..., Any], End | None]:
         return in_fewer_steps(self._transform) if self._takes == "pil" else (self._transform, None)
@@ -207,14 +208,8 @@ class PerSample:
     @property
     def may_draw(self) -> str:
         """The transform's name if it may draw from the global generators, else nothing."""
-        return name_of(self._transform) if self._drawn() else ""
-
-    def _drawn(self) -> frozenset[str]:
-        """The global generators to be set for each sample."""
-        if self._seed is None or self._generators:
-            return frozenset()
-        drawn = drawn_from(self._transform)
-        return frozenset(_GLOBAL_GENERATORS) if drawn is None else drawn
+        is_told = self._seed is None or self._generators
+        return name_of(self._transform) if not is_told and may_draw(self._transform) else ""
 
     def _made(
         self,
@@ -222,7 +217,8 @@ class PerSample:
         sample: torch.Tensor | dict[str, torch.Tensor],
         info: BatchInfo,
         at: int,
-        drawn: frozenset[str],
+        *,
+        set_global: bool,
     ) -> Any:
         """What the transform makes of the sample at this place of the batch."""
         form = _FORMS[self._takes]
@@ -231,8 +227,8 @@ class PerSample:
             given = {name: form(one) if _is_picture(one) else one for name, one in sample.items()}
         else:
             given = form(sample)
-        sample_id = info.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES]
-        generators = self._seeded(info.draw_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info, drawn)
+        place = slice(at * ID_BYTES, (at + 1) * ID_BYTES)
+        generators = self._seeded(info.draw_ids[place], info, set_global=set_global)
         try:
             if self._by_keyword and isinstance(given, dict):
                 return call(**given, **generators)
@@ -240,11 +236,11 @@ class PerSample:
                 return call(image=given, **generators)["image"]
             return call(given, **generators)
         except Exception as error:
-            name = (info.keys and info.keys[at]) or f"sample {sample_id.hex()}"
+            name = (info.keys and info.keys[at]) or f"sample {info.sample_ids[place].hex()}"
             error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
             raise
 
-    def _seeded(self, sample_id: bytes, info: BatchInfo, drawn: frozenset[str]) -> dict[str, Any]:
+    def _seeded(self, sample_id: bytes, info: BatchInfo, *, set_global: bool) -> dict[str, Any]:
         """Set what the transform draws from; the generators to be given to it, if it takes any, by name."""
         if self._seed is None:
             return {}
@@ -255,8 +251,8 @@ class PerSample:
             return {
                 name: _OWN_GENERATORS[name](digest128(name.encode(), *words)) for name in self._generators
             }
-        for name in drawn:
-            _GLOBAL_GENERATORS[name].seed(digest128(name.encode(), *words))
+        for name, generator in _GLOBAL_GENERATORS.items() if set_global else ():
+            generator.seed(digest128(name.encode(), *words))
         if hasattr(self._transform, "set_random_state"):
             # One pair for a whole pipeline; by set_random_seed all its steps would draw the same numbers.
             arrays = np.random.default_rng(_bits(digest128(b"state: numpy", *words)))
@@ -356,13 +352,13 @@ def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:
 
 
 @contextmanager
-def _global_generators_kept(names: frozenset[str]) -> Iterator[None]:
-    states = {name: _GLOBAL_GENERATORS[name].state() for name in names}
+def _global_generators_kept() -> Iterator[None]:
+    states = [generator.state() for generator in _GLOBAL_GENERATORS.values()]
     try:
         yield
     finally:
-        for name, state in states.items():
-            _GLOBAL_GENERATORS[name].set_state(state)
+        for generator, state in zip(_GLOBAL_GENERATORS.values(), states, strict=True):
+            generator.set_state(state)
 
 
 def _bits(digest: bytes) -> int:

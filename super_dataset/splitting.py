@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 
-__all__ = ["SplitTransform", "drawn_from", "known_class", "parts_of", "split_transform", "unknown"]
+__all__ = ["SplitTransform", "draws", "known_class", "may_draw", "parts_of", "split_transform", "unknown"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -27,12 +27,6 @@ _DRAW = frozenset(
 )
 _DRAW_NOTHING = _MAKE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", "ImageClassification"}
 _DRAW_NOTHING |= {"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"}
-_DRAW_FROM = {
-    **dict.fromkeys(("RandomResizedCrop", "RandomCrop", "RandomHorizontalFlip", "RandomErasing"), "torch"),
-    **dict.fromkeys(_DRAW - {"AugMix"}, "torch"),
-    "RandomResizedCropAndInterpolation": "random",
-}
-"""Which global generator common classes draw from: torchvision's, but for the last, which is timm's."""
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _RANDOM_FIRST = (
     "The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "
@@ -127,13 +121,14 @@ def parts_of(transform: Any) -> list[Any]:
     return [part for one in transform.transforms for part in parts_of(one)]
 
 
-def drawn_from(transform: Any) -> frozenset[str] | None:
-    """Of "random", "numpy" and "torch", the global generators that it may draw from; ``None``: not known."""
-    parts = [part for part in parts_of(transform) if known_class(part) not in _DRAW_NOTHING]
-    generators = [_DRAW_FROM.get(known_class(part), "") for part in parts]
-    of_timm = [type(part).__module__.startswith("timm.") for part in parts]
-    known = all(name and timm == (name == "random") for name, timm in zip(generators, of_timm, strict=True))
-    return frozenset(generators) if known else None
+def may_draw(transform: Any) -> bool:
+    """Whether a transform may draw from global generators: it has a part of which nothing else is known."""
+    return any(known_class(part) not in _DRAW_NOTHING for part in parts_of(transform))
+
+
+def draws(transform: Any) -> bool:
+    """Whether a transform has a part that is known to draw."""
+    return any(map(_draws, parts_of(transform)))
 
 
 def unknown(function: Any) -> str:

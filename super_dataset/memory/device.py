@@ -39,6 +39,8 @@ class Mover:
 
     finishes = False
     """Whether :meth:`send` takes an :class:`Unfinished`, which costs less to move."""
+    pins = False
+    """Whether it takes page-locked memory, from which it copies in the background."""
 
     def __init__(self) -> None:
         self.memory: Memory = RecycledMemory()
@@ -96,7 +98,7 @@ class _Sent:
 class _CudaStream(Mover):
     """Batches are copied on a stream of their own while the device computes on another."""
 
-    finishes = True
+    finishes = pins = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

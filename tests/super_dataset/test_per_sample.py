@@ -159,12 +159,6 @@ def test_the_generators_are_left_as_they_were(transform):
     assert global_states() == before
 
 
-@pytest.mark.parametrize("transform", [drawn, lambda image: {"a": [random.random()]}])
-def test_without_a_seed_what_draws_is_refused_by_name(transform):
-    with pytest.raises(UsageError, match=f"{transform.__name__}.* seed=None"):
-        PerSample(transform, seed=None)(batch(1, 2), None, info_of(1, 2))
-
-
 @pytest.mark.parametrize("result", [np.full(3, np.nan), {"a": ["text", 1.5]}, object()])
 def test_without_a_seed_what_draws_nothing_touches_no_generator(result):
     before = global_states()
@@ -255,9 +249,10 @@ def test_a_loader_moves_bytes_and_gives_what_the_pipeline_makes(refs):
     dataset = bound_dataset(transform=ToTensor())
     on_cpu = [made for made, _ in SuperLoader(dataset, refs, "cpu")]
     assert torch.equal(on_cpu[0][0], ToTensor()(images(SIZE, seed=0)[0]))
-    for made, _ in SuperLoader(dataset, refs, "meta"):
-        assert (made.dtype, made.shape, made.device.type) == (torch.float32, on_cpu[0].shape, "meta")
-    for made in SuperLoader(Wrapped(dataset), refs, "meta"):
+    for by in ({"threads": 1}, {"threads": 0, "num_workers": 1}, {"threads": 0, "num_workers": 0}):
+        for made, _ in SuperLoader(dataset, refs, "meta", **by):
+            assert (made.dtype, made.shape, made.device.type) == (torch.float32, on_cpu[0].shape, "meta")
+    for made in SuperLoader(Wrapped(dataset), refs, "meta", threads=1):
         assert made.shape == on_cpu[0].shape
     assert all(map(torch.equal, seen, on_cpu)), "who wraps a dataset sees finished batches"
 
