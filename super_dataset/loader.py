@@ -154,7 +154,6 @@ class SuperLoader(Generic[_Ref]):
         if threads is not None:
             _whole("threads", threads, 0, _MAX_THREADS)
         whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
-        of_samples = batch_size is not None and hasattr(whole, "collated")
         processes, why = by_processes(whole, collate_fn, threads, of_workers)
         mover = mover_to(device)
         self._made: Any = None
@@ -182,7 +181,7 @@ class SuperLoader(Generic[_Ref]):
             self.sampler = self._made = make(dataset, **how)
             weakref.finalize(self, self._made.close_soon).atexit = False  # the sampler has its own way there
         self._latest: _Progress | None = None
-        load = Load(whole, collate_fn, of_samples)
+        load = Load(whole, collate_fn, of_samples=batch_size is not None)
         # Others may look at what they wrap.
         elsewhere = type(whole) is SuperDataset and mover.finishes and collate_fn is None
         self._readers: ReadingThreads | WorkerProcesses

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -347,3 +350,62 @@ def test_a_bad_sample_is_an_error_whatever_batches_do_with_it(
     assert dataset[1][0].shape == (3, SIDE, SIDE)
     with pytest.raises(BadSampleError, match=r"ant/0\.jpg"):
         dataset[0]
+
+
+# -------------------------------------------------------------------------- nothing set up
+
+
+PROGRAM = """
+import logging
+import random
+import sys
+
+import numpy as np
+import torch
+
+from superdl import Recipe, SuperDataset, SuperLoader
+
+
+def train_transform(image):
+    pixels = torch.from_numpy(np.array(image))
+    return [pixels.flip(0) if random.random() < 0.5 else pixels, pixels * np.random.rand()]
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
+    logging.getLogger("superdl.sampler").setLevel("WARNING")
+    dataset = SuperDataset(sys.argv[1], Recipe.image(resize=32, crop=32), transform=train_transform)
+    views, label = dataset[3]
+    print([view.shape for view in views], label)
+    loader = SuperLoader(
+        dataset, batch_size=16, num_workers=2, multiprocessing_context=sys.argv[2], drop_last=True
+    )
+    for _ in range(2):
+        batches = list(loader)
+        print(len(batches), [len(view) for view in batches[0][0]], batches[0][1][3].item() == label)
+    print(torch.equal(dataset[3][0][0], views[0]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_script_that_names_no_coordinator(images: Path, temporary: Path, context: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+    environment |= {"TMPDIR": str(temporary), "SUPER_STORE": "none", "SUPER_STATE": "none"}
+    program = temporary / f"script_{context}.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(  # our own script
+        [sys.executable, str(program), str(images), context],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shapes, which, *epochs_seen, again = done.stdout.splitlines()
+    assert shapes == "[torch.Size([32, 32, 3]), torch.Size([32, 32, 3])] 0"
+    assert "reads by worker processes: 2, since train_transform may draw" in which
+    assert epochs_seen == ["9 [16, 16] True"] * 2
+    assert again == "True"
+    assert "Traceback" not in done.stderr
