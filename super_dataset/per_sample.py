@@ -18,7 +18,7 @@ import torch
 
 from superdl.super_dataset.memory import Unfinished, finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
-from superdl.super_dataset.splitting import draws, known_class, may_draw, name_of
+from superdl.super_dataset.splitting import draws, may_draw, mixing_part, name_of
 from superdl.super_dataset.stacking import batched, rows_of, unfinished
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
@@ -65,7 +65,6 @@ _GLOBAL_GENERATORS: Mapping[str, _Global] = {
 }
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OF_A_BATCH = ("images", "labels", "info")
-_MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # of torchvision, and of timm
 _CHANNELS = (1, 3, 4)
 _NDIM = 3
 _INT64 = 2**63
@@ -123,7 +122,7 @@ class PerSample:
     ) -> None:
         if not callable(transform):
             raise ConfigError(f"PerSample calls its transform on each sample; {transform!r} cannot be")
-        if mixes := _mixing_part(transform):
+        if mixes := mixing_part(transform):
             raise ConfigError(
                 f"{mixes} mixes the images and labels of a whole batch, and a transform of samples gets one: "
                 "leave it out of the dataset, and call it in the training loop on what the loader gives: "
@@ -279,7 +278,7 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
         if _is_for_batches(parameters):
             batched: Callable[[Any, Any, BatchInfo], Any] = transform
             return batched
-        if _is_for_one_image(transform, parameters) or _mixing_part(transform):
+        if _is_for_one_image(transform, parameters) or mixing_part(transform):
             return PerSample(transform)
     arguments = "unknown to Python" if parameters is None else f"({', '.join(map(str, parameters.values()))})"
     raise ConfigError(
@@ -305,15 +304,6 @@ def _is_for_batches(parameters: _Parameters) -> bool:
         return True
     named = tuple(one.name for one in by_place)
     return len(named) == len(_OF_A_BATCH) and (len(needed) > 1 or named[1:] == _OF_A_BATCH[1:])
-
-
-def _mixing_part(transform: Any) -> str:
-    """The name of what in a pipeline mixes the images of a batch, as MixUp and CutMix do."""
-    kind = known_class(transform)
-    if kind in _MIX_A_BATCH:
-        return kind
-    parts = getattr(transform, "transforms", ()) if kind else ()
-    return next(filter(None, map(_mixing_part, parts)), "")
 
 
 def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:

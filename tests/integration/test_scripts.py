@@ -5,7 +5,6 @@ What they say of datasets and loaders stands here as there; each comment names w
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import subprocess
@@ -24,18 +23,10 @@ from tests.fixtures.images import CLASSES, SIDE
 from tests.fixtures.stack import Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 16
-
-
-@pytest.fixture
-def here(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
-    yield shared_stack.address
-    gc.collect()
 
 
 def as_image_folder(dataset: SuperDataset, images: Path, below: str) -> None:
