@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import weakref
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from torch.utils.data import Dataset
 
-from superdl.super_dataset.listed_source import ListedSource
+from superdl.super_dataset.indexing import how_to_use, place_of, sampler_of_one
+from superdl.super_dataset.listed_source import ListedSource, normalise_url
 from superdl.super_dataset.memory import map_tensors, memory_here, send_by_value
 from superdl.super_dataset.per_sample import PerSample, for_batches
 from superdl.super_dataset.reading import (
@@ -33,16 +31,17 @@ from superdl.super_dataset.reading import (
     label_tensor,
     sample_tensors,
 )
+from superdl.super_dataset.splitting import unknown
+from superdl.super_dataset.stacking import checked_columns, in_columns, only_sample, rows_of
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import checked_naming
 from superdl.super_wire.labels import checked_classes
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.super_wire.source_url import file_url, join_url, split_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from superdl.super_dataset.reading import (
         BadSample,
@@ -56,14 +55,11 @@ if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import DatasetBinding
     from superdl.super_wire.ids import Versions
 
-__all__ = ["SuperDataset", "normalise_url"]
+__all__ = ["SuperDataset"]
 
 _PING_TIMEOUT_S = 5.0
 _HANDLED = {"skip": "skipped", "replace": "replaced"}
-_THREE_LINES = """\
-    dataset = SuperDataset(source, recipe)
-    sampler = SuperSampler(dataset, batch_size=256)
-    loader = DataLoader(dataset, sampler=sampler, batch_size=None)"""
+_MAKES_ITEM = "{}: a transform of whole batches makes the item itself; let it do so"
 
 
 class SuperDataset(ListedSource, Dataset[Any]):
@@ -108,13 +104,15 @@ class SuperDataset(ListedSource, Dataset[Any]):
         transform: runs where batches are read, after the cache. With one required argument, as those of
             torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
             albumentations an array, uint8 of shape (height, width, 3)); see :class:`PerSample`, which says
-            that and more explicitly. Tensors of shape (...) that it makes come stacked, (batch, ...). With
+            that and more explicitly. What it makes becomes a batch as by torch's ``default_collate``. With
             three, of which the last ones may have defaults, it is called as ``transform(images, labels,
             info)`` on every batch, and what it returns is the item. It must pickle if workers are spawned.
             A sample of several arrays is a dict to the former, and what it makes may be one.
         columns: makes of each batch a dict of these names, as ``{"pixel_values": "images", "labels":
             "labels"}`` or ``["image", "mask"]``: ``"images"`` or the names of arrays, ``"labels"``, and
             ``"labels.NAME"`` where labels have names. With ``return_info`` an item is (dict, info).
+        collate_fn: as a DataLoader's: called on the list of a batch's samples, each as ``dataset[i]`` without
+            info; what it returns is the item. With ``return_info`` an item is (that, info).
         on_bad_sample: what becomes of samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter
             batch) or ``"replace"`` (by the next good sample of the same batch). Both warn of each bad sample
             once; see :attr:`bad_samples`. A batch of bad samples alone is filled with up to eight samples
@@ -148,6 +146,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         versions: Versions | None = None,
         transform: Callable[[Any], Any] | Callable[[Any, Any, BatchInfo], Any] | None = None,
         columns: Mapping[str, str] | Sequence[str] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         on_bad_sample: OnBadSample = "raise",
         padding: Padding = "keep",
         return_info: bool = False,
@@ -173,9 +172,13 @@ class SuperDataset(ListedSource, Dataset[Any]):
         way of the cache. Change it before a sampler is made.
         """
         self._transform = for_batches(transform)
-        self._columns = None if columns is None else _checked_columns(columns)
-        if columns is not None and not isinstance(self._transform, PerSample | None):
-            raise ConfigError("columns: a transform of whole batches makes the item itself; let it do so")
+        self._columns = None if columns is None else checked_columns(columns)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(f"collate_fn is called on a list of samples; {collate_fn!r} cannot be")
+        self._collate_fn = collate_fn
+        for name, given in (("columns", columns), ("collate_fn", collate_fn)):
+            if given is not None and not isinstance(self._transform, PerSample | None):
+                raise ConfigError(_MAKES_ITEM.format(name))
         self._on_bad_sample: OnBadSample = on_bad_sample
         self._padding: Padding = padding
         self._return_info = bool(return_info)
@@ -195,6 +198,15 @@ class SuperDataset(ListedSource, Dataset[Any]):
         size = "not listed yet" if known is None else f"{known.size} samples"
         classes = f" of {len(known.classes)} classes" if known is not None and known.classes else ""
         return f"<SuperDataset {self.source}: {size}{classes}, {self.recipe!r}>"
+
+    @property
+    def may_draw(self) -> str:
+        """Which of its transform and collate_fn may draw from the generators that the whole process shares,
+        by name; empty: none.
+        """
+        transform = self._transform
+        drawing = transform.may_draw if isinstance(transform, PerSample) else unknown(transform)
+        return drawing or unknown(self._collate_fn)
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
@@ -229,22 +241,67 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if isinstance(ref, BatchRef):  # else the read says what is wrong
             self._reader.announce(ref)
 
-    def __getitem__(self, ref: BatchRef) -> Any:
-        """Read one batch: ``(images, labels)``, with the info if wanted, or what ``transform`` returns.
+    def __getitem__(self, ref: BatchRef | SupportsIndex) -> Any:
+        """Read one batch: ``(images, labels)``, with the info if wanted, or what ``transform`` or
+        ``collate_fn`` returns. Of an integer, which may be negative: one sample, ``(image, label)`` after the
+        transform, as the first epoch of a sampler with seed 0 has it. That asks for a job of its own, which
+        takes some milliseconds: it is for a look, not for training.
 
         Raises:
-            UsageError: ``ref`` is no ``BatchRef``, or one of another dataset.
-            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"``; or none of the
-                batch can, and this process has not read a good one yet.
+            UsageError: ``ref`` is neither, or a ``BatchRef`` of another dataset; a DataLoader was given
+                another sampler; or this copy in another process does not know whom to ask.
+            IndexError: there are not as many samples.
+            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"``, or it is the
+                one that was asked for; or none of the batch can, and this process has not read a good one
+                yet.
             ReadTimeoutError: samples were missing for ``read_timeout`` seconds.
             CacheUnreachableError: the cache was not to be reached for as long.
             CacheError: the cache refused.
         """
-        if not isinstance(ref, BatchRef):
-            raise UsageError(_how_to_use(ref))
+        if isinstance(ref, BatchRef):
+            return self.collated(ref, self._collate_fn)
+        place = place_of(ref, self)
+        with sampler_of_one(self._ask(f"sample {place}"), self, place) as sampler:
+            (planned,) = sampler
+            images, labels, info = self._read(planned, "raise")
+        if self._transform is not None and not isinstance(self._transform, PerSample):
+            return only_sample(self._transform(images, labels, info))
+        (sample,) = self._each(images, labels, info)
+        return self._informed(sample, info)
+
+    def collated(self, ref: BatchRef, collate_fn: Callable[[list[Any]], Any] | None) -> Any:
+        """A batch, put together by ``collate_fn`` instead of its own; raises as an index does."""
+        images, labels, info = self._read(ref, self._on_bad_sample)
+        if collate_fn is not None:
+            made = collate_fn(self._each(images, labels, info))
+            return (made, info) if self._return_info else made
+        if isinstance(self._transform, PerSample):
+            images, labels = self._transform(images, labels, info)
+        elif self._transform is not None:
+            return self._transform(images, labels, info)
+        return self._informed(self._item(images, labels), info)
+
+    def _each(self, images: Any, labels: Any, info: Any) -> list[Any]:
+        """The samples of a batch that was read, each after the transform, with its label."""
+        transform = self._transform
+        if transform is not None and not isinstance(transform, PerSample):
+            raise UsageError(_MAKES_ITEM.format("collate_fn"))
+        made = rows_of(images) if transform is None else transform.samples(images, info)
+        return [*map(self._item, made, rows_of(labels, numbers=True))]
+
+    def _item(self, images: Any, labels: Any) -> Any:
+        return (images, labels) if self._columns is None else in_columns(self._columns, images, labels)
+
+    def _informed(self, item: Any, info: Any) -> Any:
+        if not self._return_info:
+            return item
+        return (item, info) if isinstance(item, dict) else (*item, info)
+
+    def _read(self, ref: BatchRef, on_bad_sample: OnBadSample) -> tuple[Any, Any, Any]:
+        """Images and labels of a batch, before the transform, and the info where something needs it."""
         self._check_ours(ref)
         read = self._reader.read(ref, memory_here())
-        order = delivered_order(ref, read.bad, self._on_bad_sample, self._padding)
+        order = delivered_order(ref, read.bad, on_bad_sample, self._padding)
         needs_info = self._transform is not None or self._return_info or self._bad_samples is not None
         info = batch_info(read, order) if needs_info else None
         if order == []:
@@ -254,18 +311,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
             if self._bad_samples is not None and info is not None:
                 self._bad_samples.last_good = LastGood(images, labels, info)
             if read.bad:
-                self._note_bad(read, _HANDLED[self._on_bad_sample])
-        labels = map_tensors(labels, send_by_value)
-        if info is not None and isinstance(self._transform, PerSample):
-            images, labels = self._transform(images, labels, info)
-        elif info is not None and self._transform is not None:
-            return self._transform(images, labels, info)
-        item: tuple[Any, ...] = (images, labels)
-        if self._columns is not None:
-            item = (_in_columns(self._columns, images, labels),)
-        if self._return_info:
-            return (*item, info)
-        return item if self._columns is None else item[0]
+                self._note_bad(read, _HANDLED[on_bad_sample])
+        return images, map_tensors(labels, send_by_value), info
 
     def _instead_of(
         self, read: BatchProgress, info: BatchInfo
@@ -295,7 +342,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     def __getitems__(self, refs: Any) -> NoReturn:
         """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
-        raise UsageError(_how_to_use([refs] if isinstance(refs, BatchRef) else refs))
+        raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
 
     def _check_ours(self, ref: BatchRef) -> None:
         binding = self._binding
@@ -308,58 +355,6 @@ class SuperDataset(ListedSource, Dataset[Any]):
         )
 
 
-def _how_to_use(index: object) -> str:
-    """Why ``dataset[index]`` was refused, and the intended way."""
-    if isinstance(index, list | tuple) and index and all(isinstance(item, BatchRef) for item in index):
-        return (
-            "SuperDataset was given a list of BatchRefs: each is a whole batch already, so the DataLoader is "
-            f"not to make batches of them. Pass batch_size=None (and no batch_sampler):\n{_THREE_LINES}"
-        )
-    return (
-        f"SuperDataset is indexed by the BatchRefs that a SuperSampler yields, not by {type(index).__name__} "
-        f"({str(index)[:40]}): it reads whole batches. The intended way:\n{_THREE_LINES}\n"
-        "If it was done so, a framework has put a sampler of its own in the place of the SuperSampler: "
-        "Accelerate's prepare() is not to be given the loader, and Lightning's Trainer no overfit_batches "
-        "(docs/frameworks.md)"
-    )
-
-
-def _checked_columns(columns: object) -> dict[str, str]:
-    """By each wanted name, what it names; from such a mapping, or a list of names that stay as they are.
-
-    Raises:
-        ConfigError: it is neither, or empty.
-    """
-    if isinstance(columns, Sequence) and not isinstance(columns, str):
-        pairs = [(name, name) for name in columns]
-    else:
-        pairs = [*columns.items()] if isinstance(columns, Mapping) else []
-    if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise ConfigError(
-            'columns names parts of a batch, as ["image", "mask"], or renames them, as {"pixel_values": '
-            f'"images", "labels": "labels"}}; not {columns!r}'
-        )
-    return dict(pairs)
-
-
-def _in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str, Any]:
-    """A batch as a dict of these columns.
-
-    Raises:
-        UsageError: it has no part of such a name.
-    """
-    parts = dict(images) if isinstance(images, dict) else {"images": images}
-    parts["labels"] = labels
-    if isinstance(labels, dict):
-        parts |= {f"labels.{name}": values for name, values in labels.items()}
-    if unknown := [part for part in columns.values() if part not in parts]:
-        raise UsageError(
-            f"columns names {', '.join(map(repr, unknown))}, and a batch of this dataset has "
-            f"{', '.join(map(repr, parts))}"
-        )
-    return {name: parts[part] for name, part in columns.items()}
-
-
 def _check_reading(read_timeout: Any, verify: object, in_flight_bytes: object) -> None:
     is_number = isinstance(read_timeout, int | float) and not isinstance(read_timeout, bool)
     if not (is_number and 0 < read_timeout < math.inf):
@@ -368,29 +363,3 @@ def _check_reading(read_timeout: Any, verify: object, in_flight_bytes: object) -
         raise ConfigError(f"verify is 'auto' or 'all'; not {verify!r}")
     if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
         raise ConfigError(f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}")
-
-
-def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
-    """``s3://bucket/prefix`` and the like, or ``file:///real/path``, of what a user gave as ``name``.
-
-    Whether the source exists is for the coordinator to say: it may run where the files are.
-
-    Raises:
-        ConfigError: not text or a path, empty, or of a scheme that SUPER does not read.
-    """
-    try:
-        text = os.fspath(value)
-    except TypeError:
-        text = None
-    if not isinstance(text, str):
-        raise ConfigError(f"{name} is a URL or a path; not {value!r}")
-    bucket, path = split_url(text, name)
-    if bucket:
-        # A last slash says nothing, but one behind another is a part of the prefix.
-        return re.sub("(?<!/)/$", "", join_url(bucket, path))
-    # expanduser raises RuntimeError only where there is no home directory to expand to
-    try:
-        expanded = Path(path).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"{path!r} begins with a home directory that is not known: {error}") from error
-    return file_url(os.fspath(expanded), name)

@@ -7,10 +7,13 @@ knows no coordinator.
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from superdl.super_dataset.reading import check_label_dtype
 from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.source_url import file_url, join_url, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.labels import Labels
     from superdl.super_wire.sample_list import SampleList
 
-__all__ = ["Coordination", "ListedSource", "coordinate_by", "coordination"]
+__all__ = ["Coordination", "ListedSource", "coordinate_by", "coordination", "normalise_url"]
 
 
 class Coordination(Protocol):
@@ -156,3 +159,29 @@ class ListedSource:
                 "and targets hand over what it needs"
             )
         return coordination(f"{wanted} of a SuperDataset is not known yet")
+
+
+def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
+    """``s3://bucket/prefix`` and the like, or ``file:///real/path``, of what a user gave as ``name``.
+
+    Whether the source exists is for the coordinator to say: it may run where the files are.
+
+    Raises:
+        ConfigError: not text or a path, empty, or of a scheme that SUPER does not read.
+    """
+    try:
+        text = os.fspath(value)
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise ConfigError(f"{name} is a URL or a path; not {value!r}")
+    bucket, path = split_url(text, name)
+    if bucket:
+        # A last slash says nothing, but one behind another is a part of the prefix.
+        return re.sub("(?<!/)/$", "", join_url(bucket, path))
+    # expanduser raises RuntimeError only where there is no home directory to expand to
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path!r} begins with a home directory that is not known: {error}") from error
+    return file_url(os.fspath(expanded), name)

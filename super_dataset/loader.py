@@ -1,17 +1,17 @@
-"""``SuperLoader``: batches by threads of the training process, in place of a DataLoader's worker processes.
+"""``SuperLoader``: the batches of a plan, by threads of the training process or by worker processes.
 
 Receiving a batch holds no lock of Python's and needs hardly any CPU, so that threads do what processes would,
-without a hand-over.
+without a hand-over. Processes are for code that may draw from Python's, numpy's or torch's global generators.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
+import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from superdl.super_dataset.dataset import SuperDataset
@@ -20,35 +20,31 @@ from superdl.super_dataset.memory import mover_to
 from superdl.super_dataset.mixing import SuperMix, whole_of
 from superdl.super_dataset.reading import BatchLeftOut
 from superdl.super_dataset.reading_threads import ReadingThreads
+from superdl.super_dataset.worker_processes import (
+    Load,
+    WorkerProcesses,
+    by_processes,
+    of_data_loader,
+    workers_that_help,
+)
 from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
     from types import TracebackType
-
-    import torch
 
     from superdl.super_dataset.memory import Mover
     from superdl.super_dataset.reading import BadSample
+    from superdl.super_dataset.reading_threads import ThreadPass
+    from superdl.super_dataset.worker_processes import ProcessPass
 
 __all__ = ["SuperLoader"]
+
+_LOG = logging.getLogger("superdl.super_dataset")
 
 _MAX_PREFETCH = 1024
 _MAX_THREADS = 64
 _MAX_WORKERS = 4096
-
-_OF_WORKERS = frozenset({"prefetch_factor", "timeout", "multiprocessing_context", "pin_memory_device"})
-"""Arguments of a DataLoader that change nothing where there are no worker processes."""
-
-_INSTEAD = {
-    "worker_init_fn": "its threads share this process, and transforms are seeded for each sample, so that "
-    "most scripts leave it out; what worker processes need takes DataLoader(dataset, sampler=sampler, "
-    "batch_size=None, worker_init_fn=...)",
-    "batch_sampler": "a SuperSampler plans whole batches: give batch_size, or the sampler",
-    "generator": "the order of an epoch follows from a number: give seed",
-}
-"""Others of its arguments, and what to do."""
 
 _Ref_co = TypeVar("_Ref_co", covariant=True)
 _Ref = TypeVar("_Ref")
@@ -73,7 +69,10 @@ class Sampling(Protocol[_Ref_co]):
 
 
 class SuperLoader(Generic[_Ref]):
-    """The batches of a sampler, read ahead by threads; each iteration is the sampler's next epoch.
+    """The batches of a sampler, read ahead; each iteration is the sampler's next epoch.
+
+    Threads read, or worker processes where code of yours may draw from global random generators. Batches are
+    the same, and the log says at level INFO which and why, as does ``repr(loader)``.
 
     It takes a sampler, or makes its own where it is given a ``batch_size``, and closes that one, also when it
     is dropped. So the call of a ``DataLoader`` becomes this one by its name.
@@ -91,7 +90,8 @@ class SuperLoader(Generic[_Ref]):
     torch.Size([4, 3, 32, 32]) torch.int64
     >>> len(loader), loader.batch_size, len(loader.dataset), loader.sampler.total_size
     (2, 4, 8, 8)
-    >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True), device="cpu", prefetch=2)
+    >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=True)
+    >>> loader = SuperLoader(dataset, sampler, device="cpu", prefetch=2)
 
     Args:
         dataset: indexed by what the sampler yields; a ``SuperDataset``, a ``Subset`` of one, a ``SuperMix``
@@ -99,24 +99,26 @@ class SuperLoader(Generic[_Ref]):
         sampler: yields ``BatchRef`` s; ``None``: a ``SuperSampler`` is made of what follows.
         device: where tensors are wanted, as ``torch.device`` takes it; default: where they are received, on
             CPU. Tensors are found in tuples, lists and mappings; whatever else an item holds stays as it is.
-        prefetch: how many batches are read ahead of the one that the loop has. Each takes the memory of a
-            batch, on the device too.
+        prefetch: how many batches are read ahead of the one that the loop has; worker processes read two
+            each, if that is more. Each takes the memory of a batch, on the device too.
         batch_size: samples per batch on this rank. Beside a sampler it may be given if that says the same.
-        shuffle: whether each epoch has its own order; not beside a sampler. As in a DataLoader, and unlike
-            in a ``SuperSampler``, the default is ``False``.
+        shuffle: whether each epoch has its own order; not beside a sampler. Default, as in a DataLoader:
+            ``False``.
         drop_last: leave out the short last global batch. Beside a sampler only if that does so.
-        num_workers: how many threads read where ``threads`` does not say it, but no more than batches are
-            read at once, ``prefetch + 1``; 0 is one thread. Threads need no GIL to receive, so that one does
-            what several worker processes did. More help a ``collate_fn`` or transform that takes long; else
-            leave it out, since three threads were measured to take a fifth more CPU than one.
-        threads: how many read at once. One is enough until a batch takes longer to receive than a step.
-        collate_fn: called on every item of the dataset, in the thread; what it returns is the batch.
-        pin_memory: accepted, and without effect: for page-locked memory name the ``device``.
-        persistent_workers: the same: threads stay as long as the loader.
+        num_workers: how many worker processes read, where transform, ``collate_fn`` or a dataset that wraps
+            may draw from the global generators of Python, numpy or torch; default: one for each core that
+            this rank has, up to 16; 0: the training process itself reads. Where nothing draws, so many
+            threads read, but no more than ``prefetch + 1``, and at least one; one does what several processes
+            would, and three were measured to take a fifth more CPU.
+        threads: so many threads read whatever draws, as no transform for one image may; 0: processes.
+        collate_fn: as a DataLoader's: with ``batch_size`` it is called on the list of a batch's samples,
+            which are as ``dataset[i]``; else on every item of the dataset. What it returns is the batch.
+        pin_memory: with worker processes, as in a DataLoader; threads receive into page-locked memory where a
+            CUDA ``device`` is named.
+        persistent_workers: whether worker processes stay for the next epoch, as threads always do.
         of_sampler: further arguments of the ``SuperSampler`` that is made: seed, coordinator, job, ... A
-            DataLoader's ``prefetch_factor``, ``timeout``, ``multiprocessing_context`` and
-            ``pin_memory_device`` are accepted without effect, ``prefetch`` and the dataset's ``read_timeout``
-            being what says it here. Its other arguments are refused, with what to write instead.
+            DataLoader's ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` are for worker
+            processes, ``worker_init_fn`` demands them, and a ``generator`` gives the seed.
 
     Raises:
         ConfigError: an argument is wrong, or contradicts the sampler's, or the device is not to be had.
@@ -134,31 +136,26 @@ class SuperLoader(Generic[_Ref]):
         batch_size: int | None = None,
         shuffle: bool | None = None,
         drop_last: bool = False,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         threads: int | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
-        persistent_workers: bool = False,
+        persistent_workers: bool = True,
         **of_sampler: Any,
     ) -> None:
-        of_sampler = _without_workers(of_sampler)
+        of_workers = of_data_loader(of_sampler)
         self.dataset = dataset
         self.prefetch = _whole("prefetch", prefetch, 1, _MAX_PREFETCH)
-        self.num_workers = _whole("num_workers", num_workers, 0, _MAX_WORKERS)
         self.pin_memory, self.persistent_workers = pin_memory, persistent_workers
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn is called on every item; {collate_fn!r} cannot be")
-        if threads is None:
-            threads = min(max(1, num_workers), self.prefetch + 1, _MAX_THREADS)
+        if num_workers is not None:
+            _whole("num_workers", num_workers, 0, _MAX_WORKERS)
+        if threads is not None:
+            _whole("threads", threads, 0, _MAX_THREADS)
         whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
-        self._mover = mover_to(device)
-        self._threads = ReadingThreads(
-            _whole("threads", threads, 1, _MAX_THREADS),
-            whole,
-            collate_fn,
-            self._mover,
-            finished_elsewhere=type(whole) is SuperDataset,  # others may look at what they wrap
-        )
+        processes, why = by_processes(whole, collate_fn, threads, of_workers)
+        mover = mover_to(device)
         self._made: Any = None
         """The sampler that is closed with the loader."""
         if sampler is not None:
@@ -184,7 +181,27 @@ class SuperLoader(Generic[_Ref]):
             self.sampler = self._made = make(dataset, **how)
             weakref.finalize(self, self._made.close_soon).atexit = False  # the sampler has its own way there
         self._latest: _Progress | None = None
-        weakref.finalize(self, self._threads.stop)
+        load = Load(whole, collate_fn, of_samples=batch_size is not None)
+        # Others may look at what they wrap.
+        elsewhere = type(whole) is SuperDataset and mover.finishes and collate_fn is None
+        self._readers: ReadingThreads | WorkerProcesses
+        if processes:
+            self.num_workers = workers_that_help() if num_workers is None else num_workers
+            of_workers = self._of_processes(mover, of_workers)
+            self._readers = WorkerProcesses(
+                load, mover, self.num_workers, finished_elsewhere=elsewhere, how=of_workers
+            )
+            by = f"worker processes: {self.num_workers}"
+        else:
+            self.num_workers = num_workers or 0
+            count = threads or min(max(1, self.num_workers), self.prefetch + 1, _MAX_THREADS)
+            self._readers = ReadingThreads(
+                load, mover, count, finished_elsewhere=elsewhere, prefetch=self.prefetch
+            )
+            by = f"threads: {count}"
+        self._by = f"{by}, since {why}"
+        _LOG.info("a SuperLoader of %r reads by %s", dataset, self._by)
+        weakref.finalize(self, self._readers.stop)
 
     @property
     def batch_size(self) -> int | None:
@@ -212,9 +229,27 @@ class SuperLoader(Generic[_Ref]):
 
     def __repr__(self) -> str:
         return (
-            f"<SuperLoader: {len(self)} batches of {self.batch_size}, prefetch={self.prefetch}, "
+            f"<SuperLoader: {len(self)} batches of {self.batch_size}, reads by {self._by}; "
             f"of {self.dataset!r} by {self.sampler!r}>"
         )
+
+    def _of_processes(self, mover: Mover, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a DataLoader, of which it takes most only if it has workers."""
+        pins = mover.pins or (self.pin_memory and torch.accelerator.is_available())
+        if not self.num_workers:
+            return {"pin_memory": pins}
+        ahead = max(2, -(-self.prefetch // self.num_workers))
+        return {
+            "pin_memory": pins,
+            "persistent_workers": self.persistent_workers,
+            "prefetch_factor": ahead,
+        } | given
+
+    def _begin(self, progress: _Progress) -> ThreadPass | ProcessPass:
+        """A pass begins, of which the loader's state is from now on."""
+        reading = self._readers.begin(self.sampler)
+        self._latest = progress
+        return reading
 
     @property
     def batch_sampler(self) -> None:
@@ -251,11 +286,11 @@ class SuperLoader(Generic[_Ref]):
         self._latest = None
 
     def close(self) -> None:
-        """End the threads; each ends with the batch that it reads. Idempotent; iterating then fails.
+        """End threads and processes; a thread ends with its batch. Idempotent; iterating then fails.
 
         A sampler that the loader has made is closed too; one that it was given is not.
         """
-        self._threads.stop()
+        self._readers.stop()
         if self._made is not None:
             self._made.close()
 
@@ -277,7 +312,7 @@ class SuperLoader(Generic[_Ref]):
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "a SuperLoader holds threads and a sampler and cannot be pickled or copied: pickle its dataset, "
+            "a SuperLoader holds threads or processes and cannot be pickled or copied: pickle its dataset, "
             "and make a loader of that in each process; loader.state_dict() is the place to go on at"
         )
 
@@ -298,78 +333,38 @@ class _Progress:
 
 
 class _Pass(Iterator[Any]):
-    """One iteration. It asks the sampler in the loop's own thread, as a DataLoader does."""
+    """One iteration, which begins when its first batch is asked for."""
 
     def __init__(self, loader: SuperLoader[Any]) -> None:
         self._loader = loader
-        self._mover: Mover = loader._mover  # noqa: SLF001 # a part of SuperLoader
-        self._threads = loader._threads  # noqa: SLF001 # the same
         self._progress = _Progress()
-        self._refs: Iterator[Any] | None = None
-        self._exhausted = False
-        self._trouble: BaseException | None = None  # what the sampler raised in place of a batch
+        self._reading: ThreadPass | ProcessPass | None = None
         self._none_good: BaseException | None = None  # to be raised if no batch has a good sample
-        self._passed = 0  # batches that were given to the loop, or failed
-        self._ahead: deque[Future[Any]] = deque()
-        weakref.finalize(self, _give_up, self._ahead).atexit = False
 
     def __next__(self) -> Any:
+        if self._reading is None:
+            self._reading = self._loader._begin(self._progress)  # noqa: SLF001 # a part of SuperLoader
         while True:
-            self._ask_ahead()
-            if not self._ahead:
-                trouble = self._trouble or (None if self._progress.taken else self._none_good)
-                self._trouble = self._none_good = None
-                self._progress.finished = trouble is None
-                raise trouble or StopIteration
-            self._threads.check()
-            wait([self._ahead[0]])  # may be interrupted: the batch stays the next one
-            future = self._ahead.popleft()
-            self._passed += 1
             try:
-                item = self._mover.receive(future.result())
+                item = self._reading.take()
             except BatchLeftOut as left_out:
                 self._none_good = left_out.__cause__ or self._none_good
                 continue
-            finally:
-                del future  # or an error, its frames and the future would hold one another
-            self._progress.taken = self._passed
-            return item
-
-    def _ask_ahead(self) -> None:
-        """Have the next batch read and those to come after it."""
-        if self._refs is None:
-            self._refs = iter(self._loader.sampler)
-            self._loader._latest = self._progress  # noqa: SLF001 # what its state_dict is of from now on
-        while self._trouble is None and not self._exhausted and len(self._ahead) <= self._loader.prefetch:
-            try:
-                ref = next(self._refs)
             except StopIteration:
-                self._exhausted = True
-            except Exception as error:  # noqa: BLE001 # raised once the batches before it were given out
-                self._trouble = error
-            else:
-                self._ahead.append(self._threads.read(ref))
-
-
-def _give_up(ahead: deque[Future[Any]]) -> None:
-    """A pass was left: what nobody has begun to read is not read."""
-    for future in ahead:
-        future.cancel()
-    ahead.clear()
+                break
+            self._progress.taken = self._reading.passed
+            return item
+        none_good, self._none_good = self._none_good, None
+        if none_good is not None and not self._progress.taken:
+            raise none_good
+        self._progress.finished = True
+        raise StopIteration
 
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name} is a whole number from {least} to {most}; not {value!r}")
     return value
-
-
-def _without_workers(given: dict[str, Any]) -> dict[str, Any]:
-    """What is for a sampler; ``ConfigError`` for what a DataLoader takes and threads cannot do."""
-    for name, instead in _INSTEAD.items():
-        if given.get(name) is not None:
-            raise ConfigError(f"a SuperLoader takes no {name}: {instead}")
-    return {name: value for name, value in given.items() if name not in {*_INSTEAD, *_OF_WORKERS}}
 
 
 def _check_agreed(

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from superdl.super_dataset.indexing import place_of
+from superdl.super_dataset.memory import as_type_of
+from superdl.super_dataset.stacking import Columns
 from superdl.super_wire.batch_ref import MixedRef
 from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["SuperMix", "whole_of"]
 
@@ -127,15 +130,21 @@ class SuperMix(ConcatDataset[Any]):
             for number, part in ref.parts:
                 self._wholes[number].announce(part)
 
+    @property
+    def may_draw(self) -> str:
+        """As of a SuperDataset: what of its datasets may draw from shared generators."""
+        return next(filter(None, (whole.may_draw for whole in self._wholes)), "")
+
     def __getitem__(self, ref: Any) -> Any:
-        """Read one batch; raises as a SuperDataset does."""
-        if not isinstance(ref, MixedRef):
-            raise UsageError(
-                "a SuperMix is indexed by what a SuperSampler of it yields, not by "
-                f"{type(ref).__name__}: it reads whole batches. Use DataLoader(mix, "
-                "sampler=SuperSampler(mix, batch_size=256), batch_size=None)"
-            )
-        return _joined([self._wholes[number][part] for number, part in ref.parts])
+        """Read one batch, or of an integer one sample, as a ConcatDataset. Raises as a SuperDataset does."""
+        if isinstance(ref, MixedRef):
+            return _joined([self._wholes[number][part] for number, part in ref.parts])
+        return super().__getitem__(place_of(ref, self))  # type: ignore[no-untyped-call]
+
+    def collated(self, ref: MixedRef, collate_fn: Callable[[list[Any]], Any]) -> Any:
+        """A batch, put together by ``collate_fn`` of the samples of all parts."""
+        made = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
+        return (collate_fn(made[0]), made[1]) if isinstance(made, tuple) else collate_fn(made)
 
     def __getitems__(self, refs: Any) -> NoReturn:
         """Refuse: a DataLoader calls this if it was not given ``batch_size=None``."""
@@ -152,10 +161,10 @@ def _joined(parts: list[Any]) -> Any:
         if len({(part.dtype, part.shape[1:]) for part in parts}) == 1 and first.ndim:
             return first if len(parts) == 1 else torch.cat(parts)
         return [sample for part in parts for sample in (part if part.ndim else [part])]
+    if all(isinstance(part, tuple | Columns) and len(part) == len(first) for part in parts):
+        return as_type_of(first, [_joined(list(of_each)) for of_each in zip(*parts, strict=True)])
     if all(isinstance(part, list | torch.Tensor) for part in parts):
         return [sample for part in parts for sample in part]
-    if all(isinstance(part, tuple) and len(part) == len(first) for part in parts):
-        return tuple(_joined(list(of_each)) for of_each in zip(*parts, strict=True))
     if all(isinstance(part, Mapping) and part.keys() == first.keys() for part in parts):
         return {key: _joined([part[key] for part in parts]) for key in first}
     return parts

@@ -1,8 +1,8 @@
 """``PerSample``: a transform for one image, as torchvision, timm and albumentations have them, on a batch.
 
 Such transforms draw from the global generators of Python, numpy and torch. These are set before each sample
-and put back after the batch, which is safe in the main thread of a worker or trainer only: threads would race
-for them. Nothing of those libraries is imported: how a transform is called is read from its signature.
+and put back after the batch, which is safe in the main thread of a worker or trainer only. Nothing of those
+libraries is imported: how a transform is called is read from its signature.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 import threading
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -19,9 +18,8 @@ import torch
 
 from superdl.super_dataset.memory import Unfinished, finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
-from superdl.super_dataset.repeatable import check_draws_nothing
-from superdl.super_dataset.splitting import drawn_from, known_class, name_of
-from superdl.super_dataset.stacking import as_tensor, batched, batched_fields, unfinished
+from superdl.super_dataset.splitting import draws, may_draw, mixing_part, name_of
+from superdl.super_dataset.stacking import batched, rows_of, unfinished
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
 
@@ -67,7 +65,6 @@ _GLOBAL_GENERATORS: Mapping[str, _Global] = {
 }
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OF_A_BATCH = ("images", "labels", "info")
-_MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # of torchvision, and of timm
 _CHANNELS = (1, 3, 4)
 _NDIM = 3
 _INT64 = 2**63
@@ -79,16 +76,16 @@ class PerSample:
     ``SuperDataset`` wraps a transform with one required argument by itself.
 
     What is drawn for a sample depends on (seed, epoch, sample id) alone: before each, the global generators
-    of Python, numpy and torch (CPU) are set, and after the batch they are what they were. So it works in a
-    DataLoader's workers and in the main thread; in the threads of ``SuperLoader`` only with a generator of
-    its own, with ``seed=None``, or of classes known to draw nothing, as for validation. A transform that has
-    an argument ``generator`` (of torch) or ``rng`` (of numpy), or both, is given them, and the global ones
-    are left alone; one that has ``set_random_state``, as albumentations, is given its own besides. Generators
-    that a transform keeps otherwise are not seeded.
+    of Python, numpy and torch (CPU) are set, and after the batch they are what they were. So it works in
+    worker processes and in the main thread. A transform that has an argument ``generator`` (of torch) or
+    ``rng`` (of numpy), or both, is given them, and the global ones are left alone, so that ``SuperLoader``
+    can call it in threads; one that has ``set_random_state``, as albumentations, is given its own besides.
+    Generators that a transform keeps otherwise are not seeded.
 
-    Tensors and arrays of one shape and dtype are stacked; other results come as a list. A sample of several
-    arrays is a dict, its images and masks, uint8 of shape (height, width), in the form that is said, other
-    arrays as tensors. Results that are dicts then become a dict of batches.
+    Results become a batch as by torch's ``default_collate``: tensors and arrays are stacked, lists, tuples
+    and dicts become lists and dicts of batches. What that refuses, such as tensors of different shapes, comes
+    as a list. A sample of several arrays is a dict, its images and masks, uint8 of shape (height, width), in
+    the form that is said, other arrays as tensors.
 
     >>> def noisy(image, rng):
     ...     return image + rng.normal(size=image.shape)
@@ -102,8 +99,8 @@ class PerSample:
         transform: called as ``transform(image)``; as ``transform(image=image)["image"]`` if it takes its
             image by keyword alone, as albumentations do.
         seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a number of 64 bits
-            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws nothing (this is
-            tried on the first sample), and no generator is touched.
+            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws
+            nothing, on your word, and threads may call it.
         takes: what an image is to it: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). Samples that are no images come as they are, to
             the latter two. Default: numpy by keyword, else PIL.
@@ -111,7 +108,8 @@ class PerSample:
             batches come as uint8. A ``SuperLoader`` with a ``device`` does so by itself.
 
     Raises:
-        ConfigError: an argument is wrong; the transform mixes the images of a batch, or has no end for later.
+        ConfigError: an argument is wrong; the transform mixes the images of a batch, has no end for later, or
+            is known to draw in spite of ``seed=None``.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class PerSample:
     ) -> None:
         if not callable(transform):
             raise ConfigError(f"PerSample calls its transform on each sample; {transform!r} cannot be")
-        if mixes := _mixing_part(transform):
+        if mixes := mixing_part(transform):
             raise ConfigError(
                 f"{mixes} mixes the images and labels of a whole batch, and a transform of samples gets one: "
                 "leave it out of the dataset, and call it in the training loop on what the loader gives: "
@@ -137,9 +135,11 @@ class PerSample:
             raise ConfigError(
                 f"seed is a whole number of 64 bits with sign, 'sampler', or None; not {seed!r}"
             )
+        if seed is None and draws(transform):
+            raise ConfigError(f"{name_of(transform)} draws at random, and seed=None says that it does not")
         parameters = _parameters(transform) or {}
         self._transform = transform
-        self._seed, self._is_tried = seed, seed is not None
+        self._seed = seed
         self._by_keyword = _takes_its_image_by_keyword(parameters)
         self._takes: Takes = takes or ("numpy" if self._by_keyword else "pil")
         self._generators = [name for name in _OWN_GENERATORS if name in parameters]
@@ -169,48 +169,46 @@ class PerSample:
         """A ``transform`` of SuperDataset: (what is made of the images, labels as they came).
 
         Raises:
-            UsageError: it draws, in a thread or in spite of ``seed=None``; or a sample is no image.
+            UsageError: it may draw, and this is not the main thread; or a sample is no image.
         """
         # Looked at for each batch, for a Compose may get other transforms while it is used.
         call, end = self._in_fewer_steps()
-        drawn = self._drawn()
-        if not self._is_tried:
-            make = partial(self._made, self._transform, info=info, at=0, drawn=drawn)
-            self._is_tried = check_draws_nothing(self._transform, images, make)
-        with _global_generators_kept(drawn):
-            if not isinstance(images, dict):
-                made = (self._made(call, image, info, at, drawn) for at, image in enumerate(images))
-                if end is None:
-                    return batched(made, len(images)), labels
-                if not self._finish_later and not finished_elsewhere_here():
-                    return batched(made, len(images), end), labels
-                batch = unfinished(made, len(images), end)
-                bare = self._finish_later and isinstance(batch, Unfinished)
-                return batch.images if bare else batch, labels
-            rows = zip(*images.values(), strict=True)
-            results = [
-                self._made(self._transform, dict(zip(images, row, strict=True)), info, at, drawn)
-                for at, row in enumerate(rows)
-            ]
-            return batched_fields(results), labels
+        count = len(info.draw_ids) // ID_BYTES
+        with self._making(call, images, info) as made:
+            if end is None or not (self._finish_later or finished_elsewhere_here()):
+                return batched(made, count, end), labels
+            batch = unfinished(made, count, end)
+        bare = self._finish_later and isinstance(batch, Unfinished)
+        return batch.images if bare else batch, labels
+
+    def samples(self, images: Any, info: BatchInfo) -> list[Any]:
+        """What the transform makes of each sample, with its end; raises as a call."""
+        with self._making(self._transform, images, info) as made:
+            return list(made)
+
+    @contextmanager
+    def _making(self, call: Callable[..., Any], images: Any, info: BatchInfo) -> Iterator[Iterator[Any]]:
+        """Within it, the results of ``call`` on each sample, one after the other."""
+        set_global = bool(self.may_draw)
+        if set_global and threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                f"{name_of(self._transform)} may draw from the global generators, for which this thread "
+                "would race with others: let the main thread or worker processes read the dataset"
+            )
+        with _global_generators_kept() if set_global else nullcontext():
+            yield (
+                self._made(call, sample, info, at, set_global=set_global)
+                for at, sample in enumerate(rows_of(images))
+            )
 
     def _in_fewer_steps(self) -> tuple[Callable[..., Any], End | None]:
         return in_fewer_steps(self._transform) if self._takes == "pil" else (self._transform, None)
 
-    def _drawn(self) -> frozenset[str]:
-        """The global generators to be set for each sample."""
-        if self._seed is None or self._generators:
-            return frozenset()
-        drawn = drawn_from(self._transform)
-        drawn = frozenset(_GLOBAL_GENERATORS) if drawn is None else drawn
-        if drawn and threading.current_thread() is not threading.main_thread():
-            raise UsageError(
-                f"{name_of(self._transform)} may draw from the global generators, for which this thread "
-                "would race with the training loop. Use a DataLoader with num_workers=1 or more in place of "
-                "the SuperLoader; or give the transform an argument generator (torch's) or rng (numpy's) to "
-                "draw from; or, if it draws nothing, write transform=PerSample(t, seed=None)"
-            )
-        return drawn
+    @property
+    def may_draw(self) -> str:
+        """The transform's name if it may draw from the global generators, else nothing."""
+        is_told = self._seed is None or self._generators
+        return name_of(self._transform) if not is_told and may_draw(self._transform) else ""
 
     def _made(
         self,
@@ -218,7 +216,8 @@ class PerSample:
         sample: torch.Tensor | dict[str, torch.Tensor],
         info: BatchInfo,
         at: int,
-        drawn: frozenset[str],
+        *,
+        set_global: bool,
     ) -> Any:
         """What the transform makes of the sample at this place of the batch."""
         form = _FORMS[self._takes]
@@ -227,24 +226,20 @@ class PerSample:
             given = {name: form(one) if _is_picture(one) else one for name, one in sample.items()}
         else:
             given = form(sample)
-        sample_id = info.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES]
-        generators = self._seeded(info.draw_ids[at * ID_BYTES : (at + 1) * ID_BYTES], info, drawn)
+        place = slice(at * ID_BYTES, (at + 1) * ID_BYTES)
+        generators = self._seeded(info.draw_ids[place], info, set_global=set_global)
         try:
             if self._by_keyword and isinstance(given, dict):
-                result = call(**given, **generators)
-            elif self._by_keyword:
-                result = call(image=given, **generators)["image"]
-            else:
-                result = call(given, **generators)
+                return call(**given, **generators)
+            if self._by_keyword:
+                return call(image=given, **generators)["image"]
+            return call(given, **generators)
         except Exception as error:
-            name = (info.keys and info.keys[at]) or f"sample {sample_id.hex()}"
+            name = (info.keys and info.keys[at]) or f"sample {info.sample_ids[place].hex()}"
             error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
             raise
-        if isinstance(sample, dict) and isinstance(result, dict):
-            return {name: as_tensor(one) for name, one in result.items()}
-        return as_tensor(result)
 
-    def _seeded(self, sample_id: bytes, info: BatchInfo, drawn: frozenset[str]) -> dict[str, Any]:
+    def _seeded(self, sample_id: bytes, info: BatchInfo, *, set_global: bool) -> dict[str, Any]:
         """Set what the transform draws from; the generators to be given to it, if it takes any, by name."""
         if self._seed is None:
             return {}
@@ -255,8 +250,8 @@ class PerSample:
             return {
                 name: _OWN_GENERATORS[name](digest128(name.encode(), *words)) for name in self._generators
             }
-        for name in drawn:
-            _GLOBAL_GENERATORS[name].seed(digest128(name.encode(), *words))
+        for name, generator in _GLOBAL_GENERATORS.items() if set_global else ():
+            generator.seed(digest128(name.encode(), *words))
         if hasattr(self._transform, "set_random_state"):
             # One pair for a whole pipeline; by set_random_seed all its steps would draw the same numbers.
             arrays = np.random.default_rng(_bits(digest128(b"state: numpy", *words)))
@@ -283,7 +278,7 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
         if _is_for_batches(parameters):
             batched: Callable[[Any, Any, BatchInfo], Any] = transform
             return batched
-        if _is_for_one_image(transform, parameters) or _mixing_part(transform):
+        if _is_for_one_image(transform, parameters) or mixing_part(transform):
             return PerSample(transform)
     arguments = "unknown to Python" if parameters is None else f"({', '.join(map(str, parameters.values()))})"
     raise ConfigError(
@@ -309,15 +304,6 @@ def _is_for_batches(parameters: _Parameters) -> bool:
         return True
     named = tuple(one.name for one in by_place)
     return len(named) == len(_OF_A_BATCH) and (len(needed) > 1 or named[1:] == _OF_A_BATCH[1:])
-
-
-def _mixing_part(transform: Any) -> str:
-    """The name of what in a pipeline mixes the images of a batch, as MixUp and CutMix do."""
-    kind = known_class(transform)
-    if kind in _MIX_A_BATCH:
-        return kind
-    parts = getattr(transform, "transforms", ()) if kind else ()
-    return next(filter(None, map(_mixing_part, parts)), "")
 
 
 def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:
@@ -356,13 +342,13 @@ def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:
 
 
 @contextmanager
-def _global_generators_kept(names: frozenset[str]) -> Iterator[None]:
-    states = {name: _GLOBAL_GENERATORS[name].state() for name in names}
+def _global_generators_kept() -> Iterator[None]:
+    states = [generator.state() for generator in _GLOBAL_GENERATORS.values()]
     try:
         yield
     finally:
-        for name, state in states.items():
-            _GLOBAL_GENERATORS[name].set_state(state)
+        for generator, state in zip(_GLOBAL_GENERATORS.values(), states, strict=True):
+            generator.set_state(state)
 
 
 def _bits(digest: bytes) -> int:

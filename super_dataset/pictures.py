@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from superdl.super_dataset.splitting import known_class, parts_of
+from superdl.super_dataset.splitting import size_and_moments, split_at_tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,11 +25,6 @@ __all__ = ["End", "Planes", "in_fewer_steps", "to_pil"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
-_MAKE_TENSORS = frozenset(
-    {"ToTensor", "MaybeToTensor", "ToImage", "PILToTensor", "MaybePILToTensor", "ToNumpy"}
-)
-_PRESET = "ImageClassification"  # of weights; only its end is left where split_transform was used
-_FOLLOW = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"})
 _RGB = 3
 _VALUES = 256
 
@@ -145,13 +140,9 @@ def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
     classes are known by name; that they give the same bits is tried on an image of all values. The transform
     then gives :class:`Planes`, but what the whole pipeline gives for images that are not RGB.
     """
-    parts = parts_of(transform)
-    at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
-    first, last = parts[:at], parts[at:]
-    if not last or any(known_class(part) not in _FOLLOW for part in last[1:]):
-        return transform, None
-    size = (last[0].crop_size * 2) if known_class(last[0]) == _PRESET else None
-    end = _end_of(last, size or [1, _VALUES])
+    first, last = split_at_tensors(transform)
+    size, moments = size_and_moments(last) if last else (None, [])
+    end = _end_of(last, size or [1, _VALUES], moments) if last else None
     if end is None:
         return transform, None
 
@@ -161,13 +152,6 @@ def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
         return _planes(made) if is_ready else _in_turn(last, made)
 
     return call, end
-
-
-def _makes_tensors(part: Any) -> bool:
-    """Whether a tensor is all it makes. A preset that was split leaves images of its size as they are."""
-    if known_class(part) == _PRESET:
-        return bool(part.resize_size == part.crop_size)
-    return known_class(part) in _MAKE_TENSORS
 
 
 def _in_turn(parts: list[Transform], image: Any) -> Any:
@@ -181,7 +165,7 @@ def _planes(image: Image) -> Planes:
     return Planes(lines.reshape(image.height, _RGB, image.width).transpose(1, 0, 2))
 
 
-def _end_of(last: list[Any], size: list[int]) -> End | None:
+def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
     """What does the same as ``last`` to the planes of an image; ``None`` if nothing here does."""
     values = np.arange(_VALUES, dtype=np.uint8)
     pixels = np.stack([np.resize(one, size) for one in (values, values[::-1], np.roll(values, 99))], axis=-1)
@@ -190,12 +174,7 @@ def _end_of(last: list[Any], size: list[int]) -> End | None:
     probe = to_pil(pixels)
     try:
         expected = torch.as_tensor(_in_turn(last, probe))
-        moments = [
-            torch.as_tensor(moment, dtype=torch.float32).view(-1, 1, 1).numpy()
-            for part in last
-            if known_class(part) in ("Normalize", _PRESET)
-            for moment in (part.mean, part.std)
-        ]
+        moments = [torch.as_tensor(moment, dtype=torch.float32).view(-1, 1, 1).numpy() for moment in given]
     except (RuntimeError, TypeError, ValueError):
         return None  # the pipeline itself tells it of its first image
     planes = _planes(probe).pixels

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_dataset.memory import receiving_into
@@ -17,11 +17,12 @@ from superdl.super_dataset.reading import LEAVES_OUT
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from superdl.super_dataset.memory import Mover
+    from superdl.super_dataset.worker_processes import Load
 
-__all__ = ["ReadingThreads"]
+__all__ = ["ReadingThreads", "ThreadPass"]
 
 _EXIT_S = 5.0  # how long the interpreter's end waits for threads; one that waits for the cache is harmless
 _CLOSED = "this SuperLoader was closed: make another"
@@ -37,25 +38,29 @@ class ReadingThreads:
 
     def __init__(
         self,
-        count: int,
-        dataset: Any,
-        collate_fn: Callable[[Any], Any] | None,
+        load: Load,
         mover: Mover,
+        count: int,
         *,
         finished_elsewhere: bool,
+        prefetch: int,
     ) -> None:
         self._count = count
-        self._dataset = dataset
-        self._collate_fn = collate_fn
-        self._mover = mover
-        self._finished_elsewhere = finished_elsewhere and mover.finishes and collate_fn is None
+        self._make = load
+        self._prefetch = prefetch
+        self.mover = mover
+        self._finished_elsewhere = finished_elsewhere
         self._lock = threading.Lock()
-        self._announce = getattr(dataset, "announce", None)
+        self._announce = getattr(load.dataset, "announce", None)
         self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
         self._waiting: deque[Any] = deque()  # the refs of the tasks
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
         self._stopped = False
+
+    def begin(self, sampler: Any) -> ThreadPass:
+        """A new pass over the sampler, which is asked in the loop's own thread, as a DataLoader does."""
+        return ThreadPass(self, iter(sampler), self._prefetch)
 
     def check(self) -> None:
         """Raise :class:`UsageError` where no batch can be had: after :meth:`stop`, and in a fork."""
@@ -101,7 +106,7 @@ class ReadingThreads:
 
     def _serve(self) -> None:
         LEAVES_OUT.set(True)
-        with receiving_into(self._mover.memory, finished_elsewhere=self._finished_elsewhere):
+        with receiving_into(self.mover.memory, finished_elsewhere=self._finished_elsewhere):
             while (task := self._tasks.get()) is not None:
                 _work(self._load, *task)
                 del task
@@ -109,8 +114,7 @@ class ReadingThreads:
 
     def _load(self, ref: Any) -> Any:
         self._look_ahead(ref)
-        item = self._dataset[ref]
-        return self._mover.send(item if self._collate_fn is None else self._collate_fn(item))
+        return self.mover.send(self._make(ref))
 
     def _look_ahead(self, ref: Any) -> None:
         """A batch is about to be read: the disk may fetch the next one while this one is copied."""
@@ -134,6 +138,54 @@ class ReadingThreads:
         self._tasks.put(None)
 
 
+class ThreadPass:
+    """One pass; ``passed`` counts the batches that were taken, or failed."""
+
+    def __init__(self, threads: ReadingThreads, refs: Iterator[Any], prefetch: int) -> None:
+        self.passed = 0
+        self._threads = threads
+        self._refs = refs
+        self._prefetch = prefetch
+        self._exhausted = False
+        self._trouble: BaseException | None = None  # what the sampler raised in place of a batch
+        self._ahead: deque[Future[Any]] = deque()
+        weakref.finalize(self, _give_up, self._ahead).atexit = False
+
+    def take(self) -> Any:
+        """The next batch, where it is used; raises what its reading or the sampler raised in its place."""
+        self._ask_ahead()
+        if not self._ahead:
+            trouble, self._trouble = self._trouble, None
+            raise trouble or StopIteration
+        self._threads.check()
+        wait([self._ahead[0]])  # may be interrupted: the batch stays the next one
+        future = self._ahead.popleft()
+        self.passed += 1
+        try:
+            return self._threads.mover.receive(future.result())
+        finally:
+            del future  # or an error, its frames and the future would hold one another
+
+    def _ask_ahead(self) -> None:
+        """Have the next batch read and those to come after it."""
+        while self._trouble is None and not self._exhausted and len(self._ahead) <= self._prefetch:
+            try:
+                ref = next(self._refs)
+            except StopIteration:
+                self._exhausted = True
+            except Exception as error:  # noqa: BLE001 # raised once the batches before it were given out
+                self._trouble = error
+            else:
+                self._ahead.append(self._threads.read(ref))
+
+
+def _give_up(ahead: deque[Future[Any]]) -> None:
+    """A pass was left: what nobody has begun to read is not read."""
+    for future in ahead:
+        future.cancel()
+    ahead.clear()
+
+
 _running: weakref.WeakSet[ReadingThreads] = weakref.WeakSet()
 
 
@@ -153,11 +205,6 @@ def _work(load: Callable[[Any], Any], ref: Any, future: Future[Any]) -> None:
         return
     try:
         item = load(ref)
-    except StopIteration as error:  # raised by next(), it would end the epoch without a word
-        failed = RuntimeError("the dataset, its transform or collate_fn raised StopIteration")
-        failed.__cause__ = error
-        future.set_exception(failed)
-        del future
     except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
         future.set_exception(error)
         del future  # or error, traceback and future would hold one another, and the batch

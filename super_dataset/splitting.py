@@ -14,7 +14,17 @@ from typing import Any, TypeAlias
 from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.recipe import Recipe
 
-__all__ = ["SplitTransform", "drawn_from", "known_class", "parts_of", "split_transform"]
+__all__ = [
+    "SplitTransform",
+    "draws",
+    "may_draw",
+    "mixing_part",
+    "name_of",
+    "size_and_moments",
+    "split_at_tensors",
+    "split_transform",
+    "unknown",
+]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -25,14 +35,10 @@ _MAKE_TENSORS = frozenset(
 _DRAW = frozenset(
     {"AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "RandAugment", "TrivialAugmentWide"}
 )
-_DRAW_NOTHING = _MAKE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", "ImageClassification"}
-_DRAW_NOTHING |= {"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"}
-_DRAW_FROM = {
-    **dict.fromkeys(("RandomResizedCrop", "RandomCrop", "RandomHorizontalFlip", "RandomErasing"), "torch"),
-    **dict.fromkeys(_DRAW - {"AugMix"}, "torch"),
-    "RandomResizedCropAndInterpolation": "random",
-}
-"""Which global generator common classes draw from: torchvision's, but for the last, which is timm's."""
+_CHANGE_TENSORS = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"})
+_PRESET = "ImageClassification"  # of weights; only its end is left where split_transform was used
+_DRAW_NOTHING = _MAKE_TENSORS | _CHANGE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", _PRESET}
+_MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # of torchvision, and of timm
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _RANDOM_FIRST = (
     "The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "
@@ -94,7 +100,7 @@ def split_transform(transform: Transform) -> SplitTransform:
             "split_transform takes a pipeline for one image, such as a Compose; not a "
             f"{type(transform).__name__}"
         )
-    left = parts_of(transform)
+    left = _parts_of(transform)
     recipe, moved, why = Recipe([]), [], "Nothing is left."
     while left:
         first = left.pop(0)
@@ -116,27 +122,68 @@ def split_transform(transform: Transform) -> SplitTransform:
     rest: Transform | None = None
     if left:
         kind: Any = type(transform)
-        rest = kind(left) if known_class(transform) == "Compose" else left[0]
+        rest = kind(left) if _known_class(transform) == "Compose" else left[0]
     return SplitTransform(recipe, rest, tuple(moved), why)
 
 
-def parts_of(transform: Any) -> list[Any]:
+def _parts_of(transform: Any) -> list[Any]:
     """The transforms that a pipeline applies in turn; one in another is taken apart too."""
-    if known_class(transform) != "Compose":
+    if _known_class(transform) != "Compose":
         return [transform]
-    return [part for one in transform.transforms for part in parts_of(one)]
+    return [part for one in transform.transforms for part in _parts_of(one)]
 
 
-def drawn_from(transform: Any) -> frozenset[str] | None:
-    """Of "random", "numpy" and "torch", the global generators that it may draw from; ``None``: not known."""
-    parts = [part for part in parts_of(transform) if known_class(part) not in _DRAW_NOTHING]
-    generators = [_DRAW_FROM.get(known_class(part), "") for part in parts]
-    of_timm = [type(part).__module__.startswith("timm.") for part in parts]
-    known = all(name and timm == (name == "random") for name, timm in zip(generators, of_timm, strict=True))
-    return frozenset(generators) if known else None
+def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
+    """The parts of a pipeline that make images, and those that make a tensor and change it pixel by pixel;
+    none of the latter where others are among them.
+    """
+    parts = _parts_of(transform)
+    at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
+    is_known = all(_known_class(part) in _CHANGE_TENSORS for part in parts[at + 1 :])
+    return (parts[:at], parts[at:]) if is_known else (parts, [])
 
 
-def known_class(transform: object) -> str:
+def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
+    """Of the end of a pipeline: the size of images that it takes, if it takes one alone; mean and std."""
+    size = [*end[0].crop_size] * 2 if _known_class(end[0]) == _PRESET else None
+    normalising = [part for part in end if _known_class(part) in ("Normalize", _PRESET)]
+    return size, [moment for part in normalising for moment in (part.mean, part.std)]
+
+
+def _makes_tensors(part: Any) -> bool:
+    """Whether a tensor is all it makes. A preset that was split leaves images of its size as they are."""
+    if _known_class(part) == _PRESET:
+        return bool(part.resize_size == part.crop_size)
+    return _known_class(part) in _MAKE_TENSORS
+
+
+def mixing_part(transform: Any) -> str:
+    """The name of what in a pipeline mixes the images of a batch, as MixUp and CutMix do."""
+    kind = _known_class(transform)
+    if kind in _MIX_A_BATCH:
+        return kind
+    parts = getattr(transform, "transforms", ()) if kind else ()
+    return next(filter(None, map(mixing_part, parts)), "")
+
+
+def may_draw(transform: Any) -> bool:
+    """Whether a transform may draw from global generators: it has a part of which nothing else is known."""
+    return any(_known_class(part) not in _DRAW_NOTHING for part in _parts_of(transform))
+
+
+def draws(transform: Any) -> bool:
+    """Whether a transform has a part that is known to draw."""
+    return any(map(_draws, _parts_of(transform)))
+
+
+def unknown(function: Any) -> str:
+    """The name of code that may draw from anything, a user's own; empty for SUPER's, torch's and none."""
+    home = getattr(getattr(function, "func", function), "__module__", "")
+    is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
+    return "" if is_known else name_of(function)
+
+
+def _known_class(transform: object) -> str:
     """The name of a class of torchvision or timm, and "" for all others."""
     kind = type(transform)
     return kind.__name__ if f"{kind.__module__}.".startswith(_ITS_OWN) else ""
@@ -145,7 +192,7 @@ def known_class(transform: object) -> str:
 def name_of(transform: Any) -> str:
     """Return what a message calls a transform."""
     name: str = getattr(transform, "__name__", type(transform).__name__)
-    if known_class(transform) != "Compose":
+    if _known_class(transform) != "Compose":
         return name
     return f"Compose({', '.join(name_of(part) for part in transform.transforms)})"
 
@@ -157,15 +204,15 @@ def _described(transform: object) -> str:
 
 
 def _draws(transform: object) -> bool:
-    return known_class(transform).startswith("Random") or known_class(transform) in _DRAW
+    return _known_class(transform).startswith("Random") or _known_class(transform) in _DRAW
 
 
 def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Transform | None]:
     """The recipe's steps for the transform, and what of it they leave to be done."""
-    name = known_class(transform)
+    name = _known_class(transform)
     if name in _READERS:
         return [_READERS[name](transform)], None
-    if name == "ImageClassification":
+    if name == _PRESET:
         return _preset(transform)
     if name == "RGB" and all(step["op"] != "grayscale" for step in before.steps):
         return [], None  # decoded images are RGB

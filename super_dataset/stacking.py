@@ -1,50 +1,58 @@
-"""What a transform of samples made, as a batch: stacked, listed, or to be finished on the device."""
+"""What a transform made of samples, as a batch, and a batch as its samples.
+
+A batch has the structure that torch's ``default_collate`` gives it, but in memory that is used again. Where
+that would raise, because samples differ, the samples stay a list.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
-from superdl.super_dataset.memory import Unfinished, empty_batch, in_one_block, memory_here
+from superdl.super_dataset.memory import Unfinished, as_type_of, empty_batch, in_one_block, memory_here
 from superdl.super_dataset.pictures import Planes
+from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.super_dataset.pictures import End
 
-__all__ = ["as_tensor", "batched", "batched_fields", "unfinished"]
+__all__ = [
+    "Columns",
+    "batched",
+    "checked_columns",
+    "in_columns",
+    "only_sample",
+    "rows_of",
+    "unfinished",
+]
+
+_NUMBERS = (bool, int, float, np.bool_, np.number)
+_PYTHONS_DTYPES = (torch.int64, torch.float64, torch.bool)
 
 
-def as_tensor(result: Any) -> Any:
-    """An array as a tensor; a copy only of what torch cannot take as it is, such as a flipped one."""
-    if not isinstance(result, np.ndarray):
-        return result
-    return torch.from_numpy(np.require(result, requirements=["C", "W"]))
-
-
-def batched_fields(results: list[Any]) -> Any:
-    """Of results that are dicts of the same names, a dict of batches."""
-    first = results[0]
-    if not all(isinstance(one, dict) and one.keys() == first.keys() for one in results):
-        return batched(iter(results), len(results))
-    return {name: batched((one[name] for one in results), len(results)) for name in first}
+class Columns(list[Any]):
+    """A list of batches, say one for each crop. Any other list in a batch has an entry for each sample."""
 
 
 def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
-    """Tensors of one shape and dtype in one, each copied as soon as it is made, and images that only want
-    their end as this makes them; others as a list.
+    """``count`` results of a transform as a batch. Tensors and arrays of one shape and dtype are copied into
+    one tensor as soon as each is made; so are images that only want their ``end``.
     """
+    results = map(_as_tensor, results)
     first = next(results)
     if isinstance(first, Planes) and end is not None:
         like = torch.empty((), dtype=end.dtype).expand(first.pixels.shape)
     elif isinstance(first, torch.Tensor):
         like = first
     else:
-        return [first, *results]
+        return _in_structure([first, *results])
     stacked = empty_batch((count, *like.shape), like.dtype, like.device)
     for at, result in enumerate(chain([first], results)):
         if isinstance(result, Planes) and end is not None:
@@ -59,7 +67,7 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
 
 
 def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
-    """Images of one size as they are, with their end to come; others as :func:`_batched` makes them."""
+    """Images of one size as they are, with their end to come; others as :func:`batched` makes them."""
     made: list[Any] = [next(results)]
     if isinstance(made[0], Planes):
         shape = made[0].pixels.shape
@@ -72,6 +80,87 @@ def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
         else:
             return Unfinished(stacked, end)
     return batched(chain(made, results), count, end)
+
+
+def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
+    """A batch's samples, which share its memory. ``numbers``: those are Python's where ``default_collate``
+    makes the same dtype of them again.
+    """
+    if isinstance(batch, dict):
+        columns = [rows_of(part, numbers=numbers) for part in batch.values()]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
+    if numbers and isinstance(batch, torch.Tensor) and batch.ndim == 1 and batch.dtype in _PYTHONS_DTYPES:
+        return list(batch.tolist())
+    return list(batch)
+
+
+def only_sample(batch: Any) -> Any:
+    """The sample of a batch of one, in the structure of the batch; what has no axis stays."""
+    if isinstance(batch, Mapping):
+        return as_type_of(batch, {name: only_sample(part) for name, part in batch.items()})
+    if isinstance(batch, tuple | Columns) or (isinstance(batch, list) and len(batch) != 1):
+        return as_type_of(batch, [only_sample(part) for part in batch])
+    is_batch = isinstance(batch, list) or (isinstance(batch, torch.Tensor) and batch.ndim and len(batch) == 1)
+    return rows_of(batch, numbers=True)[0] if is_batch else batch
+
+
+def checked_columns(columns: object) -> dict[str, str]:
+    """By each wanted name, what it names; from such a mapping, or a list of names that stay as they are.
+
+    Raises:
+        ConfigError: it is neither, or empty.
+    """
+    if isinstance(columns, Sequence) and not isinstance(columns, str):
+        pairs = [(name, name) for name in columns]
+    else:
+        pairs = [*columns.items()] if isinstance(columns, Mapping) else []
+    if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise ConfigError(
+            'columns names parts of a batch, as ["image", "mask"], or renames them, as {"pixel_values": '
+            f'"images", "labels": "labels"}}; not {columns!r}'
+        )
+    return dict(pairs)
+
+
+def in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str, Any]:
+    """A batch as a dict of these columns.
+
+    Raises:
+        UsageError: it has no part of such a name.
+    """
+    parts = dict(images) if isinstance(images, dict) else {"images": images}
+    parts["labels"] = labels
+    if isinstance(labels, dict):
+        parts |= {f"labels.{name}": values for name, values in labels.items()}
+    if unknown := [part for part in columns.values() if part not in parts]:
+        raise UsageError(
+            f"columns names {', '.join(map(repr, unknown))}, and a batch of this dataset has "
+            f"{', '.join(map(repr, parts))}"
+        )
+    return {name: parts[part] for name, part in columns.items()}
+
+
+def _in_structure(samples: list[Any]) -> Any:
+    """Samples that are no tensors: the structure that they share, around batches."""
+    first, count = samples[0], len(samples)
+    if isinstance(first, Mapping):
+        if all(isinstance(one, Mapping) and one.keys() == first.keys() for one in samples):
+            columns = {name: batched((one[name] for one in samples), count) for name in first}
+            return as_type_of(first, columns)
+    elif isinstance(first, Sequence) and not isinstance(first, str | bytes):
+        if all(isinstance(one, Sequence) and len(one) == len(first) for one in samples):
+            parts = Columns(batched(iter(column), count) for column in zip(*samples, strict=True))
+            return as_type_of(first, parts) if hasattr(first, "_fields") else parts
+    elif all(isinstance(one, _NUMBERS) for one in samples):
+        return default_collate(samples)
+    return samples
+
+
+def _as_tensor(result: Any) -> Any:
+    """An array as a tensor; a copy only of what torch cannot take as it is, such as a flipped one."""
+    if not isinstance(result, np.ndarray) or result.dtype.kind not in "biufc":
+        return result
+    return torch.from_numpy(np.require(result, requirements=["C", "W"]))
 
 
 def _is_alike(result: object, first: torch.Tensor) -> bool:

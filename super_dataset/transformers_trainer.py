@@ -37,11 +37,11 @@ class SuperTrainerMixin:
     """Stands before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
 
     ``train_dataset`` and ``eval_dataset`` are then ``SuperDataset`` s (or ``SuperMix`` es), of which it makes
-    loaders as ``TrainingArguments`` say: by threads, or with ``dataloader_num_workers`` by processes, as
-    random transforms of torchvision need. Batches are what ``columns=`` makes, or ``pixel_values`` and
-    ``labels``; with ``return_info=True`` padding has the label -100. Or they are ``SuperLoader`` s whose
-    ``collate_fn`` makes dicts, or ``DataLoader`` s over a ``SuperSampler``, with ``batch_size=None`` and such
-    a ``collate_fn``, made after ``TrainingArguments``, which makes the process group.
+    loaders as ``TrainingArguments`` say, with ``dataloader_num_workers`` threads or processes. Batches are
+    what ``columns=`` makes, or ``pixel_values`` and ``labels``; with ``return_info=True`` padding has the
+    label -100. Or they are ``SuperLoader`` s, or ``DataLoader`` s over a ``SuperSampler`` with
+    ``batch_size=None``, whose batches are dicts, made after ``TrainingArguments``, which makes the process
+    group.
 
     A checkpoint is resumed at the batch after the last one trained on, in constant time, also with
     ``ignore_data_skip``. The loss of an evaluation is the mean over its samples; those with the label -100,
@@ -86,20 +86,13 @@ class SuperTrainerMixin:
                 "drop_last": training and args.dataloader_drop_last,
                 "seed": args.seed if args.data_seed is None else args.data_seed,
             }
-            named = partial(_inputs, label_name=self.label_names[0])
-            if args.dataloader_num_workers:
-                loader: Loader = DataLoader(
-                    given,
-                    sampler=coordination("SuperTrainerMixin").SuperSampler(given, **how),
-                    batch_size=None,
-                    num_workers=args.dataloader_num_workers,
-                    collate_fn=named,
-                    pin_memory=args.dataloader_pin_memory and torch.accelerator.is_available(),
-                    persistent_workers=args.dataloader_persistent_workers,
-                )
-            else:
-                loader = SuperLoader(given, collate_fn=named, **how)
-            made[id(given), training] = loader
+            made[id(given), training] = SuperLoader(
+                given,
+                coordination("SuperTrainerMixin").SuperSampler(given, **how),
+                num_workers=args.dataloader_num_workers or None,
+                collate_fn=partial(_inputs, label_name=self.label_names[0]),
+                pin_memory=args.dataloader_pin_memory,
+            )
         return made[id(given), training]
 
     def num_examples(self, dataloader: Any) -> int:

@@ -13,7 +13,7 @@ from superdl.super_dataset.memory.batch_memory import (
     memory_here,
     receiving_into,
 )
-from superdl.super_dataset.memory.device import Mover, Unfinished, map_tensors, mover_to
+from superdl.super_dataset.memory.device import Mover, Unfinished, as_type_of, map_tensors, mover_to
 from superdl.super_dataset.memory.handover import file_path, open_file, send_by_value
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Mover",
     "RecycledMemory",
     "Unfinished",
+    "as_type_of",
     "cut_up",
     "empty_batch",
     "file_path",

@@ -21,7 +21,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from superdl.super_dataset.memory.batch_memory import Memory
 
-__all__ = ["Mover", "Unfinished", "map_tensors", "mover_to"]
+__all__ = ["Mover", "Unfinished", "as_type_of", "map_tensors", "mover_to"]
 
 
 class Unfinished(NamedTuple):
@@ -39,6 +39,8 @@ class Mover:
 
     finishes = False
     """Whether :meth:`send` takes an :class:`Unfinished`, which costs less to move."""
+    pins = False
+    """Whether it takes page-locked memory, from which it copies in the background."""
 
     def __init__(self) -> None:
         self.memory: Memory = RecycledMemory()
@@ -96,7 +98,7 @@ class _Sent:
 class _CudaStream(Mover):
     """Batches are copied on a stream of their own while the device computes on another."""
 
-    finishes = True
+    finishes = pins = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -138,26 +140,26 @@ class _CudaStream(Mover):
         return map_tensors(sent.item, note_use)
 
 
-def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, finish: bool = True) -> Any:
     """``item`` with every tensor changed, also those in tuples, lists and mappings at any depth.
-    An :class:`Unfinished` is changed, then finished.
+    An :class:`Unfinished` is changed and, unless ``finish`` is false, finished.
     """
     if isinstance(item, torch.Tensor):
         return change(item)
-    if isinstance(item, Unfinished):
+    if isinstance(item, Unfinished) and finish:
         return item.finish(change(item.images))
     if isinstance(item, Mapping):
-        changed = {key: map_tensors(value, change) for key, value in item.items()}
-        return _like(item, changed)
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*(map_tensors(value, change) for value in item))
-    if isinstance(item, (tuple, list)):
-        return _like(item, [map_tensors(value, change) for value in item])
+        changed = {key: map_tensors(value, change, finish=finish) for key, value in item.items()}
+        return as_type_of(item, changed)
+    if isinstance(item, tuple | list):
+        return as_type_of(item, [map_tensors(value, change, finish=finish) for value in item])
     return item
 
 
-def _like(item: Any, changed: Any) -> Any:
+def as_type_of(item: Any, changed: Any) -> Any:
     """``changed`` as the type of ``item``, or as it is where that type is made in another way."""
+    if hasattr(item, "_fields"):
+        return type(item)(*changed)
     make: Any = type(item)
     try:
         return make(changed)

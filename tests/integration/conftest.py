@@ -51,3 +51,11 @@ def photos(object_store: ObjectStore, images: Path) -> str:
     """A source in S3 that holds the images; who starts from now on knows the object store."""
     shutil.copytree(images, object_store.directory / "photos" / "train")
     return "s3://photos/train"
+
+
+@pytest.fixture
+def here(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A coordinator that the environment names."""
+    monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
+    yield shared_stack.address
+    gc.collect()  # samplers that nobody holds are closed while it runs

@@ -236,5 +236,7 @@ def test_what_is_no_mix_is_refused(photos: Photos) -> None:
             sampler.load_state_dict({})
         with pytest.raises(UsageError, match="batch_size=None"):
             next(iter(DataLoader(mix, sampler=sampler)))
-        with pytest.raises(UsageError, match="not by int"):
-            mix[0]
+        with pytest.raises(UsageError, match="not by str"):
+            mix["first"]
+        with pytest.raises(UsageError, match="batch_size=None"):
+            next(iter(DataLoader(mix, batch_size=None)))

@@ -5,7 +5,6 @@ What they say of datasets and loaders stands here as there; each comment names w
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import subprocess
@@ -24,18 +23,10 @@ from tests.fixtures.images import CLASSES, SIDE
 from tests.fixtures.stack import Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 16
-
-
-@pytest.fixture
-def here(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
-    yield shared_stack.address
-    gc.collect()
 
 
 def as_image_folder(dataset: SuperDataset, images: Path, below: str) -> None:
@@ -206,7 +197,8 @@ def test_transformers_trainer_trains_on_two_objects(here: str, images: Path, tmp
         return {"pixel_values": batch[0].float() / 255, "labels": batch[1]}
 
     dataset = SuperDataset(images, RECIPE)
-    loader = SuperLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=4, collate_fn=named)
+    sampler = SuperSampler(dataset, batch_size=BATCH, shuffle=True)
+    loader = SuperLoader(dataset, sampler, num_workers=2, collate_fn=named)
     trainer = SuperTrainer(Model(), arguments(tmp_path), train_dataset=loader, eval_dataset=loader)
     trainer.train()
     assert trainer.num_examples(trainer.get_train_dataloader()) == len(dataset) == 150

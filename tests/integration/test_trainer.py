@@ -40,12 +40,6 @@ def expected(shared_stack: Stack, images: Path) -> list[Batch]:
 
 
 @pytest.fixture
-def here(shared_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
-    return shared_stack.address
-
-
-@pytest.fixture
 def make(shared_stack: Stack, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
     made = []

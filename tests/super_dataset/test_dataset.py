@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from superdl.super_dataset import BatchInfo, Recipe, SuperDataset
-from superdl.super_dataset.dataset import normalise_url
+from superdl.super_dataset.listed_source import normalise_url
 from superdl.super_dataset.reading import BadSamples
 from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.errors import (
@@ -103,7 +103,7 @@ def test_facts_are_known_once_bound():
         dataset.bind(DatasetBinding(b"i" * 16, b"f", 1000, (), "object", "redis://x"))
 
 
-@pytest.mark.parametrize("index", [0, -1, slice(0, 3), [1, 2], [], "train", None, torch.tensor(3), (0, 1)])
+@pytest.mark.parametrize("index", [[1, 2], [], "train", None, True, 1.0, torch.tensor([3, 4]), (0, 1)])
 def test_other_indices_are_told_the_intended_way(index):
     with pytest.raises(UsageError) as caught:
         bound_dataset()[index]

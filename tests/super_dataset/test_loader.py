@@ -94,7 +94,7 @@ class Counting:
 
 def test_prefetch_bounds_what_is_read_ahead(refs):
     dataset = Counting(bound_dataset())
-    batches = iter(SuperLoader(dataset, refs, None, 3))
+    batches = iter(SuperLoader(dataset, refs, None, 3, threads=1))
     assert dataset.begun == 0  # nothing happens before the first batch is asked for
     next(batches)
     for _ in range(4):
@@ -105,12 +105,16 @@ def test_prefetch_bounds_what_is_read_ahead(refs):
     assert dataset.begun == 5
 
 
-@pytest.mark.parametrize("by", ["threads", "a worker"])
+@pytest.mark.parametrize("by", ["threads", "processes", "the process itself", "a DataLoader's worker"])
 def test_an_error_stands_with_its_type_in_its_batch_s_place(valkey, refs, by):
     bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
     foreign = replace(refs[1], dataset_id=b"x" * 16)
     given, dataset = [refs[0], bad, foreign, refs[3]], bound_dataset()
-    batches = iter(SuperLoader(dataset, given) if by == "threads" else loader_of(dataset, given, 1, "fork"))
+    if by == "a DataLoader's worker":
+        batches = iter(loader_of(dataset, given, 1, "fork"))
+    else:
+        workers = {"processes": 2, "the process itself": 0}.get(by)
+        batches = iter(SuperLoader(dataset, given, threads=int(by == "threads"), num_workers=workers))
     check(*next(batches), 0)
     with pytest.raises(BadSampleError, match=r"train/50-1\.jpg"):
         next(batches)
@@ -122,11 +126,13 @@ def test_an_error_stands_with_its_type_in_its_batch_s_place(valkey, refs, by):
         next(batches)
 
 
-def test_a_transform_that_stops_does_not_end_the_epoch_as_if_it_were_over():
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_transform_that_stops_does_not_end_the_epoch_as_if_it_were_over(threads):
     def transform(item):
         return next(iter(())) if item == 3 else item
 
-    batches = iter(SuperLoader(range(10), range(10), collate_fn=transform))
+    loader = SuperLoader(range(10), range(10), collate_fn=transform, threads=threads, num_workers=2)
+    batches = iter(loader)
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(RuntimeError, match="StopIteration"):
         next(batches)
@@ -151,8 +157,10 @@ class Once:
         return len(self.refs)
 
 
-def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs):
-    batches = iter(SuperLoader(bound_dataset(), Once(refs[:2], RuntimeError("no more plan"))))
+@pytest.mark.parametrize("threads", [0, 1])
+def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
+    sampler = Once(refs[:2], RuntimeError("no more plan"))
+    batches = iter(SuperLoader(bound_dataset(), sampler, threads=threads))
     check(*next(batches), 0)
     check(*next(batches), 1)
     with pytest.raises(RuntimeError, match="no more plan"):
@@ -223,8 +231,9 @@ def test_a_sampler_without_a_state_has_none(refs):
         loader.load_state_dict({})
 
 
-def test_closing_ends_a_loop_that_has_asked_for_all(refs):
-    loader = SuperLoader(bound_dataset(), refs[:3], None, 5)
+@pytest.mark.parametrize("threads", [0, 1])
+def test_closing_ends_a_loop_that_has_asked_for_all(refs, threads):
+    loader = SuperLoader(bound_dataset(), refs[:3], None, 5, threads=threads)
     batches = iter(loader)
     next(batches)
     loader.close()
@@ -232,8 +241,9 @@ def test_closing_ends_a_loop_that_has_asked_for_all(refs):
         next(batches)
 
 
-def test_a_fork_that_goes_on_with_a_pass_is_told(refs):
-    batches = iter(SuperLoader(bound_dataset(), refs[:3], None, 5))
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_fork_that_goes_on_with_a_pass_is_told(refs, threads):
+    batches = iter(SuperLoader(bound_dataset(), refs[:3], None, 5, threads=threads))
     next(batches)
     child = os.fork()
     if not child:
@@ -241,7 +251,7 @@ def test_a_fork_that_goes_on_with_a_pass_is_told(refs):
         try:
             next(batches)
         except UsageError as error:
-            status = 0 if "fork" in str(error) else 2
+            status = 0 if "in the process that made it" in str(error) else 2
         os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert next(batches)[0].shape == (16, 3, 8, 8)
@@ -256,7 +266,7 @@ def test_an_error_keeps_nothing_alive(refs):
             weakref.finalize(held, gone.append, number)
             raise ValueError(held)
 
-    batches = iter(SuperLoader(Failing(), range(3)))
+    batches = iter(SuperLoader(Failing(), range(3), threads=1))
     gc.disable()
     try:
         for _ in range(3):
@@ -279,14 +289,15 @@ class Busy:
             made = made * 1.01 + made.mean()
         return made
 
-batches = iter(SuperLoader(Busy(), range(10_000), None, 8, threads=3))
+batches = iter(SuperLoader(Busy(), range(10_000), None, 8, threads={threads}))
 for _ in range(2):
     next(batches)
 """
 
 
-def test_a_script_may_end_in_mid_epoch():
-    script = [sys.executable, "-c", LEFT_IN_MID_EPOCH]
+@pytest.mark.parametrize("threads", [0, 3])
+def test_a_script_may_end_in_mid_epoch(threads):
+    script = [sys.executable, "-c", LEFT_IN_MID_EPOCH.format(threads=threads)]
     done = subprocess.run(script, capture_output=True, timeout=100, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

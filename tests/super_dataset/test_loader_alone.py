@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import threading
 from functools import partial
@@ -11,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils.data import get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from superdl import sampler
@@ -85,7 +88,7 @@ def test_one_that_is_dropped_has_its_sampler_closed(refs):
     assert (sampler.closed_soon, sampler.closed) == (1, 0)
 
 
-def test_what_only_worker_processes_need_is_accepted_or_told_apart(refs):
+def test_what_only_worker_processes_need_is_accepted(refs):
     harmless = {
         "prefetch_factor": 4,
         "persistent_workers": True,
@@ -98,14 +101,52 @@ def test_what_only_worker_processes_need_is_accepted_or_told_apart(refs):
         "batch_sampler": None,
     }
     with SuperLoader(bound_dataset(), Planned(refs), **harmless) as loader:
+        assert "reads by threads: 1" in repr(loader)
         assert len(list(loader)) == BATCHES
-    for name, instead in [
-        ("worker_init_fn", "leave it out"),
-        ("generator", "seed"),
-        ("batch_sampler", "batch_"),
-    ]:
-        with pytest.raises(ConfigError, match=f"takes no {name}: .*{instead}"):
-            SuperLoader(bound_dataset(), Planned(refs), **{name: print})
+    with pytest.raises(ConfigError, match="takes no batch_sampler: .*batch_size"):
+        SuperLoader(bound_dataset(), Planned(refs), batch_sampler=[[1]])
+
+
+def test_a_generator_gives_the_seed(refs):
+    coordinate_by(SimpleNamespace(SuperSampler=partial(Planned, refs)))
+    for number in (3, 2**64 - 1):
+        generator = torch.Generator().manual_seed(number)
+        with SuperLoader(bound_dataset(), batch_size=SIZE, shuffle=True, generator=generator) as loader:
+            assert loader.sampler.more["seed"] % 2**64 == number
+            assert -(2**63) <= loader.sampler.more["seed"] < 2**63
+
+
+def say_which(number: int) -> None:
+    os.environ["WORKER_OF_THIS_TEST"] = str(number)
+
+
+class Saying:
+    """A dataset whose items say where they were read."""
+
+    def __getitem__(self, number):
+        worker = get_worker_info()
+        return number, os.environ.get("WORKER_OF_THIS_TEST"), None if worker is None else str(worker.id)
+
+
+def test_worker_init_fn_is_called_in_worker_processes():
+    with SuperLoader(Saying(), range(10), worker_init_fn=say_which, num_workers=2) as loader:
+        for _ in range(2):  # the workers stay
+            items = list(loader)
+            assert [number for number, *_ in items] == [*range(10)]
+            assert all(said == worker for _, said, worker in items)
+            assert {worker for *_, worker in items} == {"0", "1"}
+        assert "worker processes: 2, since worker_init_fn" in repr(loader)
+
+
+def test_a_pass_that_another_has_replaced_says_so():
+    with SuperLoader(Saying(), range(10), num_workers=1) as loader:
+        first, second = iter(loader), iter(loader)
+        assert next(first)[0] == next(second)[0] == 0
+        with pytest.raises(UsageError, match="another pass"):
+            next(first)
+        assert [number for number, *_ in second] == [*range(1, 10)]
+    with SuperLoader(Saying(), range(10), num_workers=1, persistent_workers=False) as loader:
+        assert [one[0] + other[0] for one, other in zip(loader, loader, strict=True)] == [*range(0, 20, 2)]
 
 
 def test_a_sampler_that_it_was_given_stays_open(refs):

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from superdl.super_dataset import PerSample
 from superdl.super_dataset.memory import FreshMemory, map_tensors, receiving_into
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
-from superdl.super_dataset.splitting import drawn_from
+from superdl.super_dataset.splitting import may_draw
 from superdl.super_wire.errors import ConfigError, UsageError
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.super_dataset.augmenting import batch, info_of, picture
@@ -163,10 +163,10 @@ class OwnCrop(v1.RandomResizedCrop):
 
 
 def test_generators_are_known_by_exact_classes():
-    assert drawn_from(v1.Compose([v1.Resize(30), *SHORTER["v1"]])) == frozenset()
-    assert drawn_from(v2.Compose([v2.RandomResizedCrop(24), v1.ColorJitter(0.4)])) == {"torch"}
+    assert not may_draw(v1.Compose([v1.Resize(30), *SHORTER["v1"]]))
+    assert may_draw(v2.Compose([v2.RandomResizedCrop(24), v1.ColorJitter(0.4)]))
     for unknown in (RandAugment(), OwnCrop(24), v1.RandomChoice([v1.Resize(9)]), v1.RandomOrder([]), print):
-        assert drawn_from(v1.Compose([v1.RandomResizedCrop(24), unknown])) is None
+        assert may_draw(v1.Compose([v1.Resize(24), unknown]))
 
 
 def test_threads_take_what_is_known_to_draw_nothing():
@@ -175,7 +175,7 @@ def test_threads_take_what_is_known_to_draw_nothing():
         made, _ = thread.submit(PerSample(v1.Compose(SHORTER["v1"])), images, None, info).result()
         assert made.dtype == torch.float32
         drawing = PerSample(v1.Compose([*BEGINNINGS["resized crop"], *SHORTER["v1"]]))
-        with pytest.raises(UsageError, match="num_workers=1 or more"):
+        with pytest.raises(UsageError, match="race with others"):
             thread.submit(drawing, images, None, info).result()
 
 
@@ -184,7 +184,7 @@ def test_threads_take_what_is_known_to_draw_nothing():
 def test_every_bit_is_that_of_timms_pipeline(use_prefetcher, training):
     data = pytest.importorskip("timm.data")
     pipeline = data.create_transform(24, **training, use_prefetcher=use_prefetcher)
-    assert drawn_from(pipeline) == ({"random", "torch"} if training else frozenset())
+    assert may_draw(pipeline) is bool(training)
     images, info = batch(1, 2, 3), info_of(1, 2, 3)
     expected, _ = PerSample(lambda image: pipeline(Image.fromarray(np.array(image))))(images, None, info)
     made, _ = PerSample(pipeline)(images, None, info)

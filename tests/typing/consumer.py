@@ -110,7 +110,6 @@ def wrong(dataset: SuperDataset, sampler: SuperSampler) -> None:
     SuperSampler(dataset, sampler=7, batch_size=4)  # type: ignore[arg-type]
     SuperSampler(dataset, batch_size="8", shuffle=True)  # type: ignore[arg-type]
     SuperSampler("images", batch_size=8, shuffle=True)  # type: ignore[arg-type]
-    SuperLoader(dataset, [1, 2])  # type: ignore[misc]  # not what the dataset is indexed by
     SuperLoader(dataset, batch_size="8")  # type: ignore[arg-type]
     SuperLoader(dataset, sampler, 0, 2, 1)  # type: ignore[call-arg]  # threads come by name
     Recipe.image(256, 224)  # type: ignore[call-arg]  # sizes come by name

@@ -1,0 +1,270 @@
+"""Worker processes for a ``SuperLoader``: torch's ``DataLoader``, over the same dataset and sampler."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from superdl.super_dataset.memory import map_tensors, memory_here, receiving_into
+from superdl.super_dataset.reading import LEAVES_OUT, BatchLeftOut
+from superdl.super_dataset.splitting import unknown
+from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.host import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from superdl.super_dataset.memory import Memory, Mover
+
+__all__ = [
+    "Load",
+    "ProcessPass",
+    "WorkerProcesses",
+    "by_processes",
+    "of_data_loader",
+    "workers_that_help",
+]
+
+_OF_WORKERS = frozenset(
+    {"multiprocessing_context", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"}
+)
+"""Arguments of a DataLoader that are for its worker processes."""
+
+_MOST_THAT_HELP = 16
+_CLOSED = "this SuperLoader was closed: make another"
+
+
+def workers_that_help() -> int:
+    """One process for each core that this rank may use, its share of the host's, up to 16."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MOST_THAT_HELP)
+
+
+def by_processes(
+    dataset: Any, collate_fn: Any, threads: int | None, of_workers: Mapping[str, Any]
+) -> tuple[bool, str]:
+    """Whether worker processes read, else threads; and why."""
+    if threads is not None:
+        return not threads, f"threads={threads} says so"
+    if "worker_init_fn" in of_workers:
+        return True, "worker_init_fn is for them"
+    drawing = getattr(dataset, "may_draw", type(dataset).__name__) or unknown(collate_fn)
+    if drawing:
+        return True, f"{drawing} may draw from random generators that threads share"
+    return False, "nothing draws from random generators that threads share"
+
+
+def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
+    """What of ``given`` is for a DataLoader, taken out of it; its generator becomes the sampler's seed.
+
+    Raises:
+        ConfigError: a ``batch_sampler`` is given.
+    """
+    if given.pop("batch_sampler", None) is not None:
+        raise ConfigError(
+            "a SuperLoader takes no batch_sampler: a SuperSampler plans whole batches: give batch_size, or "
+            "the sampler"
+        )
+    generator = given.pop("generator", None)
+    if generator is not None:
+        given.setdefault("seed", (generator.initial_seed() + 2**63) % 2**64 - 2**63)
+    taken = {name: given.pop(name) for name in _OF_WORKERS & given.keys()}
+    return {name: value for name, value in taken.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Makes a batch of what a sampler yields; it pickles if its parts do.
+
+    ``of_samples``: ``collate_fn`` is called on the list of a batch's samples, else on the dataset's item.
+    """
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any] | None
+    of_samples: bool
+
+    def __call__(self, ref: Any) -> Any:
+        """The batch; ``RuntimeError`` in place of a ``StopIteration``, which would end the epoch."""
+        try:
+            if self.collate_fn is None:
+                return self.dataset[ref]
+            if self.of_samples:
+                return self.dataset.collated(ref, self.collate_fn)
+            return self.collate_fn(self.dataset[ref])
+        except StopIteration as error:
+            raise RuntimeError("the dataset, its transform or collate_fn raised StopIteration") from error
+
+
+class WorkerProcesses:
+    """``count`` processes that read for the passes of a loader; 0: the process itself reads.
+
+    Args:
+        load: makes a batch of what the sampler yields.
+        mover: brings batches from there to where they are used.
+        count: number of processes.
+        finished_elsewhere: whether batches may come to the mover as an ``Unfinished``.
+        how: further arguments of torch's ``DataLoader``.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        mover: Mover,
+        count: int,
+        *,
+        finished_elsewhere: bool,
+        how: dict[str, Any],
+    ) -> None:
+        self.mover = mover
+        reading = _Reading(load, None if count else mover.memory, finished_elsewhere=finished_elsewhere)
+        self._latest: Callable[[], ProcessPass | None] = lambda: None
+        self._loader: DataLoader[Any] | None = DataLoader(
+            reading,
+            sampler=_RefsOfPass(self),
+            batch_size=None,
+            num_workers=count,
+            collate_fn=_as_it_is,
+            **how,
+        )
+        self._pid = os.getpid()
+
+    def begin(self, sampler: Any) -> ProcessPass:
+        """A new pass. With workers that stay there is one at a time: an earlier one fails from now on."""
+        loader = self.check()
+        before = self.latest()
+        if before is not None and loader.persistent_workers:
+            before.batches = None
+        begun = ProcessPass(self, iter(sampler))
+        self._latest = weakref.ref(begun)
+        begun.batches = iter(loader)
+        return begun
+
+    def latest(self) -> ProcessPass | None:
+        """The pass that began last, unless it was dropped."""
+        return self._latest()
+
+    def check(self) -> DataLoader[Any]:
+        """Raise :class:`UsageError` where no batch can be had: after :meth:`stop`, and in a fork."""
+        if self._loader is None:
+            raise UsageError(_CLOSED)
+        if self._pid != os.getpid():
+            raise UsageError("a SuperLoader is used in the process that made it: its workers stay there")
+        return self._loader
+
+    def stop(self) -> None:
+        """End the processes. Idempotent."""
+        latest, self._loader = self.latest(), None
+        if latest is not None:
+            latest.batches = None
+
+
+class ProcessPass:
+    """One pass; ``passed`` counts the batches that were taken, or failed."""
+
+    def __init__(self, processes: WorkerProcesses, refs: Iterator[Any]) -> None:
+        self.passed = 0
+        self.batches: Iterator[Any] | None = None
+        self._processes = processes
+        self._refs = refs
+        self._troubles: deque[Exception] = deque()
+
+    def take(self) -> Any:
+        """The next batch, where it is used; raises what its reading or the sampler raised in its place."""
+        self._processes.check()
+        if self.batches is None:
+            raise UsageError("another pass of this SuperLoader has begun, to which its workers belong now")
+        try:
+            made = next(self.batches)
+        except StopIteration:
+            raise
+        except Exception:
+            self.passed += 1
+            raise
+        if made is None:
+            raise self._troubles.popleft()
+        self.passed += 1
+        if made.left_out:
+            raise BatchLeftOut from made.cause
+        mover = self._processes.mover
+        return mover.receive(mover.send(made.item))
+
+    def next_ref(self) -> Any:
+        """What the sampler yields. A DataLoader would raise an error of its before the batches that are under
+        way: ``None`` takes its place.
+        """
+        try:
+            return next(self._refs)
+        except StopIteration:
+            raise
+        except Exception as error:  # noqa: BLE001 # raised once the batches before it were given out
+            self._troubles.append(error)
+            return None
+
+
+class _RefsOfPass:
+    """The sampler of a DataLoader: it yields what that of the latest pass does. It holds neither, so
+    that workers end as soon as nobody has loader and pass, whatever error refers to these.
+    """
+
+    def __init__(self, processes: WorkerProcesses) -> None:
+        self._processes = weakref.ref(processes)
+
+    def __iter__(self) -> Iterator[Any]:
+        processes = self._processes()
+        latest = None if processes is None else processes.latest()
+        return iter(()) if latest is None else _refs_of(weakref.ref(latest))
+
+
+def _refs_of(one: Callable[[], ProcessPass | None]) -> Iterator[Any]:
+    while (begun := one()) is not None:
+        try:
+            ref = begun.next_ref()
+        except StopIteration:
+            return
+        del begun
+        yield ref
+
+
+@dataclass(slots=True)
+class _Made:
+    """What a worker sends: an item, or that the batch is left out, and why the first of an epoch was."""
+
+    item: Any = None
+    left_out: bool = False
+    cause: BaseException | None = None
+
+    def pin_memory(self) -> _Made:
+        """A DataLoader calls this where it was told to."""
+        self.item = map_tensors(self.item, torch.Tensor.pin_memory, finish=False)
+        return self
+
+
+class _Reading(Dataset[Any]):
+    """What workers read by."""
+
+    def __init__(self, load: Load, memory: Memory | None, *, finished_elsewhere: bool) -> None:
+        self._load, self._memory, self._finished_elsewhere = load, memory, finished_elsewhere
+
+    def __getitem__(self, ref: Any) -> _Made | None:
+        if ref is None:
+            return None
+        memory = self._memory if self._memory is not None and get_worker_info() is None else memory_here()
+        leaves_out = LEAVES_OUT.set(True)
+        try:
+            with receiving_into(memory, finished_elsewhere=self._finished_elsewhere):
+                return _Made(self._load(ref))
+        except BatchLeftOut as error:
+            return _Made(left_out=True, cause=error.__cause__)
+        finally:
+            LEAVES_OUT.reset(leaves_out)
+
+
+def _as_it_is(item: Any) -> Any:
+    """In place of a DataLoader's own ``collate_fn``, which makes lists of tuples."""
+    return item
