@@ -28,8 +28,8 @@ event                   changes                                       may cause 
 ======================= ============================================= ====================================
 
 The stories can be read top to bottom: of a rank in ``ranks`` and ``lookahead``, of a request in
-``dispatching``, ``neighbours``, ``requesting``, ``results`` and ``retrying``, of a sample in ``samples``,
-``auditing`` and ``room``, of a dollar in ``ledger``.
+``requests``, before that in ``dispatching`` and ``neighbours`` and after it in ``retrying``, of a sample in
+``samples``, ``auditing`` and ``room``, of a dollar in ``ledger``.
 """
 
 from __future__ import annotations

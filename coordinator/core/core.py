@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.core import auditing, events, filling, ranks, requesting, restoring, results
+from superdl.coordinator.core import auditing, events, filling, ranks, requests, restoring
 from superdl.coordinator.core.diagnosis import history, needed_bytes
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
 from superdl.coordinator.core.state import State
@@ -30,6 +30,10 @@ __all__ = ["Core"]
 _FORGET_EVERY_S = 30.0
 
 
+def _resize_executor(state: State, event: events.ExecutorResized, now: float) -> None:
+    state.fleet.executors[event.executor].concurrency.resize(event, now)
+
+
 _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.Audited: auditing.audited,
     events.BatchRead: ranks.batch_read,
@@ -38,16 +42,16 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
     events.CacheResized: auditing.cache_resized,
-    events.ExecutorResized: requesting.executor_resized,
-    events.ExecutorsIneligible: requesting.executors_ineligible,
+    events.ExecutorResized: _resize_executor,
+    events.ExecutorsIneligible: ranks.executors_ineligible,
     events.FillUp: filling.fill_up,
     events.JobClosed: ranks.job_closed,
     events.JobOpened: ranks.job_opened,
     events.PacksLost: restoring.packs_lost,
-    events.RecordReadBack: results.record_read_back,
+    events.RecordReadBack: auditing.record_read_back,
     events.RecordsStored: restoring.records_stored,
-    events.RequestDone: results.request_done,
-    events.RequestFailed: results.request_failed,
+    events.RequestDone: requests.request_done,
+    events.RequestFailed: requests.request_failed,
     events.TeamsChanged: lambda state, event, _: state.teams.change(event.teams),
     events.Tick: lambda *_: None,  # time itself changes nothing; what is due is found with every event
 }

@@ -16,22 +16,25 @@ import numpy as np
 
 from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.filling import room_to_fill
+from superdl.coordinator.core.hedging import stragglers_to_race
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.neighbours import with_their_neighbours
+from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.requesting import payer_of, race_stragglers, request
+from superdl.coordinator.core.requests import make, make_save, race
 from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.retrying import release_due
 from superdl.coordinator.core.room import (
     fits,
+    next_use,
     relieve,
     room_for,
     see_shares,
     urgent_room_for,
 )
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.saving import next_save_s, save_one
+from superdl.coordinator.core.saving import next_save_s, take_due
 from superdl.coordinator.core.timing import request_size
 from superdl.super_wire.record import SPENDING_CAP
 
@@ -71,8 +74,11 @@ def expire_tombstones(state: State, now: float) -> None:
 def dispatch(state: State, now: float) -> None:
     """Make requests while executors have places and the cache has room; last, what is to be saved."""
     _produce(state, now)
-    while watch_spending(state, now) is Spending.FREELY and save_one(state, now):
-        pass
+    if watch_spending(state, now) is Spending.FREELY:
+        for save in take_due(state, now):
+            make_save(state, save, now)
+            if watch_spending(state, now) is not Spending.FREELY:
+                return
 
 
 def _produce(state: State, now: float) -> None:
@@ -86,7 +92,8 @@ def _produce(state: State, now: float) -> None:
         _refuse_readers(state, now)
         return
     if spending is Spending.FREELY:
-        race_stragglers(state, now)
+        for late, executor in stragglers_to_race(state, now):
+            race(state, late, executor, now)
     _wake_waiting_for_room(state, now)
     _wake_deferred(state, now)
     passed_over: set[BatchPlace] = set()
@@ -168,7 +175,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if room:
         taken, left = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
         cursor.pending[0] = ahead._replace(indices=left)
-        request(state, executor, ahead.samples, taken, job, now, restore=way.restore)
+        make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
     if room == count:
         state.wake(cursor)
     else:
@@ -267,7 +274,7 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
         state.misses.served(place)
         return True
     job = state.jobs[place.job]
-    payer = payer_of(state, job, key, absent)
+    payer = _payer_of(state, job, key, absent)
     if payer is None:
         _refuse(state, job.team, key, absent, now)
         return True
@@ -279,8 +286,22 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
     mine, count = _suspects_alone(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:
-        request(state, executor, key, mine[:room], payer, now, restore=way.restore)
+        make(state, executor, key, mine[:room], payer, now, restore=way.restore)
     return room > 0
+
+
+def _payer_of(state: State, job: Job, key: SetKey, wanted: NDArray[np.int64]) -> Job | None:
+    """The job on whose account goes what a reader of ``job`` waits for: that one, or where its team may spend
+    no more, another that will need all of it; ``None`` if there is none.
+    """
+    if state.turn(job.team) is not None:
+        return job
+    others = (
+        other
+        for other in state.jobs.values()
+        if other.dataset == key.dataset and state.turn(other.team) is not None
+    )
+    return next((other for other in others if (next_use(key, wanted, other) < NEVER_SOON).all()), None)
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, NDArray[np.int64]]:

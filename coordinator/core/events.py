@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHED",
     "OUTCOME_ORDER",
+    "TOMBSTONE",
     "Action",
     "Audit",
     "Audited",
@@ -61,6 +62,7 @@ OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 """Outcomes as small numbers: their places in this tuple."""
 
 CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
+TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 
 
 class Event:

@@ -15,19 +15,40 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind
 from superdl.coordinator.core.queues import TimeQueue
 from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
 from superdl.coordinator.core.timing import LatencyModel
+from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from superdl.coordinator.core.events import RequestDone, RequestFailed
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import ExecutorFacts
     from superdl.coordinator.core.teams import Turn
 
-__all__ = ["EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess"]
+__all__ = ["NEVER_RUN", "EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess"]
 
+NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
+"""Kinds of failures that say nothing of samples, since no function was asked."""
+
+_WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
+_OVER_SOON = np.isin(
+    OUTCOME_ORDER,
+    [
+        *(Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED, Outcome.UNAVAILABLE),
+        *(Outcome.NOT_STORED, Outcome.STORE_ERROR),
+    ],
+)
+"""Where one of these came, an answer was over sooner than usual."""
+_EXECUTOR_FAULTS = np.isin(
+    OUTCOME_ORDER,
+    [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
+)
 _SLOW = 0.99
 _NO_OTHER_S = 5.0
 _UNKNOWN_LATE_S = 5.0
@@ -93,6 +114,30 @@ class ExecutorState:
         if self.most_in_flight < math.inf:
             places = min(places, int(self.most_in_flight) - self.in_flight)
         return places
+
+    def answered(self, event: RequestDone, made_s: float, now: float, *, restore: bool) -> None:
+        """Learn from an answer to a request of that time, but not from what may be a sample's fault."""
+        took_s, worked = now - made_s, _WORKED[event.outcomes].any()
+        if worked and not _OVER_SOON[event.outcomes].any():
+            latency = self.latency_of(restore=restore)
+            latency.observe(event.outcomes.size, took_s, event.duration_us / 1e6)
+            self.concurrency.succeeded()
+        if not event.cold_start:
+            self.concurrency.begun(took_s - event.duration_us / 1e6, self.in_flight, now)
+        if worked:
+            self.breaker.worked()
+        elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
+            why = next(iter(event.messages.values()), "no sample could be produced")
+            self.breaker.failed(why, made_s, now)
+
+    def failed(self, event: RequestFailed, reason: str, made_s: float, now: float) -> None:
+        """Learn from a request that came to nothing, for this reason."""
+        if event.kind is FailureKind.THROTTLED:
+            self.concurrency.throttled(self.in_flight, now)
+        elif event.kind is FailureKind.LOST:
+            self.concurrency.lost(self.in_flight, now)
+        blame = self.breaker.refused if event.kind in NEVER_RUN else self.breaker.failed
+        blame(reason, made_s, now)
 
     def is_resting(self, now: float) -> bool:
         """Whether one that is for the store alone was set aside; one request at a time tries it after that,

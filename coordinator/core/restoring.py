@@ -249,12 +249,14 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
         access.reading.worked()
 
 
-def came_to_nothing(state: State, request: Request, reason: str, now: float) -> None:
-    """No answer came to a restore: its samples are decoded next, for one that crashes or hangs a function
-    would do so again. Or none came in time to what was to write a pack: the store may hang, and hold it up.
+def came_to_nothing(
+    state: State, request: Request, unsettled: NDArray[np.bool_], reason: str, now: float
+) -> None:
+    """No answer came to a restore: what it was still to bring is decoded next, for what crashes or hangs one
+    function would do so again. Or none came in time to what was to write a pack: the store may hang.
     """
     if request.order.restore:
-        _forget(state, state.set_of(request.order.samples), request.order.indices[request.claim.unsettled])
+        _forget(state, state.set_of(request.order.samples), request.order.indices[unsettled])
     if request.order.restore or request.order.save:
         distrust(state, request, reason, now, writing=request.order.save)
 

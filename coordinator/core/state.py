@@ -1,7 +1,7 @@
 """All that the core knows, in one place: datasets, sample sets, jobs, requests, audits, retries, the account.
 
 Only data and the few questions that several parts of the core ask of it. What events do to it stands in
-``ranks``, ``lookahead``, ``requesting``, ``results``, ``auditing`` and ``dispatching``.
+``ranks``, ``lookahead``, ``requests``, ``auditing`` and ``dispatching``.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(slots=True)
 class Claim:
-    """What two requests that race share: of which samples it is not known yet what becomes of them, and the
-    cache memory that is kept free for them.
+    """What two requests that race share: bools ``[samples]``, which are not settled yet, and the cache memory
+    that is kept free for them.
     """
 
     unsettled: NDArray[np.bool_]
@@ -90,10 +90,6 @@ class Request:
     def team(self) -> str:
         """The team on whose account it goes."""
         return NO_TEAM if self.payer is None else self.payer.team
-
-    def end(self, now: float, ending: str) -> None:
-        """It was answered, or came to nothing."""
-        self.ended_s, self.ending = now, ending
 
 
 @dataclass(frozen=True, slots=True)

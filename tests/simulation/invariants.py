@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import Core
     from superdl.coordinator.core.ledger import Ledger
+    from superdl.coordinator.core.requests import Request
     from superdl.coordinator.core.samples import SampleSet
-    from superdl.coordinator.core.state import Request, State
+    from superdl.coordinator.core.state import State
 
 
 def problems(core: Core) -> Iterator[str]:

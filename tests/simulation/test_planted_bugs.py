@@ -24,8 +24,8 @@ from superdl.coordinator.core import (
     dispatching,
     lookahead,
     ranks,
+    requests,
     restoring,
-    results,
     retrying,
     room,
     saving,
@@ -70,12 +70,12 @@ def a_core_that_ignores_the_budget(fitting, free_bytes, size_bytes, count):
     return count
 
 
-@bug(results, "landed", "bytes are reserved")
-def a_core_that_forgets_what_it_reserved(landed, state, event, now):
-    found = landed(state, event, now)
-    if found is not None:
-        state.reserved_bytes -= found.claim.reserved_bytes
-    return found
+@bug(requests, "finish", "bytes are reserved")
+def a_core_that_forgets_what_it_reserved(finish, state, event, now):
+    request = state.requests.get(event.request_id)
+    if request is not None:
+        state.reserved_bytes -= request.claim.reserved_bytes
+    return finish(state, event, now)
 
 
 def two_batches(span) -> int:
@@ -113,7 +113,7 @@ def a_core_that_forgets_retries(release_due, state, now):
     state.retries.take_until(now)
 
 
-@bug(results, "try_again", "more often than allowed")
+@bug(retrying, "try_again", "more often than allowed")
 def a_core_that_counts_no_attempts(try_again, *what, counts, **how):
     try_again(*what, counts=False, **how)
 
@@ -124,9 +124,9 @@ def a_core_that_requests_what_is_resident(store, samples, indices, record_bytes)
     samples.move(indices[:1], SampleState.ABSENT)
 
 
-@bug(dispatching, "request", "that is in flight")
-def a_core_that_requests_what_is_in_flight(request, state, *what, **how):
-    request(state, *what, **how)
+@bug(dispatching, "make", "that is in flight")
+def a_core_that_requests_what_is_in_flight(make, state, *what, **how):
+    make(state, *what, **how)
     state.actions.append(replace(state.actions[-1], request_id=next(state.numbers)))
 
 
@@ -256,9 +256,9 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
         CheckedWorld(cheap_and_dear()).run()
 
 
-def saves_what_has_gone(request, state, executor, key, indices, now):
-    gone = state.sets[key].having(SampleState.ABSENT)
-    request(state, executor, key, gone[:1] if gone.size else indices, now)
+def saves_what_has_gone(make_save, state, save, now):
+    gone = state.sets[save.samples].having(SampleState.ABSENT)
+    make_save(state, save._replace(indices=gone[:1]) if gone.size else save, now)
 
 
 def saves_with_all_functions(_, state, now):
@@ -271,17 +271,17 @@ def forgets_that_it_has_saved(answered, state, request, executor, event, now):
     state.has_come(request.order.samples, request.order.indices, now)
 
 
-def never_saves(save_one, state, now):
-    return False
+def never_saves(take_due, state, now):
+    return ()
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "pattern"),
     [
-        (saving, "_request", saves_what_has_gone, "saved that is not cached"),
+        (dispatching, "make_save", saves_what_has_gone, "saved that is not cached"),
         (saving, "_saver", saves_with_all_functions, "functions that readers wait for"),
         (restoring, "answered", forgets_that_it_has_saved, "saved that lies in the store"),
-        (dispatching, "save_one", never_saves, "wait to be saved, and somebody has time"),
+        (dispatching, "take_due", never_saves, "wait to be saved, and somebody has time"),
     ],
 )
 def test_a_core_that_saves_badly_is_caught(monkeypatch, owner, name, broken, pattern):

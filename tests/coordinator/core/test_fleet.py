@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from superdl.coordinator.core.events import ExecutorResized
 from superdl.coordinator.core.fleet import EligibleExecutors, Fleet
 from superdl.coordinator.core.settings import ExecutorFacts
 from superdl.coordinator.core.teams import NO_TEAM, Teams
@@ -14,7 +15,7 @@ from superdl.coordinator.core.teams import NO_TEAM, Teams
 def fleet_of(*capacities: int) -> Fleet:
     fleet = Fleet([ExecutorFacts(f"executor-{number}") for number in range(len(capacities))])
     for executor, capacity in zip(fleet.executors, capacities, strict=True):
-        executor.concurrency.resize(capacity, backlog=0, burst=None, per_s=math.inf, now=0.0)
+        executor.concurrency.resize(ExecutorResized(capacity, backlog=0), 0.0)
     return fleet
 
 

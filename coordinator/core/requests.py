@@ -1,0 +1,366 @@
+"""The life of a request: made, sent, answered or failed, finished.
+
+It is *made* of absent samples, of those that a straggler does not bring, or of cached ones that are to be
+saved. Its *claim* is what nobody has brought yet, and the room that the cache keeps for it; two requests that
+race share one. It is *sent* to one executor. Its first answer, or its failure, *finishes* it: its place is
+given back, it is billed, and its samples are settled. A second answer changes nothing. What did not come is
+tried again (:mod:`superdl.coordinator.core.retrying`).
+
+Which samples go together, and to whom, is decided in :mod:`superdl.coordinator.core.dispatching`; which
+stragglers are raced in :mod:`superdl.coordinator.core.hedging`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from superdl.coordinator.core import restoring, saving
+from superdl.coordinator.core.auditing import choose_to_read_back
+from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
+from superdl.coordinator.core.events import CACHED, TOMBSTONE, Drop, FailureKind, Prefetch, RequestDone, Warn
+from superdl.coordinator.core.fleet import NEVER_RUN
+from superdl.coordinator.core.hedging import late_at_s
+from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.state import Claim, Request
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from superdl.coordinator.core.events import RequestFailed
+    from superdl.coordinator.core.fleet import ExecutorState
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.samples import SampleSet, SetKey
+    from superdl.coordinator.core.state import State
+
+__all__ = ["finish", "make", "make_save", "race", "request_done", "request_failed"]
+
+
+def make(
+    state: State,
+    executor: ExecutorState,
+    key: SetKey,
+    indices: NDArray[np.int64],
+    job: Job,
+    now: float,
+    *,
+    restore: bool = False,
+) -> None:
+    """Have absent samples produced by an executor, or restored from the store, on account of a job."""
+    indices = indices.copy()  # a view would keep alive all that it was cut from
+    samples = state.set_of(key)
+    if not restore:
+        _note_thrash(state, samples, indices, now)
+    samples.dropped[indices] = False
+    samples.move(indices, SampleState.IN_FLIGHT)
+    reserved_bytes = math.ceil(samples.sample_bytes * indices.size)
+    state.reserved_bytes += reserved_bytes
+    claim = Claim(np.ones(indices.size, dtype=np.bool_), reserved_bytes)
+    saves = points = False
+    if executor.store is not None and not restore:
+        saves, points = restoring.keeping(state, executor.store, samples, indices, now)
+    order = Prefetch(
+        next(state.numbers),
+        job.name,
+        key,
+        indices,
+        state.settings.request_ttl_s,
+        executor=executor.number,
+        restore=restore,
+        save=saves,
+        pointers=points,
+    )
+    _send(state, Request(order, job, claim, now), now)
+
+
+def race(state: State, late: Request, executor: ExecutorState, now: float) -> None:
+    """Have an executor produce what a straggler does not bring; the first answer counts."""
+    late.rival = next(state.numbers)
+    state.account(late).hedges += 1
+    order = replace(
+        late.order,
+        request_id=late.rival,
+        executor=executor.number,
+        hedge_of=late.order.request_id,
+        # A store that hangs is raced by decoding; and one pack of the samples is enough.
+        restore=False,
+        save=False,
+        pointers=False,
+    )
+    _send(state, Request(order, late.payer, late.claim, now, rival=late.order.request_id), now)
+
+
+def make_save(state: State, save: saving.Save, now: float) -> None:
+    """Have cached samples written to a pack, on account of a job that reads them, if there is one."""
+    job = next((job for job in state.jobs.values() if job.dataset == save.samples.dataset), None)
+    order = Prefetch(
+        next(state.numbers),
+        job.name if job is not None else "",
+        save.samples,
+        save.indices,
+        state.settings.request_ttl_s,
+        executor=save.executor.number,
+        save=True,
+        from_cache=True,
+    )
+    nothing = Claim(np.zeros(save.indices.size, dtype=np.bool_), 0)
+    _send(state, Request(order, job, nothing, now), now)
+
+
+def _note_thrash(state: State, samples: SampleSet, indices: NDArray[np.int64], now: float) -> None:
+    """Count what had been dropped and is produced again, and warn where that begins to be thrash."""
+    key, again = samples.key, int(np.count_nonzero(samples.dropped[indices]))
+    state.thrash.reproduced_samples += again
+    if again and key.epoch == EVERY_EPOCH and state.thrash.produced_again(key.dataset, again, now):
+        if needed_bytes(state) > state.budget_bytes:
+            state.actions.append(Warn(thrash_text(state)))
+        else:  # all has room by now: what was dropped before comes back once
+            state.thrash.forget()
+
+
+def _send(state: State, request: Request, now: float) -> None:
+    """Have a request carried out, and watch it, unless it is a save, which nobody waits for."""
+    order, counters = request.order, state.account(request)
+    counters.invocations += 1
+    counters.requests_in_flight += 1
+    state.requests[order.request_id] = request
+    state.recent_requests.append(request)
+    executor = state.fleet.executors[order.executor]
+    executor.in_flight += 1
+    executor.samples_in_flight += order.indices.size
+    executor.requests += 1
+    executor.concurrency.used(executor.in_flight, now)
+    if executor.store is not None:
+        executor.store.saves += order.from_cache
+        for breaker, asked in ((executor.store.reading, order.restore), (executor.store.writing, order.save)):
+            if asked and breaker.tripped:
+                breaker.probe = order.request_id
+    if not order.from_cache:
+        request.expected_s = state.teams.began(
+            request.team, order.indices.size, capacity=state.fleet.capacity
+        )
+        if request.rival is None:
+            state.stragglers.watch(order.request_id, late_at_s(state, request, now))
+    state.actions.append(order)
+
+
+def request_done(state: State, event: RequestDone, now: float) -> None:
+    """A function answered: take in what came, and see to the rest."""
+    ended = finish(state, event, now)
+    if ended is None:
+        return
+    request, cached = ended.request, ended.cached
+    order, executor = request.order, state.fleet.executors[request.order.executor]
+    if not order.from_cache:
+        executor.answered(event, request.made_s, now, restore=order.restore)
+        _judge_loser(state, request, now)
+    if executor.store is not None:
+        restoring.answered(state, request, executor, event, now)
+    if order.from_cache:
+        saving.answered(state, request, event, now)
+        return
+    samples, indices = state.set_of(order.samples), order.indices
+    _store(state, request, event, cached)
+    state.has_come(order.samples, indices[cached], now)
+    choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
+    samples.move(indices[ended.failed], SampleState.FAILED)
+    for offset in np.flatnonzero(ended.failed):
+        state.remember_failure(order.samples, int(indices[offset]), event.messages.get(int(offset), ""))
+    if cached.any():
+        end_outages(state, request)
+    _written_late(state, request, event, ended.late)
+    if ended.left.any():
+        retry_rest(state, request, event, ended.left, now, some_came=bool(cached.any()))
+
+
+def request_failed(state: State, event: RequestFailed, now: float) -> None:
+    """A request came to nothing."""
+    ended = finish(state, event, now)
+    if ended is None:
+        return
+    request, message = ended.request, ended.request.ending
+    if request.order.from_cache:
+        restoring.distrust(state, request, message, now, writing=True)
+        saving.try_again(state, request, np.ones(request.order.indices.size, dtype=np.bool_), now)
+        return
+    state.fleet.executors[request.order.executor].failed(event, message, request.made_s, now)
+    if event.kind is FailureKind.THROTTLED:
+        state.stalls.work_for(request.order.samples.dataset).throttled += 1
+    not_restored = request.order.restore and event.kind not in NEVER_RUN
+    if not_restored or event.kind is FailureKind.TIMED_OUT:
+        restoring.came_to_nothing(state, request, ended.left | request.claim.unsettled, message, now)
+    if ended.left.any():
+        retry_failed(state, request, event.kind, np.flatnonzero(ended.left), now)
+
+
+class Ended(NamedTuple):
+    """A request that has ended, and four times bools ``[samples]``.
+
+    Of the samples that it was to bring, some are ``cached``, some ``failed`` for good, and some are ``left``
+    for another attempt, unless a rival may still bring them. ``late`` came after they had been settled.
+    """
+
+    request: Request
+    cached: NDArray[np.bool_]
+    failed: NDArray[np.bool_]
+    left: NDArray[np.bool_]
+    late: NDArray[np.bool_]
+
+
+def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
+    """End a request by its first answer or its failure: give back its place, bill it, settle its samples.
+
+    Return ``None`` for a request that is not in flight: this is a second answer.
+    """
+    request = state.requests.pop(event.request_id, None)
+    if request is None:
+        return None
+    _give_back_place(state, request, event, now)
+    usd = _bill(state, request, event, now)
+    unsettled = request.claim.unsettled.copy()
+    cached = failed = late = np.zeros_like(unsettled)
+    if isinstance(event, RequestDone):
+        written = event.outcomes == CACHED
+        cached, late = unsettled & written, written & ~unsettled
+        failed = unsettled & (event.outcomes == TOMBSTONE)
+    raced = request.rival in state.requests  # that one may still bring the rest
+    left = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
+    _settle(state, request, cached | failed | left)
+    request.ended_s = now
+    if not isinstance(event, RequestDone):
+        request.ending = f"{event.kind.value}: {event.message}"
+    elif request.order.from_cache:
+        request.ending = f"{int(np.count_nonzero(saving.saved(event)))} saved"
+    else:
+        produced = int(np.count_nonzero(cached))
+        request.ending = f"{produced} cached, {int(np.count_nonzero(unsettled)) - produced} not"
+        _count(state, request, event, (produced, int(np.count_nonzero(failed))), usd)
+    return Ended(request, cached, failed, left, late)
+
+
+def _give_back_place(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> None:
+    order, executor = request.order, state.fleet.executors[request.order.executor]
+    state.account(request).requests_in_flight -= 1
+    executor.in_flight -= 1
+    executor.samples_in_flight -= order.indices.size
+    if executor.store is not None:
+        executor.store.saves -= order.from_cache
+    state.stragglers.landed(order.request_id)
+    if order.from_cache:
+        return
+    if isinstance(event, RequestDone):
+        ran_s = event.duration_us / 1e6
+    else:
+        ran_s = 0.0 if event.refused or event.kind in NEVER_RUN else now - request.made_s
+    state.teams.ended(request.team, order.indices.size, ran_s, expected_s=request.expected_s)
+
+
+def _bill(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> float:
+    """Account for an invocation, unless it was never run; return what it cost in US dollars."""
+    order, counters = request.order, state.account(request)
+    executor = state.fleet.executors[order.executor]
+    answer = event if isinstance(event, RequestDone) else None
+    executor.outcomes["answered" if isinstance(event, RequestDone) else event.kind.name.lower()] += 1
+    if not isinstance(event, RequestDone) and (event.refused or (event.kind in NEVER_RUN and not event.gb_s)):
+        counters.invocations -= 1
+        return 0.0
+    counters.gb_s += event.gb_s
+    record_bytes = 0
+    if answer is not None:
+        record_bytes = int(answer.record_bytes[answer.outcomes == CACHED].sum())
+        counters.store_requests += answer.store_requests
+        counters.store_bytes += answer.store_bytes
+        if answer.cold_start:
+            executor.cold_starts += 1
+            executor.cold_s += max(0.0, now - request.made_s - answer.duration_us / 1e6)
+    if answer is not None and not order.from_cache:  # else it was there, and counted, before
+        state.stalls.work_for(order.samples.dataset).add(answer, restore=order.restore)
+        counters.fetch_s += answer.fetch_us / 1e6
+        counters.decode_s += answer.decode_us / 1e6
+        counters.push_s += answer.push_us / 1e6
+        counters.source_bytes += answer.source_bytes
+        counters.source_requests += answer.source_requests
+        counters.record_bytes += record_bytes
+    usd = state.ledger.invoked(
+        order.samples.dataset,
+        executor=order.executor,
+        gb_s=event.gb_s,
+        source_requests=answer.source_requests if answer else 0,
+        source_bytes=answer.source_bytes if answer else 0,
+        record_bytes=record_bytes,
+        store_gets=answer.store_requests if answer and order.restore else 0,
+        store_puts=answer.store_requests if answer and not order.restore else 0,
+        now=now,
+    )
+    executor.usd += usd
+    state.teams[request.team].usd += usd
+    executor.most_in_flight = math.inf
+    return usd
+
+
+def _settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:
+    """It is known what becomes of these samples, also for the request that races this one."""
+    claim = request.claim
+    claim.unsettled &= ~settled
+    # A rival of pointers still writes records over them.
+    if not claim.unsettled.any() and not (request.order.pointers and request.rival in state.requests):
+        state.reserved_bytes -= claim.reserved_bytes
+        claim.reserved_bytes = 0
+
+
+def _count(state: State, request: Request, event: RequestDone, counts: tuple[int, int], usd: float) -> None:
+    """Count the samples that an answer brought, and those that can never be produced."""
+    produced, failed = counts
+    order, counters = request.order, state.account(request)
+    state.fleet.executors[order.executor].samples += int(np.count_nonzero(event.outcomes == CACHED))
+    if order.restore:
+        counters.samples_restored += produced
+    else:
+        counters.samples_produced += produced
+    counters.samples_failed += failed
+    state.ledger.produced(order.samples.dataset, order.job, produced, usd, order.executor)
+
+
+def _judge_loser(state: State, winner: Request, now: float) -> None:
+    """An executor whose request was overtaken by a later one elsewhere may answer none at all; and the store
+    too, if decoding was quicker than a restore that had begun long before.
+    """
+    loser = state.requests.get(winner.rival) if winner.rival is not None else None
+    if loser is None:
+        return
+    silent_s = now - loser.made_s
+    if loser.order.restore:
+        restoring.distrust(state, loser, f"no answer within {silent_s:.1f} s", now, writing=False)
+    elif loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
+        reason = f"no answer within {silent_s:.1f} s, when another executor had answered"
+        state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.made_s, now)
+
+
+def _store(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:
+    """The cache holds these records, or pointers, now."""
+    samples, indices, lengths = state.set_of(request.order.samples), request.order.indices, event.record_bytes
+    if event.pointers is None:
+        samples.store(indices[written], lengths[written])
+        return
+    whole, pointed = written & ~event.pointers, written & event.pointers
+    samples.store(indices[whole], lengths[whole])
+    samples.point(indices[pointed], lengths[pointed])
+    restoring.withdraw_pointers(state, samples.key.dataset)
+
+
+def _written_late(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:
+    """Delete what the loser of a race has written after it was dropped: nobody would account for it. Where it
+    has written a pointer over a record, or a record over a pointer, account for what is there now.
+    """
+    samples, indices = state.set_of(request.order.samples), request.order.indices
+    late = samples.among(indices[written], SampleState.ABSENT)
+    if late.size:
+        state.actions.append(Drop(samples.key, late))
+    over = written & (samples.state[indices] == SampleState.RESIDENT)
+    if (event.pointers is not None or samples.pointed is not None) and over.any():
+        samples.move(indices[over], SampleState.CHECKING)
+        _store(state, request, event, over)
