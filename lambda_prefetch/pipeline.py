@@ -71,7 +71,7 @@ def produce(
 
     ``expires_at`` is Unix time in seconds: samples not begun by then are not begun, and what was fetched by
     then is not decoded any more. Cached means that the cache acknowledged it. With ``meta``, a pack of what
-    is cached is written to the request's store; with the request's ``pointers`` before it is cached.
+    is cached is written to the request's store, or before it is cached where the cache gets pointers.
     """
     columns = ResultColumns(request)
     count = min(decoding_threads(settings.decoders), len(request.ids))

@@ -21,6 +21,7 @@ from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import LEAST_BATCHES, WINDOW_SHARE, batches_wanted, share_of
 from superdl.coordinator.core.restoring import share_in_cache, waits_for_the_store
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +53,7 @@ _FRESH_MARGIN = 1.06
 """Windows move by batches and requests, and what was read goes only when room is looked for."""
 
 _ROUNDS = 64
+_WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the store, "}
 
 
 def history(state: State, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
@@ -77,8 +79,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
             continue
         why = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
         account = f"on account of {request.order.job}{why}"
-        from_where = "from the store, " if request.order.restore else ""
-        from_where = "into the store, " if request.order.from_cache else from_where
+        from_where = _WHERE.get(request.order.kind, "")
         told.append(
             (
                 request.made_s,

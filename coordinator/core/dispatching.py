@@ -342,7 +342,7 @@ def watch_spending(state: State, now: float) -> Spending:
 
 def _refuse_readers(state: State, now: float) -> None:
     """Tell the readers that wait that the hard cap is reached, once what is in flight has been paid for."""
-    if not all(request.order.from_cache for request in state.requests.values()):
+    if state.is_producing:
         return
     text = state.ledger.refusal()
     for place in list(state.misses.unserved):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core.teams import NO_TEAM
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -318,9 +318,7 @@ class Prefetch(Action):
 
     ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
     request in flight for the same samples, which this one races; ``executor`` is the number of the one that
-    is to carry it out. ``restore``: bring the records from their places in the store, all of which are known.
-    ``save``: write a pack of what is decoded, or with ``from_cache`` of what the cache holds of these.
-    ``pointers``: the cache may get pointers into it.
+    is to carry it out. Of a restore all places in the store are known.
     """
 
     request_id: int
@@ -328,12 +326,9 @@ class Prefetch(Action):
     samples: SetKey
     indices: NDArray[np.int64]
     expires_in_s: float
+    kind: RequestKind = RequestKind.DECODE
     hedge_of: int | None = None
     executor: int = 0
-    restore: bool = False
-    save: bool = False
-    pointers: bool = False
-    from_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

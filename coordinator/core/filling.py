@@ -114,7 +114,7 @@ def _there_bytes(state: State, job: Job, key: SetKey) -> float:
 def _is_saving(state: State) -> bool:
     """Whether something is on its way from the cache to the store, or will be."""
     waits = state.unsaved is not None and state.unsaved.first() is not None
-    return waits or any(request.order.from_cache for request in state.requests.values())
+    return waits or any(not request.order.kind.fills_cache for request in state.requests.values())
 
 
 def filled(state: State, job: Job) -> Filled:

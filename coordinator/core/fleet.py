@@ -21,7 +21,7 @@ from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind
 from superdl.coordinator.core.queues import TimeQueue
 from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
 from superdl.coordinator.core.timing import LatencyModel
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,13 +58,12 @@ _UNKNOWN_LATE_S = 5.0
 class StoreAccess:
     """How an executor fares with the store: how long restores take it, and whether reading and writing works.
 
-    ``saves`` of what the cache holds are in flight. ``keeps``: the last function to decode wrote a pack.
+    ``keeps``: the last function to decode wrote a pack.
     """
 
     latency: LatencyModel = field(default_factory=LatencyModel)
     reading: CircuitBreaker = field(default_factory=CircuitBreaker)
     writing: CircuitBreaker = field(default_factory=CircuitBreaker)
-    saves: int = 0
     keeps: bool = False
 
 
@@ -104,6 +103,12 @@ class ExecutorState:
         """How long it takes to restore, or to produce."""
         return self.store.latency if restore and self.store is not None else self.latency
 
+    def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
+        """What is known of its trouble with the store, for requests that have to do with that."""
+        if self.store is None or kind is RequestKind.DECODE:
+            return None
+        return self.store.writing if kind.writes_pack else self.store.reading
+
     def idle(self, now: float) -> int:
         """How many of its functions have nothing to do."""
         return self.concurrency.idle(self.in_flight, now)
@@ -115,11 +120,11 @@ class ExecutorState:
             places = min(places, int(self.most_in_flight) - self.in_flight)
         return places
 
-    def answered(self, event: RequestDone, made_s: float, now: float, *, restore: bool) -> None:
+    def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
         """Learn from an answer to a request of that time, but not from what may be a sample's fault."""
         took_s, worked = now - made_s, _WORKED[event.outcomes].any()
         if worked and not _OVER_SOON[event.outcomes].any():
-            latency = self.latency_of(restore=restore)
+            latency = self.latency_of(restore=kind is RequestKind.RESTORE)
             latency.observe(event.outcomes.size, took_s, event.duration_us / 1e6)
             self.concurrency.succeeded()
         if not event.cold_start:
@@ -169,14 +174,14 @@ class EligibleExecutors:
     ) -> None:
         self.executors = tuple(executors)
         self.store_only = tuple(store_only)
-        self._restores = restores
+        self.restores = restores
         self.ready: defaultdict[str, TimeQueue[CursorKey]] = defaultdict(TimeQueue)
         self.deferred: TimeQueue[CursorKey] = TimeQueue()
         self._seen: tuple[object, ...] = ()
 
     def latency_of(self, executor: ExecutorState) -> LatencyModel:
         """How long an executor takes for what it is asked for here."""
-        return executor.latency_of(restore=self._restores)
+        return executor.latency_of(restore=self.restores)
 
     def places(self, now: float) -> int:
         """How many more requests may be made."""

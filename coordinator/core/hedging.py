@@ -14,6 +14,7 @@ import numpy as np
 
 from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.samples import SampleState
+from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,11 +37,11 @@ def late_at_s(state: State, request: Request, now: float) -> float | None:
     order, executor = request.order, state.fleet.executors[request.order.executor]
     able = (
         EligibleExecutors((executor,), restores=True)
-        if order.restore
+        if order.kind is RequestKind.RESTORE
         else state.eligible_for(order.samples.dataset)
     )
     late_s = able.late_s(executor, order.indices.size, state.settings.hedge_quantile)
-    if order.restore:
+    if order.kind is RequestKind.RESTORE:
         late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
     return None if late_s is None else now + max(late_s, _LATE_LEAST_S)
 
@@ -60,7 +61,7 @@ def stragglers_to_race(state: State, now: float) -> Iterator[tuple[Request, Exec
         late = state.requests[number]
         dataset = late.order.samples.dataset
         # Nothing is decoded for nothing but idleness that the store will bring.
-        idle = not late.order.restore and state.fleet.idle(now) > 0
+        idle = late.order.kind.decodes and state.fleet.idle(now) > 0
         affordable = watched.affordable(state.settings.hedge_share) > 0
         deserved = affordable and (idle or _is_missed(state, late, misses))
         if not state.wants(dataset) or not (deserved or _is_unproven(state, late)):

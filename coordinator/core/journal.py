@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import RequestDone
     from superdl.coordinator.core.queues import BatchPlace
+    from superdl.super_wire.request import RequestKind
 
 __all__ = [
     "NOTES_PER_RANK",
@@ -106,11 +107,11 @@ class Work:
     duration_us: int = 0
     store_us: int = 0
 
-    def add(self, answer: RequestDone, *, restore: bool) -> None:
+    def add(self, answer: RequestDone, kind: RequestKind) -> None:
         """A function has answered."""
         self.answers += 1
         self.cold_starts += answer.cold_start
-        if restore:
+        if not kind.decodes:
             self.store_us += answer.fetch_us
             return
         self.fetch_us += answer.fetch_us

@@ -27,6 +27,7 @@ from superdl.coordinator.core.hedging import late_at_s
 from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Claim, Request
+from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,20 +61,9 @@ def make(
     reserved_bytes = math.ceil(samples.sample_bytes * indices.size)
     state.reserved_bytes += reserved_bytes
     claim = Claim(np.ones(indices.size, dtype=np.bool_), reserved_bytes)
-    saves = points = False
-    if executor.store is not None and not restore:
-        saves, points = restoring.keeping(state, executor.store, samples, indices, now)
-    order = Prefetch(
-        next(state.numbers),
-        job.name,
-        key,
-        indices,
-        state.settings.request_ttl_s,
-        executor=executor.number,
-        restore=restore,
-        save=saves,
-        pointers=points,
-    )
+    kind = restoring.kind_for(state, executor, samples, indices, now, restore=restore)
+    number, ttl_s = next(state.numbers), state.settings.request_ttl_s
+    order = Prefetch(number, job.name, key, indices, ttl_s, kind, executor=executor.number)
     _send(state, Request(order, job, claim, now), now)
 
 
@@ -81,17 +71,9 @@ def race(state: State, late: Request, executor: ExecutorState, now: float) -> No
     """Have an executor produce what a straggler does not bring; the first answer counts."""
     late.rival = next(state.numbers)
     state.account(late).hedges += 1
-    order = replace(
-        late.order,
-        request_id=late.rival,
-        executor=executor.number,
-        hedge_of=late.order.request_id,
-        # A store that hangs is raced by decoding; and one pack of the samples is enough.
-        restore=False,
-        save=False,
-        pointers=False,
-    )
-    _send(state, Request(order, late.payer, late.claim, now, rival=late.order.request_id), now)
+    raced, kind = late.order.request_id, RequestKind.DECODE  # a store that hangs; and one pack is enough
+    order = replace(late.order, request_id=late.rival, kind=kind, hedge_of=raced, executor=executor.number)
+    _send(state, Request(order, late.payer, late.claim, now, rival=raced), now)
 
 
 def make_save(state: State, save: saving.Save, now: float) -> None:
@@ -103,9 +85,8 @@ def make_save(state: State, save: saving.Save, now: float) -> None:
         save.samples,
         save.indices,
         state.settings.request_ttl_s,
+        RequestKind.SAVE,
         executor=save.executor.number,
-        save=True,
-        from_cache=True,
     )
     nothing = Claim(np.zeros(save.indices.size, dtype=np.bool_), 0)
     _send(state, Request(order, job, nothing, now), now)
@@ -134,12 +115,10 @@ def _send(state: State, request: Request, now: float) -> None:
     executor.samples_in_flight += order.indices.size
     executor.requests += 1
     executor.concurrency.used(executor.in_flight, now)
-    if executor.store is not None:
-        executor.store.saves += order.from_cache
-        for breaker, asked in ((executor.store.reading, order.restore), (executor.store.writing, order.save)):
-            if asked and breaker.tripped:
-                breaker.probe = order.request_id
-    if not order.from_cache:
+    breaker = executor.breaker_for(order.kind)
+    if breaker is not None and breaker.tripped:
+        breaker.probe = order.request_id
+    if order.kind.fills_cache:
         request.expected_s = state.teams.began(
             request.team, order.indices.size, capacity=state.fleet.capacity
         )
@@ -155,12 +134,12 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         return
     request, cached = ended.request, ended.cached
     order, executor = request.order, state.fleet.executors[request.order.executor]
-    if not order.from_cache:
-        executor.answered(event, request.made_s, now, restore=order.restore)
+    if order.kind.fills_cache:
+        executor.answered(event, order.kind, request.made_s, now)
         _judge_loser(state, request, now)
     if executor.store is not None:
         restoring.answered(state, request, executor, event, now)
-    if order.from_cache:
+    if order.kind is RequestKind.SAVE:
         saving.answered(state, request, event, now)
         return
     samples, indices = state.set_of(order.samples), order.indices
@@ -183,14 +162,14 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     if ended is None:
         return
     request, message = ended.request, ended.request.ending
-    if request.order.from_cache:
-        restoring.distrust(state, request, message, now, writing=True)
+    if request.order.kind is RequestKind.SAVE:
+        restoring.distrust(state, request, message, now)
         saving.try_again(state, request, np.ones(request.order.indices.size, dtype=np.bool_), now)
         return
     state.fleet.executors[request.order.executor].failed(event, message, request.made_s, now)
     if event.kind is FailureKind.THROTTLED:
         state.stalls.work_for(request.order.samples.dataset).throttled += 1
-    not_restored = request.order.restore and event.kind not in NEVER_RUN
+    not_restored = request.order.kind is RequestKind.RESTORE and event.kind not in NEVER_RUN
     if not_restored or event.kind is FailureKind.TIMED_OUT:
         restoring.came_to_nothing(state, request, ended.left | request.claim.unsettled, message, now)
     if ended.left.any():
@@ -233,7 +212,7 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
     request.ended_s = now
     if not isinstance(event, RequestDone):
         request.ending = f"{event.kind.value}: {event.message}"
-    elif request.order.from_cache:
+    elif request.order.kind is RequestKind.SAVE:
         request.ending = f"{int(np.count_nonzero(saving.saved(event)))} saved"
     else:
         produced = int(np.count_nonzero(cached))
@@ -247,10 +226,8 @@ def _give_back_place(state: State, request: Request, event: RequestDone | Reques
     state.account(request).requests_in_flight -= 1
     executor.in_flight -= 1
     executor.samples_in_flight -= order.indices.size
-    if executor.store is not None:
-        executor.store.saves -= order.from_cache
     state.stragglers.landed(order.request_id)
-    if order.from_cache:
+    if order.kind is RequestKind.SAVE:
         return
     if isinstance(event, RequestDone):
         ran_s = event.duration_us / 1e6
@@ -277,14 +254,15 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
         if answer.cold_start:
             executor.cold_starts += 1
             executor.cold_s += max(0.0, now - request.made_s - answer.duration_us / 1e6)
-    if answer is not None and not order.from_cache:  # else it was there, and counted, before
-        state.stalls.work_for(order.samples.dataset).add(answer, restore=order.restore)
+    if answer is not None and order.kind.fills_cache:  # else it was there, and counted, before
+        state.stalls.work_for(order.samples.dataset).add(answer, order.kind)
         counters.fetch_s += answer.fetch_us / 1e6
         counters.decode_s += answer.decode_us / 1e6
         counters.push_s += answer.push_us / 1e6
         counters.source_bytes += answer.source_bytes
         counters.source_requests += answer.source_requests
         counters.record_bytes += record_bytes
+    restores = order.kind is RequestKind.RESTORE
     usd = state.ledger.invoked(
         order.samples.dataset,
         executor=order.executor,
@@ -292,8 +270,8 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
         source_requests=answer.source_requests if answer else 0,
         source_bytes=answer.source_bytes if answer else 0,
         record_bytes=record_bytes,
-        store_gets=answer.store_requests if answer and order.restore else 0,
-        store_puts=answer.store_requests if answer and not order.restore else 0,
+        store_gets=answer.store_requests if answer and restores else 0,
+        store_puts=answer.store_requests if answer and not restores else 0,
         now=now,
     )
     executor.usd += usd
@@ -307,7 +285,8 @@ def _settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:
     claim = request.claim
     claim.unsettled &= ~settled
     # A rival of pointers still writes records over them.
-    if not claim.unsettled.any() and not (request.order.pointers and request.rival in state.requests):
+    points = request.order.kind is RequestKind.DECODE_TO_POINTERS
+    if not claim.unsettled.any() and not (points and request.rival in state.requests):
         state.reserved_bytes -= claim.reserved_bytes
         claim.reserved_bytes = 0
 
@@ -317,7 +296,7 @@ def _count(state: State, request: Request, event: RequestDone, counts: tuple[int
     produced, failed = counts
     order, counters = request.order, state.account(request)
     state.fleet.executors[order.executor].samples += int(np.count_nonzero(event.outcomes == CACHED))
-    if order.restore:
+    if order.kind is RequestKind.RESTORE:
         counters.samples_restored += produced
     else:
         counters.samples_produced += produced
@@ -333,8 +312,8 @@ def _judge_loser(state: State, winner: Request, now: float) -> None:
     if loser is None:
         return
     silent_s = now - loser.made_s
-    if loser.order.restore:
-        restoring.distrust(state, loser, f"no answer within {silent_s:.1f} s", now, writing=False)
+    if loser.order.kind is RequestKind.RESTORE:
+        restoring.distrust(state, loser, f"no answer within {silent_s:.1f} s", now)
     elif loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
         reason = f"no answer within {silent_s:.1f} s, when another executor had answered"
         state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.made_s, now)

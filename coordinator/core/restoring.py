@@ -25,7 +25,7 @@ from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, Warn
 from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.room import next_use_s
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.events import PacksLost, RecordsStored, RequestDone
-    from superdl.coordinator.core.fleet import ExecutorState, StoreAccess
+    from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import SampleSet
     from superdl.coordinator.core.state import Request, State
@@ -46,7 +46,7 @@ __all__ = [
     "came_to_nothing",
     "distrust",
     "is_usable",
-    "keeping",
+    "kind_for",
     "packs_lost",
     "records_stored",
     "share_in_cache",
@@ -74,7 +74,11 @@ class Way(NamedTuple):
     indices: NDArray[np.int64]
     rest: NDArray[np.int64]
     executors: EligibleExecutors
-    restore: bool
+
+    @property
+    def restore(self) -> bool:
+        """Whether they come from the store."""
+        return self.executors.restores
 
     def without(self, count: int) -> NDArray[np.int64]:
         """All that were asked about but the first so many of this way."""
@@ -152,14 +156,14 @@ def ways(state: State, key: SetKey, indices: NDArray[np.int64], now: float) -> I
     stored = None if samples.packs is None else samples.packs[indices] != 0
     executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
     if stored is None or executors is None:
-        yield Way(indices, indices[:0], eligible, restore=False)
+        yield Way(indices, indices[:0], eligible)
         return
     decoded, restored = indices[~stored], indices[stored]
     if state.settings.whole_packs and samples.packs is not None:  # neighbours go together
         restored = restored[np.argsort(samples.packs[restored], kind="stable")]
     if decoded.size:
-        yield Way(decoded, restored, eligible, restore=False)
-    yield Way(restored, decoded, executors, restore=True)
+        yield Way(decoded, restored, eligible)
+    yield Way(restored, decoded, executors)
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
@@ -206,23 +210,34 @@ def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> ND
     return taken[asked | np.isfinite(uses_s)]
 
 
-def keeping(
-    state: State, access: StoreAccess, samples: SampleSet, indices: NDArray[np.int64], now: float
-) -> tuple[bool, bool]:
-    """Whether a function that decodes writes a pack too, and whether the cache may get pointers into it."""
-    saves = (
-        samples.key.epoch == EVERY_EPOCH
-        and not samples.stored(indices).all()
-        and is_usable(state, access.writing, now)
-    )
-    points = (
-        saves
-        and not access.writing.tripped
-        and not state.settings.whole_packs
-        and now >= samples.pointers_from_s
-        and all_straight(state, samples.key.dataset)
-    )
-    return saves, points
+def kind_for(
+    state: State,
+    executor: ExecutorState,
+    samples: SampleSet,
+    indices: NDArray[np.int64],
+    now: float,
+    *,
+    restore: bool,
+) -> RequestKind:
+    """Choose what an executor is asked to do with absent samples, by what it and their readers see."""
+    if restore:
+        return RequestKind.RESTORE
+    access = executor.store
+    if (
+        access is None
+        or samples.key.epoch != EVERY_EPOCH
+        or samples.stored(indices).all()
+        or not is_usable(state, access.writing, now)
+    ):
+        return RequestKind.DECODE
+    if (
+        access.writing.tripped
+        or state.settings.whole_packs
+        or now < samples.pointers_from_s
+        or not all_straight(state, samples.key.dataset)
+    ):
+        return RequestKind.DECODE_TO_STORE
+    return RequestKind.DECODE_TO_POINTERS
 
 
 def answered(state: State, request: Request, executor: ExecutorState, event: RequestDone, now: float) -> None:
@@ -232,19 +247,20 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
         samples.place(request.order.indices[event.stored], event.pack)
     if access is None:
         return
-    if request.order.save and (event.outcomes == CACHED).any():
-        access.keeps = event.pack > 0
-    if request.order.save and event.store_trouble:
-        distrust(state, request, event.store_trouble, now, writing=True, refused=True)
-    elif request.order.save and event.pack:
-        access.writing.worked()
-    if not request.order.restore:
+    if request.order.kind.writes_pack:
+        if (event.outcomes == CACHED).any():
+            access.keeps = event.pack > 0
+        if event.store_trouble:
+            distrust(state, request, event.store_trouble, now, refused=True)
+        elif event.pack:
+            access.writing.worked()
+    if request.order.kind is not RequestKind.RESTORE:
         return
     _forget(state, samples, request.order.indices[event.outcomes == _NOT_STORED])
     failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
-        distrust(state, request, reason, now, writing=False, refused=True)
+        distrust(state, request, reason, now, refused=True)
     elif (event.outcomes == CACHED).any():
         access.reading.worked()
 
@@ -255,22 +271,20 @@ def came_to_nothing(
     """No answer came to a restore: what it was still to bring is decoded next, for what crashes or hangs one
     function would do so again. Or none came in time to what was to write a pack: the store may hang.
     """
-    if request.order.restore:
+    if request.order.kind is RequestKind.RESTORE:
         _forget(state, state.set_of(request.order.samples), request.order.indices[unsettled])
-    if request.order.restore or request.order.save:
-        distrust(state, request, reason, now, writing=request.order.save)
+    distrust(state, request, reason, now)
 
 
-def distrust(
-    state: State, request: Request, reason: str, now: float, *, writing: bool, refused: bool = False
-) -> None:
-    """Blame the store, which failed a request or ``refused`` it; people are told when it is left alone for
-    the first time since it has worked.
+def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
+    """Blame the store, which failed a request or ``refused`` it, if that had to do with it; people are told
+    when it is left alone for the first time since it has worked.
     """
     executor = state.fleet.executors[request.order.executor]
-    if executor.store is None:
+    breaker = executor.breaker_for(request.order.kind)
+    if breaker is None:
         return
-    breaker, text = (executor.store.writing, _WRITING) if writing else (executor.store.reading, _READING)
+    text = _WRITING if request.order.kind.writes_pack else _READING
     was_tripped = breaker.tripped
     blame = breaker.refused if refused else breaker.failed
     blame(reason, request.made_s, now)

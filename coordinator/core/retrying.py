@@ -18,7 +18,7 @@ from superdl.coordinator.core.queues import Retry
 from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import SampleState, count_again
 from superdl.coordinator.core.throttling import Outage
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +57,7 @@ _BLAMED_ON_EXECUTOR_MAX = 2
 def end_outages(state: State, request: Request) -> None:
     """Samples were produced, or restored, which says nothing of their source."""
     state.outage.failures = 0
-    if not request.order.restore:
+    if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
 
 
@@ -119,7 +119,7 @@ def retry_rest(
     order, messages = request.order, event.messages
     expired_early = _expired_early(state, request, event, now)
     uncounted = left & _UNCOUNTED[event.outcomes] & (not expired_early)
-    not_restored = left & _NOT_RESTORED[event.outcomes] & order.restore
+    not_restored = left & _NOT_RESTORED[event.outcomes] & (order.kind is RequestKind.RESTORE)
     unavailable = left & (event.outcomes == _UNAVAILABLE)
     counted = left & ~(uncounted | not_restored | unavailable)
     try_at_once(state, request, order.indices[not_restored], now)
@@ -168,7 +168,7 @@ def retry_failed(
     each goes alone, so that it harms no other.
     """
     never_run = kind in NEVER_RUN
-    if request.order.restore and not never_run:
+    if request.order.kind is RequestKind.RESTORE and not never_run:
         try_at_once(state, request, request.order.indices[left], now)
         return
     messages = dict.fromkeys(left.tolist(), request.ending)

@@ -105,8 +105,7 @@ def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
         if missing > 0:
             _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
     fitting = _fitting(state.free_bytes, size_bytes, count)
-    bring_room = any(not request.order.from_cache for request in state.requests.values())
-    if fitting or bring_room or _missed_and_resident(state, now):
+    if fitting or state.is_producing or _missed_and_resident(state, now):
         return fitting
     return max(1, _fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
 

@@ -8,6 +8,7 @@ the end of the queue. Where the store takes nothing, the circuit breaker for wri
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from superdl.coordinator.core.events import OUTCOME_ORDER
 from superdl.coordinator.core.restoring import distrust, is_usable
 from superdl.coordinator.core.samples import SampleState
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def take_due(state: State, now: float) -> Iterator[Save]:
             continue
         still = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
         for other in state.requests.values():  # it was dropped meanwhile, and has come again
-            if other.order.from_cache and other.order.samples == key:
+            if other.order.kind is RequestKind.SAVE and other.order.samples == key:
                 still = still[~np.isin(still, other.order.indices)]
         if still.size:
             yield Save(executor, key, still)
@@ -89,12 +90,15 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 def _saver(state: State, now: float) -> ExecutorState | None:
     """Who is to save, if only of a source that it may not read; ``None``: nobody has time, or could."""
+    saves = Counter(
+        request.order.executor for request in state.requests.values() if not request.order.kind.fills_cache
+    )
     for executor in state.fleet.executors:
         access = executor.store
         if access is None or executor.idle(now) <= 0 or executor.places(now) <= 0:
             continue
         half = max(1, executor.concurrency.capacity // 2)
-        if access.saves < half and is_usable(state, access.writing, now):
+        if saves[executor.number] < half and is_usable(state, access.writing, now):
             return executor
     return None
 
@@ -120,7 +124,7 @@ def answered(state: State, request: Request, event: RequestDone, now: float) -> 
     left = ~saved(event) & (event.outcomes != _NOT_CACHED)
     if left.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")
-        distrust(state, request, reason, now, writing=True)
+        distrust(state, request, reason, now)
     try_again(state, request, left, now)
 
 

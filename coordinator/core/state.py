@@ -186,6 +186,11 @@ class State:
         return [(executor.in_flight, executor.samples_in_flight) for executor in self.fleet.executors]
 
     @property
+    def is_producing(self) -> bool:
+        """Whether a request in flight brings something into the cache."""
+        return any(request.order.kind.fills_cache for request in self.requests.values())
+
+    @property
     def resident_bytes(self) -> int:
         """Memory that records take."""
         return self.memory.resident_bytes

@@ -151,7 +151,7 @@ class World(WorldState):
     def _carry_out(self, action: Action) -> None:
         match action:
             case Prefetch():
-                self.requested_samples += 0 if action.from_cache else action.indices.size
+                self.requested_samples += action.indices.size if action.kind.fills_cache else 0
                 self.asked[action.job] += 1
                 if self.log is not None:
                     self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")

@@ -181,7 +181,7 @@ def a_core_that_drops_what_is_awaited(relieve, state, now):
 
 @bug(dispatching, "ways", "that lies in the store, which is well")
 def a_core_that_decodes_what_is_stored(ways, state, key, indices, now):
-    yield restoring.Way(indices, indices[:0], state.eligible_for(key.dataset), restore=False)
+    yield restoring.Way(indices, indices[:0], state.eligible_for(key.dataset))
 
 
 @bug(restoring, "answered", "that lies in the store", seeds=range(200))
