@@ -15,7 +15,7 @@ import numpy as np
 from superdl.coordinator.core.events import Audit, Drop, ReadBack, Warn
 from superdl.coordinator.core.jobs import Ahead, CursorSpan
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.restoring import all_straight
+from superdl.coordinator.core.restoring import take_in, usable
 from superdl.coordinator.core.retrying import want_again
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import AuditInFlight
@@ -48,8 +48,6 @@ __all__ = [
 _EVERY_S = 5.0
 _DOUBTED_EVERY_S = 0.5
 _BYTES_MAX = 16 * 2**20
-_NO_POINTERS_S = 60.0
-"""So long records are pushed after a reader could not follow a pointer."""
 
 
 def audit(
@@ -75,21 +73,14 @@ def audited(state: State, event: Audited, now: float) -> None:
     if asked is None:
         return
     samples, before_bytes = state.set_of(asked.samples), state.resident_bytes
-    pointers = np.zeros(asked.indices.size, dtype=np.bool_) if event.pointers is None else event.pointers
-    if asked.whole and pointers.any():  # a reader says that it leads nowhere
-        samples.pointers_from_s = now + _NO_POINTERS_S
-    # Where a reader cannot follow it, a pointer is as good as nothing.
-    followed = pointers & (not asked.whole) & all_straight(state, asked.samples.dataset)
-    present, tombstoned = (event.record_bytes > 0) & ~pointers, event.record_bytes < 0
-    samples.store(asked.indices[present], event.record_bytes[present])
-    samples.point(asked.indices[followed], event.record_bytes[followed])
-    state.has_come(asked.samples, asked.indices[present], now)
+    present, tombstoned = usable(state, samples, event, now, whole=asked.whole), event.record_bytes < 0
+    state.has_come(asked.samples, take_in(state, samples, asked.indices, event, present), now)
     samples.move(asked.indices[tombstoned], SampleState.FAILED)
-    lost = ~(present | tombstoned | followed)
+    lost = ~(present | tombstoned)
     absent = asked.indices[lost]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
-    spoilt = asked.indices[lost & (pointers | asked.whole)]
+    spoilt = asked.indices[lost & ((event.record_bytes > 0) | asked.whole)]
     if spoilt.size:  # it must go, so that a tombstone may take its place
         state.actions.append(Drop(asked.samples, spoilt))
     # What an earlier coordinator left was memory of others until it was found.

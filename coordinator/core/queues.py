@@ -293,10 +293,12 @@ class UnsavedQueue:
     """Samples that have come into the cache and are to be written to the store, in their order of coming.
 
     Each is here once at most, so that a store which takes nothing cannot make the queue grow. Whether one is
-    still in the cache, and still in no pack, is to be seen when it is taken.
+    still in the cache, and still in no pack, is to be seen when it is taken. Nothing is kept unless it is
+    ``wanted``: there are functions that do not see the store, or somebody fills it.
     """
 
     def __init__(self) -> None:
+        self.wanted = False
         self._waiting: dict[SetKey, deque[tuple[float, NDArray[np.int64]]]] = {}
         self._is_here: dict[SetKey, NDArray[np.bool_]] = {}
 

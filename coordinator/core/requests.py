@@ -21,7 +21,7 @@ import numpy as np
 from superdl.coordinator.core import restoring, saving
 from superdl.coordinator.core.auditing import choose_to_read_back
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
-from superdl.coordinator.core.events import CACHED, TOMBSTONE, Drop, FailureKind, Prefetch, RequestDone, Warn
+from superdl.coordinator.core.events import CACHED, TOMBSTONE, FailureKind, Prefetch, RequestDone, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN
 from superdl.coordinator.core.hedging import late_at_s
 from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
@@ -143,15 +143,15 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         saving.answered(state, request, event, now)
         return
     samples, indices = state.set_of(order.samples), order.indices
-    _store(state, request, event, cached)
-    state.has_come(order.samples, indices[cached], now)
+    records = restoring.take_in(state, samples, indices, event, cached)
+    state.has_come(order.samples, records, now)
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[ended.failed], SampleState.FAILED)
     for offset in np.flatnonzero(ended.failed):
         state.remember_failure(order.samples, int(indices[offset]), event.messages.get(int(offset), ""))
     if cached.any():
         end_outages(state, request)
-    _written_late(state, request, event, ended.late)
+    restoring.take_in_late(state, samples, indices, event, ended.late)
     if ended.left.any():
         retry_rest(state, request, event, ended.left, now, some_came=bool(cached.any()))
 
@@ -317,29 +317,3 @@ def _judge_loser(state: State, winner: Request, now: float) -> None:
     elif loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
         reason = f"no answer within {silent_s:.1f} s, when another executor had answered"
         state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.made_s, now)
-
-
-def _store(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:
-    """The cache holds these records, or pointers, now."""
-    samples, indices, lengths = state.set_of(request.order.samples), request.order.indices, event.record_bytes
-    if event.pointers is None:
-        samples.store(indices[written], lengths[written])
-        return
-    whole, pointed = written & ~event.pointers, written & event.pointers
-    samples.store(indices[whole], lengths[whole])
-    samples.point(indices[pointed], lengths[pointed])
-    restoring.withdraw_pointers(state, samples.key.dataset)
-
-
-def _written_late(state: State, request: Request, event: RequestDone, written: NDArray[np.bool_]) -> None:
-    """Delete what the loser of a race has written after it was dropped: nobody would account for it. Where it
-    has written a pointer over a record, or a record over a pointer, account for what is there now.
-    """
-    samples, indices = state.set_of(request.order.samples), request.order.indices
-    late = samples.among(indices[written], SampleState.ABSENT)
-    if late.size:
-        state.actions.append(Drop(samples.key, late))
-    over = written & (samples.state[indices] == SampleState.RESIDENT)
-    if (event.pointers is not None or samples.pointed is not None) and over.any():
-        samples.move(indices[over], SampleState.CHECKING)
-        _store(state, request, event, over)

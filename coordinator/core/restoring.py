@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import PacksLost, RecordsStored, RequestDone
+    from superdl.coordinator.core.events import Audited, PacksLost, RecordsStored, RequestDone
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import SampleSet
@@ -50,13 +50,19 @@ __all__ = [
     "packs_lost",
     "records_stored",
     "share_in_cache",
+    "take_in",
+    "take_in_late",
     "trouble",
+    "usable",
     "waits_for_the_store",
     "wanted_in_cache",
     "ways",
     "with_their_packs",
     "withdraw_pointers",
 ]
+
+_NO_POINTERS_S = 60.0
+"""So long records are pushed after a reader could not follow a pointer."""
 
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
@@ -133,6 +139,56 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
         return
     _drop(state, samples, pointed)
     state.look_again(cursor for cursor in state.reading(dataset) if not cursor.job.straight)
+
+
+def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> NDArray[np.bool_]:
+    """Which of what an audit found readers can use. A pointer that one of them cannot follow is as good as
+    nothing; a reader that had a ``whole`` audit made has tried to.
+    """
+    there: NDArray[np.bool_] = event.record_bytes > 0
+    if event.pointers is None:
+        return there
+    if whole and event.pointers.any():
+        samples.pointers_from_s = now + _NO_POINTERS_S
+    may_follow = not whole and all_straight(state, samples.key.dataset)
+    return there if may_follow else there & ~event.pointers
+
+
+def take_in(
+    state: State,
+    samples: SampleSet,
+    indices: NDArray[np.int64],
+    event: RequestDone | Audited,
+    there: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """The cache holds some of ``indices`` now, as records or as pointers; return those of records."""
+    if event.pointers is None:
+        samples.store(indices[there], event.record_bytes[there])
+        return indices[there]
+    whole, pointed = there & ~event.pointers, there & event.pointers
+    samples.store(indices[whole], event.record_bytes[whole])
+    samples.point(indices[pointed], event.record_bytes[pointed])
+    withdraw_pointers(state, samples.key.dataset)
+    return indices[whole]
+
+
+def take_in_late(
+    state: State,
+    samples: SampleSet,
+    indices: NDArray[np.int64],
+    event: RequestDone,
+    written: NDArray[np.bool_],
+) -> None:
+    """Delete what the loser of a race has written after it was dropped: nobody would account for it. Where it
+    has written a pointer over a record, or a record over a pointer, account for what is there now.
+    """
+    late = samples.among(indices[written], SampleState.ABSENT)
+    if late.size:
+        state.actions.append(Drop(samples.key, late))
+    over = written & (samples.state[indices] == SampleState.RESIDENT)
+    if (event.pointers is not None or samples.pointed is not None) and over.any():
+        samples.move(indices[over], SampleState.CHECKING)
+        take_in(state, samples, indices, event, over)
 
 
 def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:

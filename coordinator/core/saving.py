@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import RequestDone
+    from superdl.coordinator.core.events import Prefetch, RequestDone
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import Request, State
 
-__all__ = ["Save", "answered", "left_lying", "next_save_s", "saved", "take_due", "try_again"]
+__all__ = ["Save", "answered", "is_saving", "left_lying", "next_save_s", "saved", "take_due", "try_again"]
 
 _NOT_CACHED = OUTCOME_ORDER.index(Outcome.NOT_CACHED)
 _WAIT_S = 1.0
@@ -49,20 +49,27 @@ def take_due(state: State, now: float) -> Iterator[Save]:
     """Take from the queue what can be saved now, what has waited longest first; what is yielded is asked for
     before the next.
     """
-    while state.unsaved is not None:
-        key = _due(state, now)
-        executor = None if key is None else _saver(state, now)
-        if key is None or executor is None:
-            return
+    while (key := _due(state, now)) is not None and (executor := _saver(state, now)) is not None:
         taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
         if samples is None:  # all of it has gone
             continue
         still = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
-        for other in state.requests.values():  # it was dropped meanwhile, and has come again
-            if other.order.kind is RequestKind.SAVE and other.order.samples == key:
-                still = still[~np.isin(still, other.order.indices)]
+        for other in _saves(state):  # it was dropped meanwhile, and has come again
+            if other.samples == key:
+                still = still[~np.isin(still, other.indices)]
         if still.size:
             yield Save(executor, key, still)
+
+
+def is_saving(state: State) -> bool:
+    """Whether something is on its way from the cache to the store, or will be."""
+    return state.unsaved.first() is not None or bool(_saves(state))
+
+
+def _saves(state: State) -> list[Prefetch]:
+    """The saves in flight."""
+    orders = (request.order for request in state.requests.values())
+    return [order for order in orders if order.kind is RequestKind.SAVE]
 
 
 def left_lying(state: State, now: float) -> bool:
@@ -72,8 +79,8 @@ def left_lying(state: State, now: float) -> bool:
 
 def _due(state: State, now: float) -> SetKey | None:
     """The set of which a pack may be written now."""
-    first = state.unsaved.first() if state.unsaved is not None else None
-    if state.unsaved is None or first is None:
+    first = state.unsaved.first()
+    if first is None:
         return None
     key, since_s = first
     full = state.unsaved.holds(key, _pack_samples(state, key))
@@ -90,9 +97,7 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 def _saver(state: State, now: float) -> ExecutorState | None:
     """Who is to save, if only of a source that it may not read; ``None``: nobody has time, or could."""
-    saves = Counter(
-        request.order.executor for request in state.requests.values() if not request.order.kind.fills_cache
-    )
+    saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
         if access is None or executor.idle(now) <= 0 or executor.places(now) <= 0:
@@ -105,7 +110,7 @@ def _saver(state: State, now: float) -> ExecutorState | None:
 
 def next_save_s(state: State) -> float | None:
     """When something may be saved by the passing of time alone; ``None`` where nothing waits."""
-    first = state.unsaved.first() if state.unsaved is not None else None
+    first = state.unsaved.first()
     if first is None:
         return None
     seeing = [executor.store for executor in state.fleet.executors if executor.store is not None]

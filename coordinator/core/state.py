@@ -127,7 +127,7 @@ class State:
     room_search: RoomSearch = field(default_factory=RoomSearch)
     leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
     """Ranks by the time at which their lease may end."""
-    unsaved: UnsavedQueue | None = None
+    unsaved: UnsavedQueue = field(default_factory=UnsavedQueue)
     """What is to go from the cache to the store, where there are functions that do not see it."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
@@ -166,8 +166,7 @@ class State:
         self.fleet = Fleet(settings.executors, store=settings.store)
         see_store = any(executor.store is not None for executor in self.fleet.executors)
         blind = any(executor.decodes and executor.store is None for executor in self.fleet.executors)
-        if see_store and blind and not settings.store_read_only:
-            self.unsaved = UnsavedQueue()
+        self.unsaved.wanted = see_store and blind and not settings.store_read_only
         self.ledger = Ledger(
             [facts.prices for facts in settings.executors],
             max_usd=settings.max_usd,
@@ -224,7 +223,7 @@ class State:
 
     def has_come(self, key: SetKey, indices: NDArray[np.int64], now: float) -> None:
         """Samples are resident that were not; those in no pack are to be saved, by who sees the store."""
-        if self.unsaved is not None and key.epoch == EVERY_EPOCH:
+        if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)
             self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
 

@@ -177,11 +177,8 @@ class World(WorldState):
         if not self.cache.up:
             self.after(_RETRY_S, partial(self._audit, action, life))
             return
-        found = self.cache.look(action.samples, action.indices, self.now_s)
-        if action.whole:
-            found[self.cache.spoilt(action.samples, action.indices)] = 0
-        pointers = self.cache.pointers(action.samples, action.indices) & (found > 0)
-        self.post(Audited(action.audit_id, found, pointers))
+        audited = self.cache.audit(action.samples, action.indices, self.now_s, whole=action.whole)
+        self.post(Audited(action.audit_id, *audited))
 
     def _read_back(self, action: ReadBack, life: int) -> None:
         index = np.array([action.index])
