@@ -16,13 +16,12 @@ import numpy as np
 
 from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.filling import room_to_fill
-from superdl.coordinator.core.hedging import stragglers_to_race
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.neighbours import with_their_neighbours
 from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.requests import make, make_save, race
+from superdl.coordinator.core.requests import make, make_save, race_stragglers
 from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.retrying import release_due
 from superdl.coordinator.core.room import (
@@ -92,8 +91,7 @@ def _produce(state: State, now: float) -> None:
         _refuse_readers(state, now)
         return
     if spending is Spending.FREELY:
-        for late, executor in stragglers_to_race(state, now):
-            race(state, late, executor, now)
+        race_stragglers(state, now)
     _wake_waiting_for_room(state, now)
     _wake_deferred(state, now)
     passed_over: set[BatchPlace] = set()

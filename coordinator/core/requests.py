@@ -6,8 +6,12 @@ race share one. It is *sent* to one executor. Its first answer, or its failure, 
 given back, it is billed, and its samples are settled. A second answer changes nothing. What did not come is
 tried again (:mod:`superdl.coordinator.core.retrying`).
 
-Which samples go together, and to whom, is decided in :mod:`superdl.coordinator.core.dispatching`; which
-stragglers are raced in :mod:`superdl.coordinator.core.hedging`.
+A straggler takes longer than nearly all do; a second request for the same samples races it. The first answer
+wins; what the other one brings changes nothing but the account (Dean and Barroso, "The Tail at Scale", 2013).
+Hedges are made where a function is idle or a reader waits, and never more of them than a share of all
+requests.
+
+Which samples go together, and to whom, is decided in :mod:`superdl.coordinator.core.dispatching`.
 """
 
 from __future__ import annotations
@@ -22,14 +26,15 @@ from superdl.coordinator.core import restoring, saving
 from superdl.coordinator.core.auditing import choose_to_read_back
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, TOMBSTONE, FailureKind, Prefetch, RequestDone, Warn
-from superdl.coordinator.core.fleet import NEVER_RUN
-from superdl.coordinator.core.hedging import late_at_s
+from superdl.coordinator.core.fleet import NEVER_RUN, EligibleExecutors
 from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Claim, Request
 from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.events import RequestFailed
@@ -38,7 +43,11 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
-__all__ = ["finish", "make", "make_save", "race", "request_done", "request_failed"]
+__all__ = ["finish", "make", "make_save", "race_stragglers", "request_done", "request_failed"]
+
+_LATE_LEAST_S = 0.05
+_RESTORE_LATE_LEAST_S = 2.0
+_LOOK_EVERY_S = 0.05
 
 
 def make(
@@ -65,15 +74,6 @@ def make(
     number, ttl_s = next(state.numbers), state.settings.request_ttl_s
     order = Prefetch(number, job.name, key, indices, ttl_s, kind, executor=executor.number)
     _send(state, Request(order, job, claim, now), now)
-
-
-def race(state: State, late: Request, executor: ExecutorState, now: float) -> None:
-    """Have an executor produce what a straggler does not bring; the first answer counts."""
-    late.rival = next(state.numbers)
-    state.account(late).hedges += 1
-    raced, kind = late.order.request_id, RequestKind.DECODE  # a store that hangs; and one pack is enough
-    order = replace(late.order, request_id=late.rival, kind=kind, hedge_of=raced, executor=executor.number)
-    _send(state, Request(order, late.payer, late.claim, now, rival=raced), now)
 
 
 def make_save(state: State, save: saving.Save, now: float) -> None:
@@ -123,8 +123,77 @@ def _send(state: State, request: Request, now: float) -> None:
             request.team, order.indices.size, capacity=state.fleet.capacity
         )
         if request.rival is None:
-            state.stragglers.watch(order.request_id, late_at_s(state, request, now))
+            state.stragglers.watch(order.request_id, _late_at_s(state, request, now))
     state.actions.append(order)
+
+
+def _late_at_s(state: State, request: Request, now: float) -> float | None:
+    """When a request that is sent now will be a straggler; ``None`` if that cannot be said."""
+    order, executor = request.order, state.fleet.executors[request.order.executor]
+    able = (
+        EligibleExecutors((executor,), restores=True)
+        if order.kind is RequestKind.RESTORE
+        else state.eligible_for(order.samples.dataset)
+    )
+    late_s = able.late_s(executor, order.indices.size, state.settings.hedge_quantile)
+    if order.kind is RequestKind.RESTORE:
+        late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
+    return None if late_s is None else now + max(late_s, _LATE_LEAST_S)
+
+
+def race_stragglers(state: State, now: float) -> None:
+    """Make the rivals of the stragglers that deserve one: a share of all requests, while functions are idle
+    or a reader waits.
+    """
+    watched = state.stragglers
+    if not len(watched) or not state.settings.hedge_share:
+        return
+    misses: Mapping[SetKey, NDArray[np.int64]] = {}
+    if len(state.misses) and now >= watched.look_again_s:
+        watched.look_again_s = now + _LOOK_EVERY_S
+        misses = state.misses.by_set(now)
+    for number in watched.late:
+        late = state.requests[number]
+        dataset = late.order.samples.dataset
+        # Nothing is decoded for nothing but idleness that the store will bring.
+        idle = late.order.kind.decodes and state.fleet.idle(now) > 0
+        affordable = watched.affordable(state.settings.hedge_share) > 0
+        deserved = affordable and (idle or _is_missed(state, late, misses))
+        if not state.wants(dataset) or not (deserved or _is_unproven(state, late)):
+            continue
+        executor, _ = state.eligible_for(dataset).choose(now, other_than=late.order.executor)
+        if executor is not None and state.turn(late.team) is not None:
+            _race(state, late, executor, now)
+
+
+def _race(state: State, late: Request, executor: ExecutorState, now: float) -> None:
+    """Have an executor produce what a straggler does not bring; the first answer counts."""
+    state.stragglers.raced(late.order.request_id)
+    late.rival = next(state.numbers)
+    state.account(late).hedges += 1
+    raced, kind = late.order.request_id, RequestKind.DECODE  # a store that hangs; and one pack is enough
+    order = replace(late.order, request_id=late.rival, kind=kind, hedge_of=raced, executor=executor.number)
+    _send(state, Request(order, late.payer, late.claim, now, rival=raced), now)
+
+
+def _is_unproven(state: State, request: Request) -> bool:
+    """Whether the executor of a straggler has never answered, though there is another: no share of all
+    requests bounds its rivals, but that it is soon set aside.
+    """
+    executor = state.fleet.executors[request.order.executor]
+    return (
+        not executor.latency.answers
+        and not (executor.store and executor.store.latency.answers)
+        and len(state.eligible_for(request.order.samples.dataset).executors) > 1
+    )
+
+
+def _is_missed(state: State, request: Request, misses: Mapping[SetKey, NDArray[np.int64]]) -> bool:
+    key = request.order.samples
+    if key not in misses:
+        return False
+    in_flight = state.set_of(key).among(misses[key], SampleState.IN_FLIGHT)
+    return bool(np.isin(in_flight, request.order.indices).any())
 
 
 def request_done(state: State, event: RequestDone, now: float) -> None:
