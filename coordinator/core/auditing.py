@@ -21,8 +21,6 @@ from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import AuditInFlight
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.events import (
         Audited,
         CacheEvicted,
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
         CacheResized,
         RecordReadBack,
     )
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
 __all__ = [
@@ -51,12 +49,7 @@ _BYTES_MAX = 16 * 2**20
 
 
 def audit(
-    state: State,
-    key: SetKey,
-    indices: NDArray[np.int64],
-    asker: BatchPlace | CursorSpan,
-    *,
-    whole: bool = False,
+    state: State, key: SetKey, indices: Ints, asker: BatchPlace | CursorSpan, *, whole: bool = False
 ) -> None:
     """Have the cache asked about samples that may be there; nothing, if there are none."""
     if not indices.size:
@@ -97,7 +90,7 @@ def audited(state: State, event: Audited, now: float) -> None:
         del state.audit_watchers[asked.samples]
 
 
-def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64]) -> None:
+def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
     asker = asked.asker
     if isinstance(asker, BatchPlace):
         state.stalls.record_lost(asker)
@@ -161,7 +154,7 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
 
 
 def choose_to_read_back(
-    state: State, request: Request, indices: NDArray[np.int64], record_bytes: NDArray[np.int64], now: float
+    state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
 ) -> None:
     """Have one of the records that an answer brought read back, if it is time to."""
     executor = state.fleet.executors[request.order.executor]

@@ -17,12 +17,9 @@ from superdl.coordinator.core.state import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.events import Action, Prefetch
     from superdl.coordinator.core.jobs import ClosedJobs, Job
-    from superdl.coordinator.core.samples import SampleState, SetKey
+    from superdl.coordinator.core.samples import Ints, SampleState, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
 __all__ = ["Core"]
@@ -110,7 +107,7 @@ class Core:
         """The account of all jobs that have closed."""
         return self.state.closed
 
-    def held(self, dataset: bytes) -> list[tuple[int, NDArray[np.int64]]]:
+    def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
         """What of a dataset is in the cache or on its way there, by epoch (0 for every epoch)."""
         return [
             (max(key.epoch, 0), samples.held())

@@ -24,11 +24,9 @@ from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.jobs import Cursor, Job
     from superdl.coordinator.core.queues import BatchPlace
-    from superdl.coordinator.core.samples import SampleSet
+    from superdl.coordinator.core.samples import Ints, SampleSet
     from superdl.coordinator.core.state import State
 
 __all__ = [
@@ -91,9 +89,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
     return sorted(told, key=lambda entry: entry[0])
 
 
-def batch_missed(
-    state: State, place: BatchPlace, samples: SampleSet, indices: NDArray[np.int64], now: float
-) -> None:
+def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
     """A reader misses samples; the first time is what counts."""
     stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
     if place in stalls.waits or not indices.size or cursor is None:
@@ -112,7 +108,7 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
 
 
 def _cause_at_once(
-    state: State, cursor: Cursor, samples: SampleSet, indices: NDArray[np.int64], now: float
+    state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
     """The cause, where what most of the missing samples were doing decides it; ``None``: functions were at
     work on them, or on others before them.

@@ -24,14 +24,7 @@ from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.requests import make, make_save, race_stragglers
 from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.retrying import release_due
-from superdl.coordinator.core.room import (
-    fits,
-    next_use,
-    relieve,
-    room_for,
-    see_shares,
-    urgent_room_for,
-)
+from superdl.coordinator.core.room import fits, next_use, relieve, room_for, see_shares, urgent_room_for
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.saving import next_save_s, take_due
 from superdl.coordinator.core.timing import request_size
@@ -40,12 +33,10 @@ from superdl.super_wire.record import SPENDING_CAP
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Ahead, Cursor, Job
     from superdl.coordinator.core.restoring import Way
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import State
 
 __all__ = ["dispatch", "expire_tombstones", "wake_times_s", "watch_spending"]
@@ -182,7 +173,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
 
 def _with_what_comes_along(
     state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Ints, Ints]:
     """What a request has: the first samples of a way, with the rest of their packs or runs where that harms
     nothing that is wanted sooner; and what is left of all that a rank has found.
     """
@@ -215,7 +206,7 @@ def _due_in_s(job: Job, ahead: Ahead) -> float:
 
 
 def _assign(
-    state: State, key: SetKey, indices: NDArray[np.int64], now: float, *, samples: int = 1, **wanted: Any
+    state: State, key: SetKey, indices: Ints, now: float, *, samples: int = 1, **wanted: Any
 ) -> tuple[Way, ExecutorState | None, float]:
     """The first way to have absent samples for which an executor is to be had, and which; ``None`` if all can
     wait, and for how long at most. What is ``wanted`` of the executor, and ``samples`` at most, is
@@ -288,7 +279,7 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
     return room > 0
 
 
-def _payer_of(state: State, job: Job, key: SetKey, wanted: NDArray[np.int64]) -> Job | None:
+def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
     """The job on whose account goes what a reader of ``job`` waits for: that one, or where its team may spend
     no more, another that will need all of it; ``None`` if there is none.
     """
@@ -302,7 +293,7 @@ def _payer_of(state: State, job: Job, key: SetKey, wanted: NDArray[np.int64]) ->
     return next((other for other in others if (next_use(key, wanted, other) < NEVER_SOON).all()), None)
 
 
-def _absent(state: State, place: BatchPlace) -> tuple[SetKey, NDArray[np.int64]]:
+def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
     """What a reader misses of a batch and is to be requested; nothing, if its job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
@@ -311,7 +302,7 @@ def _absent(state: State, place: BatchPlace) -> tuple[SetKey, NDArray[np.int64]]
     return key, samples.among(missed, SampleState.ABSENT)
 
 
-def _refuse(state: State, team: str, key: SetKey, absent: NDArray[np.int64], now: float) -> None:
+def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> None:
     """A team may spend no more: say so to its reader, and to people."""
     text, fares = state.teams.refusal(team), state.teams[team]
     state.fail_for_a_while(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
@@ -320,9 +311,7 @@ def _refuse(state: State, team: str, key: SetKey, absent: NDArray[np.int64], now
         state.actions.append(Warn(text))
 
 
-def _suspects_alone(
-    state: State, key: SetKey, missed: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], int]:
+def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
     """First what has never failed; then, one by one, what has: it may have crashed its function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))

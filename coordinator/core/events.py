@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.plan import Plan
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import DatasetFacts
     from superdl.coordinator.core.teams import Team
 
@@ -150,8 +150,8 @@ class BatchRead(Event):
     position: int
     samples: int
     hits: int
-    missed: NDArray[np.int64]
-    corrupt: NDArray[np.int64]
+    missed: Ints
+    corrupt: Ints
     done: bool
     read_us: int
     wait_us: int
@@ -174,7 +174,7 @@ class RequestDone(Event):
 
     request_id: int
     outcomes: NDArray[np.uint8]
-    record_bytes: NDArray[np.int64]
+    record_bytes: Ints
     source_bytes: int
     fetch_us: int
     decode_us: int
@@ -185,8 +185,8 @@ class RequestDone(Event):
     source_requests: int = 0
     cold_start: bool = False
     pack: int = 0
-    stored: NDArray[np.bool_] | None = None
-    pointers: NDArray[np.bool_] | None = None
+    stored: Bools | None = None
+    pointers: Bools | None = None
     store_trouble: str = ""
     store_requests: int = 0
     store_bytes: int = 0
@@ -221,8 +221,8 @@ class Audited(Event):
     """What the cache holds: record length in bytes, 0 for none, negative for a tombstone; ``pointers``."""
 
     audit_id: int
-    record_bytes: NDArray[np.int64]
-    pointers: NDArray[np.bool_] | None = None
+    record_bytes: Ints
+    pointers: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ class RecordsStored(Event):
     """
 
     dataset: bytes
-    indices: NDArray[np.int64]
+    indices: Ints
     packs: NDArray[np.uint32]
 
 
@@ -324,7 +324,7 @@ class Prefetch(Action):
     request_id: int
     job: str
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     expires_in_s: float
     kind: RequestKind = RequestKind.DECODE
     hedge_of: int | None = None
@@ -340,7 +340,7 @@ class Audit(Action):
 
     audit_id: int
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     whole: bool = False
 
 
@@ -349,7 +349,7 @@ class Drop(Action):
     """Delete these samples' records; not answered."""
 
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ class WriteTombstones(Action):
     """Write tombstones that expire, for ``reason``; not answered."""
 
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     messages: tuple[str, ...]
     expires_in_s: float
     reason: str = "retries_spent"

@@ -35,12 +35,10 @@ from superdl.super_wire.request import RequestKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.events import RequestFailed
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.samples import SampleSet, SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
 __all__ = ["finish", "make", "make_save", "race_stragglers", "request_done", "request_failed"]
@@ -54,7 +52,7 @@ def make(
     state: State,
     executor: ExecutorState,
     key: SetKey,
-    indices: NDArray[np.int64],
+    indices: Ints,
     job: Job,
     now: float,
     *,
@@ -92,7 +90,7 @@ def make_save(state: State, save: saving.Save, now: float) -> None:
     _send(state, Request(order, job, nothing, now), now)
 
 
-def _note_thrash(state: State, samples: SampleSet, indices: NDArray[np.int64], now: float) -> None:
+def _note_thrash(state: State, samples: SampleSet, indices: Ints, now: float) -> None:
     """Count what had been dropped and is produced again, and warn where that begins to be thrash."""
     key, again = samples.key, int(np.count_nonzero(samples.dropped[indices]))
     state.thrash.reproduced_samples += again
@@ -148,7 +146,7 @@ def race_stragglers(state: State, now: float) -> None:
     watched = state.stragglers
     if not len(watched) or not state.settings.hedge_share:
         return
-    misses: Mapping[SetKey, NDArray[np.int64]] = {}
+    misses: Mapping[SetKey, Ints] = {}
     if len(state.misses) and now >= watched.look_again_s:
         watched.look_again_s = now + _LOOK_EVERY_S
         misses = state.misses.by_set(now)
@@ -188,7 +186,7 @@ def _is_unproven(state: State, request: Request) -> bool:
     )
 
 
-def _is_missed(state: State, request: Request, misses: Mapping[SetKey, NDArray[np.int64]]) -> bool:
+def _is_missed(state: State, request: Request, misses: Mapping[SetKey, Ints]) -> bool:
     key = request.order.samples
     if key not in misses:
         return False
@@ -253,10 +251,10 @@ class Ended(NamedTuple):
     """
 
     request: Request
-    cached: NDArray[np.bool_]
-    failed: NDArray[np.bool_]
-    left: NDArray[np.bool_]
-    late: NDArray[np.bool_]
+    cached: Bools
+    failed: Bools
+    left: Bools
+    late: Bools
 
 
 def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
@@ -349,7 +347,7 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
     return usd
 
 
-def _settle(state: State, request: Request, settled: NDArray[np.bool_]) -> None:
+def _settle(state: State, request: Request, settled: Bools) -> None:
     """It is known what becomes of these samples, also for the request that races this one."""
     claim = request.claim
     claim.unsettled &= ~settled

@@ -30,12 +30,10 @@ from superdl.super_wire.request import Outcome, RequestKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.events import Audited, PacksLost, RecordsStored, RequestDone
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.samples import SampleSet
+    from superdl.coordinator.core.samples import Bools, Ints, SampleSet
     from superdl.coordinator.core.state import Request, State
     from superdl.coordinator.core.throttling import CircuitBreaker
 
@@ -77,8 +75,8 @@ class Way(NamedTuple):
     of those that were asked about.
     """
 
-    indices: NDArray[np.int64]
-    rest: NDArray[np.int64]
+    indices: Ints
+    rest: Ints
     executors: EligibleExecutors
 
     @property
@@ -86,7 +84,7 @@ class Way(NamedTuple):
         """Whether they come from the store."""
         return self.executors.restores
 
-    def without(self, count: int) -> NDArray[np.int64]:
+    def without(self, count: int) -> Ints:
         """All that were asked about but the first so many of this way."""
         left = self.indices[count:]
         return np.concatenate((left, self.rest)) if self.rest.size else left
@@ -109,7 +107,7 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
             _forget(state, samples, np.flatnonzero(lost))
 
 
-def _forget(state: State, samples: SampleSet, indices: NDArray[np.int64]) -> None:
+def _forget(state: State, samples: SampleSet, indices: Ints) -> None:
     """These have no place any more; straight ranks may have passed over them for it."""
     if not indices.size:
         return
@@ -118,7 +116,7 @@ def _forget(state: State, samples: SampleSet, indices: NDArray[np.int64]) -> Non
     state.look_again(cursor for cursor in state.reading(samples.key.dataset) if cursor.job.straight)
 
 
-def _drop(state: State, samples: SampleSet, pointed: NDArray[np.int64]) -> None:
+def _drop(state: State, samples: SampleSet, pointed: Ints) -> None:
     if pointed.size:
         samples.move(pointed, SampleState.ABSENT)
         state.actions.append(Drop(samples.key, pointed))
@@ -141,11 +139,11 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
     state.look_again(cursor for cursor in state.reading(dataset) if not cursor.job.straight)
 
 
-def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> NDArray[np.bool_]:
+def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
     """Which of what an audit found readers can use. A pointer that one of them cannot follow is as good as
     nothing; a reader that had a ``whole`` audit made has tried to.
     """
-    there: NDArray[np.bool_] = event.record_bytes > 0
+    there: Bools = event.record_bytes > 0
     if event.pointers is None:
         return there
     if whole and event.pointers.any():
@@ -155,12 +153,8 @@ def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whol
 
 
 def take_in(
-    state: State,
-    samples: SampleSet,
-    indices: NDArray[np.int64],
-    event: RequestDone | Audited,
-    there: NDArray[np.bool_],
-) -> NDArray[np.int64]:
+    state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, there: Bools
+) -> Ints:
     """The cache holds some of ``indices`` now, as records or as pointers; return those of records."""
     if event.pointers is None:
         samples.store(indices[there], event.record_bytes[there])
@@ -172,13 +166,7 @@ def take_in(
     return indices[whole]
 
 
-def take_in_late(
-    state: State,
-    samples: SampleSet,
-    indices: NDArray[np.int64],
-    event: RequestDone,
-    written: NDArray[np.bool_],
-) -> None:
+def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
     """Delete what the loser of a race has written after it was dropped: nobody would account for it. Where it
     has written a pointer over a record, or a record over a pointer, account for what is there now.
     """
@@ -191,7 +179,7 @@ def take_in_late(
         take_in(state, samples, indices, event, over)
 
 
-def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+def wanted_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
     """Those of ``indices`` that a job wants in the cache ahead of its readers."""
     to_store = job.fill is not None and job.fill.to_store
     if not (job.straight or to_store) or samples.packs is None:
@@ -204,7 +192,7 @@ def share_in_cache(job: Job, samples: SampleSet) -> float:
     return 1.0 - samples.stored_count / samples.state.size if job.straight else 1.0
 
 
-def ways(state: State, key: SetKey, indices: NDArray[np.int64], now: float) -> Iterator[Way]:
+def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
     """How absent samples are to be had: first what has to be decoded, which takes longer, then what lies in
     the store.
     """
@@ -241,7 +229,7 @@ def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
-def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
     """Of what is to be restored, the first packs as a whole: with what else lies there and is absent, as far
     as a job will want it, one request takes it, and room is free. All but that is left for later.
     """
@@ -251,7 +239,7 @@ def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> ND
         return wanted
     most = min(state.settings.request_samples, fitting)
     packs = samples.packs[wanted]
-    parts: list[NDArray[np.int64]] = []
+    parts: list[Ints] = []
     count = 0
     for pack in dict.fromkeys(packs.tolist()):
         inside = samples.among(samples.lying_in(pack), SampleState.ABSENT)
@@ -267,13 +255,7 @@ def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> ND
 
 
 def kind_for(
-    state: State,
-    executor: ExecutorState,
-    samples: SampleSet,
-    indices: NDArray[np.int64],
-    now: float,
-    *,
-    restore: bool,
+    state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
 ) -> RequestKind:
     """Choose what an executor is asked to do with absent samples, by what it and their readers see."""
     if restore:
@@ -321,9 +303,7 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
         access.reading.worked()
 
 
-def came_to_nothing(
-    state: State, request: Request, unsettled: NDArray[np.bool_], reason: str, now: float
-) -> None:
+def came_to_nothing(state: State, request: Request, unsettled: Bools, reason: str, now: float) -> None:
     """No answer came to a restore: what it was still to bring is decoded next, for what crashes or hangs one
     function would do so again. Or none came in time to what was to write a pack: the store may hang.
     """
@@ -359,7 +339,7 @@ def trouble(state: State) -> str:
     return ". ".join(text.format(name, breaker.reason) for name, breaker, text in breakers if breaker.tripped)
 
 
-def waits_for_the_store(state: State, samples: SampleSet, indices: NDArray[np.int64], now: float) -> bool:
+def waits_for_the_store(state: State, samples: SampleSet, indices: Ints, now: float) -> bool:
     """Whether most of what a reader misses is on its way from the store, or will be."""
     if samples.packs is None:
         return False

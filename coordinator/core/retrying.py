@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.events import RequestDone
     from superdl.coordinator.core.jobs import Cursor
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
 __all__ = ["end_outages", "release_due", "retry_failed", "retry_rest", "want_again"]
@@ -87,7 +87,7 @@ def release_due(state: State, now: float) -> None:
 def want_again(
     state: State,
     key: SetKey,
-    absent: NDArray[np.int64],
+    absent: Ints,
     cursors: Iterable[Cursor],
     *,
     alone: bool = False,
@@ -107,13 +107,7 @@ def want_again(
 
 
 def retry_rest(
-    state: State,
-    request: Request,
-    event: RequestDone,
-    left: NDArray[np.bool_],
-    now: float,
-    *,
-    some_came: bool,
+    state: State, request: Request, event: RequestDone, left: Bools, now: float, *, some_came: bool
 ) -> None:
     """Have tried again what an answer did not bring: at once, after a while, or when its source is back."""
     order, messages = request.order, event.messages
@@ -179,7 +173,7 @@ def retry_failed(
     try_again(state, request, left, messages, now, counts=not never_run, alone=not never_run)
 
 
-def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> Bools:
     """Which samples of a request to which no answer came are not suspected yet.
 
     An executor that drops requests says no more than a function that dies of a sample. So the first silence
@@ -192,7 +186,7 @@ def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> N
 
 
 def try_at_once(
-    state: State, request: Request, indices: NDArray[np.int64], now: float, *, failed_by: int | None = None
+    state: State, request: Request, indices: Ints, now: float, *, failed_by: int | None = None
 ) -> None:
     """Have samples tried again without a wait, by no fault of theirs: elsewhere, or in another way."""
     _wait(state, request, indices, np.zeros(indices.size), now, failed_by=failed_by)
@@ -251,12 +245,7 @@ def await_source(
 
 
 def _wait(
-    state: State,
-    request: Request,
-    indices: NDArray[np.int64],
-    waits_s: NDArray[np.float64],
-    now: float,
-    **how: Any,
+    state: State, request: Request, indices: Ints, waits_s: NDArray[np.float64], now: float, **how: Any
 ) -> None:
     """Have samples of a request wait for their next attempts, each for so many seconds."""
     if not indices.size:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.samples import SampleSet, SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
 __all__ = [
@@ -165,11 +165,11 @@ class Victims(NamedTuple):
     """Samples of one set to drop, and the memory that this frees."""
 
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     freed_bytes: int
 
 
-def next_use(key: SetKey, indices: NDArray[np.int64], job: Job) -> NDArray[np.int64]:
+def next_use(key: SetKey, indices: Ints, job: Job) -> Ints:
     """Batches from the slowest rank to the next use of each sample; ``NEVER_SOON`` beyond the next epoch."""
     epoch, position = job.epoch_and_position(job.watermark)
     if key.epoch == EVERY_EPOCH:
@@ -183,10 +183,7 @@ def next_use(key: SetKey, indices: NDArray[np.int64], job: Job) -> NDArray[np.in
 
 
 def next_use_s(
-    key: SetKey,
-    indices: NDArray[np.int64],
-    jobs: Iterable[Job],
-    stored: NDArray[np.bool_] | None = None,
+    key: SetKey, indices: Ints, jobs: Iterable[Job], stored: Bools | None = None
 ) -> NDArray[np.float64]:
     """Seconds until any job needs each sample in the cache, as its pace goes; infinite where none will within
     an epoch. What is ``stored`` a straight job needs only where a sampler may have told where it is before.
@@ -209,7 +206,7 @@ def choose_victims(
     wanted_bytes: int,
     later_than_s: float,
     turn: int,
-    spared: Mapping[SetKey, NDArray[np.int64]],
+    spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
 ) -> list[Victims]:
     """Resident samples to drop until ``wanted_bytes`` are free, the farthest next use first; of what no job

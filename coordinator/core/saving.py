@@ -21,11 +21,9 @@ from superdl.super_wire.request import Outcome, RequestKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.events import Prefetch, RequestDone
     from superdl.coordinator.core.fleet import ExecutorState
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
 __all__ = ["Save", "answered", "is_saving", "left_lying", "next_save_s", "saved", "take_due", "try_again"]
@@ -42,7 +40,7 @@ class Save(NamedTuple):
 
     executor: ExecutorState
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
 
 
 def take_due(state: State, now: float) -> Iterator[Save]:
@@ -117,7 +115,7 @@ def next_save_s(state: State) -> float | None:
     return max(first[1] + _WAIT_S, min(access.writing.open_until_s() for access in seeing))
 
 
-def saved(event: RequestDone) -> NDArray[np.bool_]:
+def saved(event: RequestDone) -> Bools:
     """Which samples of a save are in its pack."""
     if event.pack and event.stored is not None:
         return event.stored
@@ -133,7 +131,7 @@ def answered(state: State, request: Request, event: RequestDone, now: float) -> 
     try_again(state, request, left, now)
 
 
-def try_again(state: State, request: Request, left: NDArray[np.bool_], now: float) -> None:
+def try_again(state: State, request: Request, left: Bools, now: float) -> None:
     """Let what was not saved wait for another save, as far as it is still in the cache."""
     key = request.order.samples
     samples = state.sets.get(key)

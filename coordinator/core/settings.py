@@ -11,9 +11,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from superdl.coordinator.core.samples import Ints
     from superdl.coordinator.core.teams import Team
 
 __all__ = ["CoreSettings", "DatasetFacts", "ExecutorFacts", "Prices"]
@@ -87,7 +85,7 @@ class DatasetFacts:
     random: bool
     record_bytes: int
     known_absent: bool
-    runs: NDArray[np.int64] | None = field(default=None, compare=False)
+    runs: Ints | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

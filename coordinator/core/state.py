@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.fleet import EligibleExecutors
     from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
     from superdl.coordinator.core.queues import CursorKey
+    from superdl.coordinator.core.samples import Bools, Ints
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
     from superdl.coordinator.core.teams import Turn
 
@@ -66,7 +67,7 @@ class Claim:
     that is kept free for them.
     """
 
-    unsettled: NDArray[np.bool_]
+    unsettled: Bools
     reserved_bytes: int
 
 
@@ -97,7 +98,7 @@ class AuditInFlight:
     """Samples that the cache is asked about, for the reader of a batch or for a rank that looks ahead."""
 
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     asker: BatchPlace | CursorSpan
     whole: bool = False
 
@@ -122,7 +123,7 @@ class State:
     misses: ReportedMisses = field(default_factory=ReportedMisses)
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
     """Why samples are in state FAILED."""
-    expiries: deque[tuple[float, SetKey, NDArray[np.int64]]] = field(default_factory=deque)
+    expiries: deque[tuple[float, SetKey, Ints]] = field(default_factory=deque)
     """When tombstones that expire do so; in order, since all live equally long."""
     room_search: RoomSearch = field(default_factory=RoomSearch)
     leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
@@ -221,13 +222,13 @@ class State:
             )
         return samples
 
-    def has_come(self, key: SetKey, indices: NDArray[np.int64], now: float) -> None:
+    def has_come(self, key: SetKey, indices: Ints, now: float) -> None:
         """Samples are resident that were not; those in no pack are to be saved, by who sees the store."""
         if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)
             self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
 
-    def states(self, key: SetKey, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def states(self, key: SetKey, indices: Ints) -> NDArray[np.uint8]:
         """The state of each of ``indices``, without making the sample set of that name."""
         samples = self.sets.get(key)
         if samples is not None:
@@ -356,7 +357,7 @@ class State:
     def fail_for_a_while(
         self,
         key: SetKey,
-        indices: NDArray[np.int64],
+        indices: Ints,
         reasons: tuple[str, ...],
         now: float,
         *,
@@ -370,7 +371,7 @@ class State:
         self.actions.append(WriteTombstones(key, indices, reasons, ttl_s, reason=reason))
         self.expiries.append((now + ttl_s, key, indices))
 
-    def unique(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def unique(self, indices: Ints) -> Ints:
         """Without duplicates (padding repeats samples), in the order of first appearance."""
         _, first = np.unique(indices, return_index=True)
         return indices[np.sort(first)]
