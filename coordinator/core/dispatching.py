@@ -10,12 +10,13 @@ the cache can be read all the while.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.filling import room_to_fill
+from superdl.coordinator.core.fleet import Deadline, pick
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.neighbours import with_their_neighbours
@@ -139,15 +140,13 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
         state.wake(cursor)
         return
     soon = cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
-    way, executor, waits_s = _assign(
-        state,
-        ahead.samples,
-        ahead.indices,
-        now,
+    deadline = Deadline(
         slack_s=_slack_s(cursor, now) if cursor.pace.known or soon else math.inf,
         soon=soon,
         samples=min(job.plan.batch_size, state.settings.request_samples),
-        failed_by=ahead.failed_by,
+    )
+    way, executor, waits_s = _assign(
+        state, ahead.samples, ahead.indices, deadline, now, failed_by=ahead.failed_by
     )
     if executor is None:
         eligible = state.eligible_for(job.dataset)
@@ -206,15 +205,15 @@ def _due_in_s(job: Job, ahead: Ahead) -> float:
 
 
 def _assign(
-    state: State, key: SetKey, indices: Ints, now: float, *, samples: int = 1, **wanted: Any
+    state: State, key: SetKey, indices: Ints, deadline: Deadline, now: float, failed_by: int | None = None
 ) -> tuple[Way, ExecutorState | None, float]:
     """The first way to have absent samples for which an executor is to be had, and which; ``None`` if all can
-    wait, and for how long at most. What is ``wanted`` of the executor, and ``samples`` at most, is
-    :meth:`superdl.coordinator.core.fleet.EligibleExecutors.choose`'s.
+    wait, and for how long at most. A request has as many samples as the deadline at most.
     """
     waits_s, executor = math.inf, None
     for way in ways(state, key, indices, now):
-        executor, ends_in_s = way.executors.choose(now, samples=min(samples, way.indices.size), **wanted)
+        fitting = deadline._replace(samples=min(deadline.samples, way.indices.size))
+        executor, ends_in_s = pick(way.executors, fitting, now, failed_by=failed_by)
         if executor is not None:
             break
         waits_s = min(waits_s, ends_in_s)
@@ -267,7 +266,7 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
     if payer is None:
         _refuse(state, job.team, key, absent, now)
         return True
-    way, executor, _ = _assign(state, key, absent, now)
+    way, executor, _ = _assign(state, key, absent, Deadline(), now)
     if executor is None:
         passed_over.add(place)
         return True

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.settings import ExecutorFacts
     from superdl.coordinator.core.teams import Turn
 
-__all__ = ["NEVER_RUN", "EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess"]
+__all__ = ["NEVER_RUN", "Deadline", "EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess", "pick"]
 
 NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 """Kinds of failures that say nothing of samples, since no function was asked."""
@@ -204,47 +204,12 @@ class EligibleExecutors:
         """How many functions have nothing to do, of executors that may be asked."""
         return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
 
-    def choose(
-        self,
-        now: float,
-        *,
-        slack_s: float = 0.0,
-        soon: bool = True,
-        samples: int = 1,
-        other_than: int | None = None,
-        failed_by: int | None = None,
-    ) -> tuple[ExecutorState | None, float]:
-        """Who is to have the next request; ``None``: nobody has a place for it, or it can wait for one, at
-        most for the seconds that are returned too (infinite, if only a place or an answer ends that).
-
-        The first of its ``samples`` is wanted in ``slack_s``, not above 0 for what is waited for. Only what
-        is wanted ``soon`` does not wait while nobody knows how long requests take. ``other_than`` gets it
-        only if no other has a place, ``failed_by`` only if no other is in good health.
-        """
-        able = [executor for executor in self.executors if executor.number != failed_by]
-        if not any(self._is_sound(executor) for executor in able):
-            able = list(self.executors)
-        free = [executor for executor in able if self.places_of(executor, now) > 0]
-        if not free:
-            return None, math.inf
-        if slack_s <= 0:  # a reader waits: nothing is to be tried with that
-            free = [executor for executor in free if self._is_sound(executor)] or free
-        elif cheaper := [one for one in able[: able.index(free[0])] if self._is_sound(one)]:
-            times_s = [self.latency_of(one).quantile_s(samples, _SLOW) for one in (*cheaper, free[0])]
-            # A slow request there and, since it may come to nothing, one here.
-            enough_s = sum(time_s for time_s in times_s if time_s is not None)
-            if None in times_s and not soon:
-                return None, math.inf
-            if None not in times_s and slack_s > enough_s:
-                return None, slack_s - enough_s
-        return next((executor for executor in free if executor.number != other_than), free[0]), 0.0
-
     def has_changed(self, now: float) -> bool:
-        """Whether what :meth:`choose` looks at has changed since it was asked last, time apart."""
+        """Whether what :func:`pick` looks at has changed since it was asked last, time apart."""
         seen = tuple(
             (
                 self.places_of(executor, now) > 0,
-                self._is_sound(executor),
+                self.is_sound(executor),
                 executor.latency.known,
                 executor.store and (executor.store.latency.known, executor.store.reading.tripped),
             )
@@ -279,7 +244,7 @@ class EligibleExecutors:
 
     def can_turn_elsewhere(self, executor: ExecutorState) -> bool:
         """Whether another executor, in good health, could do the same."""
-        return any(self._is_sound(other) for other in self.executors if other is not executor)
+        return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
         """When executors that take no more now may do so by the passing of time alone."""
@@ -293,7 +258,7 @@ class EligibleExecutors:
 
     def has_cheaper(self, than: ExecutorState) -> bool:
         """Whether there is a cheaper executor than that one, in good health."""
-        return any(map(self._is_sound, self.executors[: self.executors.index(than)]))
+        return any(map(self.is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
         """Until when an executor is left alone; not for long, where there is no better one."""
@@ -301,11 +266,57 @@ class EligibleExecutors:
             return -math.inf
         return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
 
-    def _is_sound(self, executor: ExecutorState) -> bool:
+    def is_sound(self, executor: ExecutorState) -> bool:
+        """Whether an executor is there, and not set aside."""
         return executor.concurrency.capacity > 0 and not self._is_set_aside(executor)
 
     def _is_set_aside(self, executor: ExecutorState) -> bool:
         return executor.breaker.tripped and len(self.executors) > 1
+
+
+class Deadline(NamedTuple):
+    """When ``samples`` are wanted: the first in ``slack_s``, not above 0 for what a reader waits for.
+
+    Only what is wanted ``soon`` does not wait while nobody knows how long requests take.
+    """
+
+    slack_s: float = 0.0
+    soon: bool = True
+    samples: int = 1
+
+
+def pick(
+    executors: EligibleExecutors,
+    deadline: Deadline,
+    now: float,
+    *,
+    other_than: int | None = None,
+    failed_by: int | None = None,
+) -> tuple[ExecutorState | None, float]:
+    """Pick who is to have the next request: the cheapest that is in time.
+
+    Return ``None`` if nobody has a place for it, or if it can wait for one, and for how many seconds at most:
+    infinitely many, if only a place or an answer ends that. ``other_than`` gets it only if no other has a
+    place, ``failed_by`` only if no other is in good health.
+    """
+    able = [executor for executor in executors.executors if executor.number != failed_by]
+    if not any(map(executors.is_sound, able)):
+        able = list(executors.executors)
+    free = [executor for executor in able if executors.places_of(executor, now) > 0]
+    if not free:
+        return None, math.inf
+    if deadline.slack_s <= 0:  # a reader waits: nothing is to be tried with that
+        free = [executor for executor in free if executors.is_sound(executor)] or free
+    elif cheaper := [each for each in able[: able.index(free[0])] if executors.is_sound(each)]:
+        models = [executors.latency_of(executor) for executor in (*cheaper, free[0])]
+        times_s = [model.quantile_s(deadline.samples, _SLOW) for model in models]
+        # A slow request there and, since it may come to nothing, one here.
+        enough_s = sum(time_s for time_s in times_s if time_s is not None)
+        if None in times_s and not deadline.soon:
+            return None, math.inf
+        if None not in times_s and deadline.slack_s > enough_s:
+            return None, deadline.slack_s - enough_s
+    return next((executor for executor in free if executor.number != other_than), free[0]), 0.0
 
 
 class Soonest(NamedTuple):
@@ -361,10 +372,6 @@ class Fleet:
     def limit(self, now: float) -> int:
         """Requests that they take at once now."""
         return sum(executor.concurrency.limit(now) for executor in self.executors)
-
-    def places(self, now: float) -> int:
-        """How many more requests may be made, for what most can be made for."""
-        return max(eligible.places(now) for eligible in self._groups.values())
 
     def has_place(self, now: float) -> bool:
         """Whether any request may be made."""

@@ -26,7 +26,7 @@ from superdl.coordinator.core import restoring, saving
 from superdl.coordinator.core.auditing import choose_to_read_back
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, TOMBSTONE, FailureKind, Prefetch, RequestDone, Warn
-from superdl.coordinator.core.fleet import NEVER_RUN, EligibleExecutors
+from superdl.coordinator.core.fleet import NEVER_RUN, Deadline, EligibleExecutors, pick
 from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Claim, Request
@@ -159,7 +159,7 @@ def race_stragglers(state: State, now: float) -> None:
         deserved = affordable and (idle or _is_missed(state, late, misses))
         if not state.wants(dataset) or not (deserved or _is_unproven(state, late)):
             continue
-        executor, _ = state.eligible_for(dataset).choose(now, other_than=late.order.executor)
+        executor, _ = pick(state.eligible_for(dataset), Deadline(), now, other_than=late.order.executor)
         if executor is not None and state.turn(late.team) is not None:
             _race(state, late, executor, now)
 
