@@ -1,31 +1,8 @@
 """The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock.
 
-What each event changes, and which actions it may cause at once. After each event the core also takes what has
-become due (retries, tombstones that expire, leases that end) and dispatches: so any event may cause
-``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at a cap on spending, and ``Warn``.
-
-======================= ============================================= ====================================
-event                   changes                                       may cause beside that
-======================= ============================================= ====================================
-``JobOpened``           a dataset, a job, a rank's cursor, its lease  looking ahead begins
-``JobClosed``           the cursor and the job's share of hours end   room to search again
-``BatchesAsked``        the cursor: asked, yielded; the lease         the cursor seeks another place
-``BatchRead``           watermark, pace, account, lease, misses       ``Audit``, ``Drop``
-``RequestDone``         residency, latency, account                   ``ReadBack``, retries, tombstones
-``RequestFailed``       limits, circuit breaker, account              retries, tombstones
-``RecordReadBack``      circuit breaker, residency                    ``Drop``, ``Warn``, ranks look again
-``Audited``             residency                                     ranks and readers look again
-``CacheReset``          nothing is resident or failed                 all ranks look again
-``CacheEvicted``        what is resident is doubted                   all ranks look again, and ``Audit``
-``CacheGrew``           memory that is not ours                       ``Drop``
-``CacheResized``        the budget                                    ``Drop``, or waiting ranks go on
-``ExecutorResized``     the bound on an executor's requests
-``ExecutorsIneligible`` who may produce a dataset                     its ranks look for other executors
-``RecordsStored``       places in the store
-``PacksLost``           places in the store                           straight ranks look again
-``TeamsChanged``        shares, priorities and caps of teams
-``Tick``                nothing but the time
-======================= ============================================= ====================================
+After each event the core also takes what has become due (retries, tombstones that expire, leases that end)
+and dispatches: so any event may cause ``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at
+a cap on spending, and ``Warn``. What takes in each event is listed in :mod:`superdl.coordinator.core.core`.
 
 The stories can be read top to bottom: of a rank in ``ranks`` and ``lookahead``, of a request in
 ``requests``, before that in ``dispatching`` and ``neighbours`` and after it in ``retrying``, of a sample in

@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
-__all__ = [
-    "audit",
-    "audited",
-    "cache_evicted",
-    "cache_grew",
-    "cache_reset",
-    "cache_resized",
-    "choose_to_read_back",
-    "record_read_back",
-]
-
 _EVERY_S = 5.0
 _DOUBTED_EVERY_S = 0.5
 _BYTES_MAX = 16 * 2**20

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SampleState, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
-__all__ = ["Core"]
-
 _FORGET_EVERY_S = 30.0
 
 

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SampleSet
     from superdl.coordinator.core.state import State
 
-__all__ = [
-    "batch_missed",
-    "exceeding_text",
-    "headroom_bytes",
-    "history",
-    "maxmemory_for",
-    "needed_bytes",
-    "stall_ended",
-    "thrash_text",
-]
-
 _NOT_ASKED_FOR = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
 _HEADROOM_SHARE = 0.1
 _HEADROOM_BYTES = 64 * 2**20
@@ -215,9 +204,8 @@ def maxmemory_for(budget: int) -> int:
 def _recurring_bytes(state: State) -> float:
     recurring = 0.0
     for key, samples in state.sets.items():
-        if key.epoch == EVERY_EPOCH and state.wants(key.dataset):
+        if key.epoch == EVERY_EPOCH and (jobs := state.jobs_of(key.dataset)):
             absent = samples.state.size - samples.resident_count
-            jobs = (job for job in state.jobs.values() if job.dataset == key.dataset)
             share = max(share_in_cache(job, samples) for job in jobs)
             recurring += share * (samples.resident_bytes + samples.sample_bytes * absent)
     return recurring

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import State
 
-__all__ = ["dispatch", "expire_tombstones", "wake_times_s", "watch_spending"]
-
 _ALWAYS_LATE = 8.0
 _WARN_EVERY_S = 300.0
 _MOMENT_S = 1e-3
@@ -135,7 +133,6 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     it waits for a cheaper executor.
     """
     job, soonest, turn = cursor.job, state.fleet.soonest(now, state.turn), state.turn(cursor.job.team)
-    cursor.pending.appendleft(ahead)
     if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
         state.wake(cursor)
         return
@@ -284,11 +281,7 @@ def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
     """
     if state.turn(job.team) is not None:
         return job
-    others = (
-        other
-        for other in state.jobs.values()
-        if other.dataset == key.dataset and state.turn(other.team) is not None
-    )
+    others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
     return next((other for other in others if (next_use(key, wanted, other) < NEVER_SOON).all()), None)
 
 

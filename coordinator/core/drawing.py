@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.draws import Draws
 
-__all__ = ["PLACES_MAX", "Drawing"]
-
 PLACES_MAX: Final = 64
 """So many places of a sample in an epoch are told at most: more take long, and it is wanted soon anyway."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
 
-__all__ = ["Filled", "fill_up", "filled", "room_to_fill"]
-
 _ROOM_KEPT = 0.01
 """Of the budget: what others may take meanwhile."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.settings import ExecutorFacts
     from superdl.coordinator.core.teams import Turn
 
-__all__ = ["NEVER_RUN", "Deadline", "EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess", "pick"]
-
 NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 """Kinds of failures that say nothing of samples, since no function was asked."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
     from superdl.coordinator.core.timing import Pace
 
-__all__ = ["Ahead", "ClosedJobs", "Cursor", "CursorSpan", "Job", "JobCounters"]
-
 _GAP_BATCHES = 64
 _LAPSED_S = 1e8
 _BEYOND_SHARE_S = 1e7

@@ -18,20 +18,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import BatchPlace
     from superdl.super_wire.request import RequestKind
 
-__all__ = [
-    "NOTES_PER_RANK",
-    "BatchNote",
-    "Cause",
-    "JobStalls",
-    "NoteKind",
-    "Stall",
-    "Stalls",
-    "Thrash",
-    "Work",
-]
-
 NOTES_PER_RANK = 256
-RECENT_STALLS = 1024
+_RECENT_STALLS = 1024
 """So many stalls of a job are remembered one by one; all are in its totals."""
 
 _WAITS_MAX = 8192
@@ -136,7 +124,7 @@ class JobStalls:
 
     batches: Counter[Cause] = field(default_factory=Counter)
     wait_us: Counter[Cause] = field(default_factory=Counter)
-    recent: deque[Stall] = field(default_factory=lambda: deque(maxlen=RECENT_STALLS))
+    recent: deque[Stall] = field(default_factory=lambda: deque(maxlen=_RECENT_STALLS))
 
     def add(self, stall: Stall) -> None:
         """Count a stall."""

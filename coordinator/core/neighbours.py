@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
-__all__ = ["RUN_BYTES", "runs_of", "with_their_neighbours"]
-
 RUN_BYTES = 16 * 2**20
 """Of an object, what is fetched with one GET at most."""
 

@@ -28,16 +28,6 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "KEY_BYTES_MAX",
-    "PREFIX_SIZE_MAX",
-    "SIZE_MAX",
-    "Permutation",
-    "checked_elements",
-    "epoch_key",
-    "order_of",
-]
-
 SIZE_MAX: Final = 2**40
 """The largest size that is supported (and tested); more needs wider hashes in the rounds."""
 

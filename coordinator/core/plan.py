@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.draws import Draws
 
-__all__ = ["NEVER_SOON", "SLOTS_MAX", "Mixing", "Plan", "Span"]
-
 SLOTS_MAX: Final = 2**31 - 2**24
 """Most samples in an epoch of a mix: products of two such numbers, with padding, fit into 63 bits."""
 

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
 
-__all__ = [
-    "BatchPlace",
-    "CursorKey",
-    "Misses",
-    "ReportedMisses",
-    "Retry",
-    "RoomSearch",
-    "Stragglers",
-    "TimeQueue",
-    "UnsavedQueue",
-]
-
 CursorKey: TypeAlias = tuple[str, int]
 """A rank's cursor, by job and rank."""
 

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.events import BatchesAsked, BatchRead, JobOpened
     from superdl.coordinator.core.state import State
 
-__all__ = [
-    "batch_read",
-    "batches_asked",
-    "executors_ineligible",
-    "forget_empty_sets",
-    "job_closed",
-    "job_opened",
-    "lapse",
-    "renew",
-]
-
 _UNREPORTED_BATCHES = 256
 """So many batches given out may be unread at once; those before them were read, though no report says so."""
 

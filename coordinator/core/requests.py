@@ -26,7 +26,7 @@ from superdl.coordinator.core import restoring, saving
 from superdl.coordinator.core.auditing import choose_to_read_back
 from superdl.coordinator.core.diagnosis import needed_bytes, thrash_text
 from superdl.coordinator.core.events import CACHED, TOMBSTONE, FailureKind, Prefetch, RequestDone, Warn
-from superdl.coordinator.core.fleet import NEVER_RUN, Deadline, EligibleExecutors, pick
+from superdl.coordinator.core.fleet import NEVER_RUN, Deadline, pick
 from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Claim, Request
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
-
-__all__ = ["finish", "make", "make_save", "race_stragglers", "request_done", "request_failed"]
 
 _LATE_LEAST_S = 0.05
 _RESTORE_LATE_LEAST_S = 2.0
@@ -76,7 +74,7 @@ def make(
 
 def make_save(state: State, save: saving.Save, now: float) -> None:
     """Have cached samples written to a pack, on account of a job that reads them, if there is one."""
-    job = next((job for job in state.jobs.values() if job.dataset == save.samples.dataset), None)
+    job = next(iter(state.jobs_of(save.samples.dataset)), None)
     order = Prefetch(
         next(state.numbers),
         job.name if job is not None else "",
@@ -128,14 +126,11 @@ def _send(state: State, request: Request, now: float) -> None:
 def _late_at_s(state: State, request: Request, now: float) -> float | None:
     """When a request that is sent now will be a straggler; ``None`` if that cannot be said."""
     order, executor = request.order, state.fleet.executors[request.order.executor]
-    able = (
-        EligibleExecutors((executor,), restores=True)
-        if order.kind is RequestKind.RESTORE
-        else state.eligible_for(order.samples.dataset)
-    )
-    late_s = able.late_s(executor, order.indices.size, state.settings.hedge_quantile)
+    samples, quantile = order.indices.size, state.settings.hedge_quantile
     if order.kind is RequestKind.RESTORE:
-        late_s = max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
+        late_s = executor.latency_of(restore=True).quantile_s(samples, quantile)
+        return now + max(late_s or 0.0, _RESTORE_LATE_LEAST_S)
+    late_s = state.eligible_for(order.samples.dataset).late_s(executor, samples, quantile)
     return None if late_s is None else now + max(late_s, _LATE_LEAST_S)
 
 
@@ -306,41 +301,34 @@ def _give_back_place(state: State, request: Request, event: RequestDone | Reques
 def _bill(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> float:
     """Account for an invocation, unless it was never run; return what it cost in US dollars."""
     order, counters = request.order, state.account(request)
-    executor = state.fleet.executors[order.executor]
-    answer = event if isinstance(event, RequestDone) else None
-    executor.outcomes["answered" if isinstance(event, RequestDone) else event.kind.name.lower()] += 1
-    if not isinstance(event, RequestDone) and (event.refused or (event.kind in NEVER_RUN and not event.gb_s)):
-        counters.invocations -= 1
-        return 0.0
-    counters.gb_s += event.gb_s
-    record_bytes = 0
-    if answer is not None:
-        record_bytes = int(answer.record_bytes[answer.outcomes == CACHED].sum())
-        counters.store_requests += answer.store_requests
-        counters.store_bytes += answer.store_bytes
-        if answer.cold_start:
+    executor, units = state.fleet.executors[order.executor], dict[str, int]()
+    if isinstance(event, RequestDone):
+        executor.outcomes["answered"] += 1
+        record_bytes = int(event.record_bytes[event.outcomes == CACHED].sum())
+        counters.store_requests += event.store_requests
+        counters.store_bytes += event.store_bytes
+        if event.cold_start:
             executor.cold_starts += 1
-            executor.cold_s += max(0.0, now - request.made_s - answer.duration_us / 1e6)
-    if answer is not None and order.kind.fills_cache:  # else it was there, and counted, before
-        state.stalls.work_for(order.samples.dataset).add(answer, order.kind)
-        counters.fetch_s += answer.fetch_us / 1e6
-        counters.decode_s += answer.decode_us / 1e6
-        counters.push_s += answer.push_us / 1e6
-        counters.source_bytes += answer.source_bytes
-        counters.source_requests += answer.source_requests
-        counters.record_bytes += record_bytes
-    restores = order.kind is RequestKind.RESTORE
-    usd = state.ledger.invoked(
-        order.samples.dataset,
-        executor=order.executor,
-        gb_s=event.gb_s,
-        source_requests=answer.source_requests if answer else 0,
-        source_bytes=answer.source_bytes if answer else 0,
-        record_bytes=record_bytes,
-        store_gets=answer.store_requests if answer and restores else 0,
-        store_puts=answer.store_requests if answer and not restores else 0,
-        now=now,
-    )
+            executor.cold_s += max(0.0, now - request.made_s - event.duration_us / 1e6)
+        if order.kind.fills_cache:  # else it was there, and counted, before
+            state.stalls.work_for(order.samples.dataset).add(event, order.kind)
+            counters.fetch_s += event.fetch_us / 1e6
+            counters.decode_s += event.decode_us / 1e6
+            counters.push_s += event.push_us / 1e6
+            counters.source_bytes += event.source_bytes
+            counters.source_requests += event.source_requests
+            counters.record_bytes += record_bytes
+        units = {"source_requests": event.source_requests, "source_bytes": event.source_bytes}
+        units["store_gets" if order.kind is RequestKind.RESTORE else "store_puts"] = event.store_requests
+        units["record_bytes"] = record_bytes
+    else:
+        executor.outcomes[event.kind.name.lower()] += 1
+        if event.refused or (event.kind in NEVER_RUN and not event.gb_s):
+            counters.invocations -= 1
+            return 0.0
+    counters.gb_s += event.gb_s
+    dataset, number = order.samples.dataset, order.executor
+    usd = state.ledger.invoked(dataset, executor=number, gb_s=event.gb_s, now=now, **units)
     executor.usd += usd
     state.teams[request.team].usd += usd
     executor.most_in_flight = math.inf

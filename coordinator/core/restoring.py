@@ -37,28 +37,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import Request, State
     from superdl.coordinator.core.throttling import CircuitBreaker
 
-__all__ = [
-    "Way",
-    "all_straight",
-    "answered",
-    "came_to_nothing",
-    "distrust",
-    "is_usable",
-    "kind_for",
-    "packs_lost",
-    "records_stored",
-    "share_in_cache",
-    "take_in",
-    "take_in_late",
-    "trouble",
-    "usable",
-    "waits_for_the_store",
-    "wanted_in_cache",
-    "ways",
-    "with_their_packs",
-    "withdraw_pointers",
-]
-
 _NO_POINTERS_S = 60.0
 """So long records are pushed after a reader could not follow a pointer."""
 
@@ -124,7 +102,7 @@ def _drop(state: State, samples: SampleSet, pointed: Ints) -> None:
 
 def all_straight(state: State, dataset: bytes) -> bool:
     """Whether all who read a dataset see the store."""
-    return all(job.straight for job in state.jobs.values() if job.dataset == dataset)
+    return all(job.straight for job in state.jobs_of(dataset))
 
 
 def withdraw_pointers(state: State, dataset: bytes) -> None:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
-__all__ = ["end_outages", "release_due", "retry_failed", "retry_rest", "want_again"]
-
 _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
 _CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
@@ -77,7 +75,7 @@ def release_due(state: State, now: float) -> None:
         samples = state.set_of(retry.samples)
         absent = samples.among(retry.indices, SampleState.WAITING)
         samples.move(absent, SampleState.ABSENT)
-        reading = [job for job in state.jobs.values() if job.dataset == retry.samples.dataset]
+        reading = state.jobs_of(retry.samples.dataset)
         # One job is enough, unless it falls silent before that; then readers of the others miss them.
         job = min(reading, key=lambda job: (job.lapsed, job.name != retry.job), default=None)
         cursors = job.cursors.values() if job is not None else ()

@@ -11,7 +11,7 @@ goes is among the last to be needed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
-
-__all__ = [
-    "CANDIDATES_LEAST",
-    "choose_victims",
-    "fits",
-    "next_use",
-    "next_use_s",
-    "relieve",
-    "room_for",
-    "see_shares",
-    "urgent_room_for",
-]
 
 _UNNEEDED_SHARE = 1 / 32
 """Share of the budget freed by one search where no job needs what goes, so that searches are few."""
@@ -132,12 +120,12 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
         unneeded_bytes=int(state.budget_bytes * _UNNEEDED_SHARE),
         spared=state.misses.by_set(now),
     )
-    for victim in victims:
-        samples = state.set_of(victim.samples)
-        samples.move(victim.indices, SampleState.ABSENT)
-        samples.dropped[victim.indices] = True
-        state.dropped_samples += victim.indices.size
-        state.actions.append(Drop(victim.samples, victim.indices))
+    for key, indices in victims.items():
+        samples = state.set_of(key)
+        samples.move(indices, SampleState.ABSENT)
+        samples.dropped[indices] = True
+        state.dropped_samples += indices.size
+        state.actions.append(Drop(key, indices))
 
 
 def see_shares(state: State, now: float) -> None:
@@ -159,14 +147,6 @@ def see_shares(state: State, now: float) -> None:
     most_bytes = {team: share / sum(shares.values()) * state.budget_bytes for team, share in shares.items()}
     for job in state.jobs.values():
         job.beyond_share = held_bytes[job.team] > most_bytes[job.team]
-
-
-class Victims(NamedTuple):
-    """Samples of one set to drop, and the memory that this frees."""
-
-    samples: SetKey
-    indices: Ints
-    freed_bytes: int
 
 
 def next_use(key: SetKey, indices: Ints, job: Job) -> Ints:
@@ -208,9 +188,9 @@ def choose_victims(
     turn: int,
     spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
-) -> list[Victims]:
-    """Resident samples to drop until ``wanted_bytes`` are free, the farthest next use first; of what no job
-    will need, up to ``unneeded_bytes``.
+) -> dict[SetKey, Ints]:
+    """Resident samples to drop, by set, until ``wanted_bytes`` are free, the farthest next use first; of what
+    no job will need, up to ``unneeded_bytes``.
 
     Candidates are samples with a next use farther than ``later_than_s`` that are not ``spared``. Where there
     are more than :data:`CANDIDATES_LEAST`, ``turn`` varies which are looked at.
@@ -235,19 +215,15 @@ def choose_victims(
             scores.append(next_use_s(samples.key, candidates, jobs, stored))
             sizes.append(samples.stored_bytes[candidates].astype(np.int64))
     if not keys:
-        return []
+        return {}
     place, index, score, size = map(np.concatenate, (places, found, scores, sizes))
     order = np.argsort(-score, kind="stable")
     order = order[score[order] > later_than_s]
     freed = np.cumsum(size[order])
     enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))
     chosen = order[: max(enough, min(plenty, int(np.count_nonzero(np.isinf(score[order])))))]
-    victims = []
-    for number, key in enumerate(keys):
-        mine = chosen[place[chosen] == number]
-        if mine.size:
-            victims.append(Victims(key, index[mine], int(size[mine].sum())))
-    return victims
+    by_set = {key: index[chosen[place[chosen] == number]] for number, key in enumerate(keys)}
+    return {key: indices for key, indices in by_set.items() if indices.size}
 
 
 def _stride(sets: Mapping[SetKey, SampleSet], wanted_bytes: int, *, jobs: int) -> int:

@@ -18,18 +18,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "EVERY_EPOCH",
-    "Bools",
-    "CacheMemory",
-    "Ints",
-    "SampleSet",
-    "SampleState",
-    "SetKey",
-    "count_again",
-    "footprint",
-]
-
 Ints: TypeAlias = "NDArray[np.int64]"
 Bools: TypeAlias = "NDArray[np.bool_]"
 

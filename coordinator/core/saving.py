@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
-__all__ = ["Save", "answered", "is_saving", "left_lying", "next_save_s", "saved", "take_due", "try_again"]
-
 _NOT_CACHED = OUTCOME_ORDER.index(Outcome.NOT_CACHED)
 _WAIT_S = 1.0
 """So long a sample waits for others at most, so that packs are few."""
@@ -47,7 +45,8 @@ def take_due(state: State, now: float) -> Iterator[Save]:
     """Take from the queue what can be saved now, what has waited longest first; what is yielded is asked for
     before the next.
     """
-    while (key := _due(state, now)) is not None and (executor := _saver(state, now)) is not None:
+    while (found := due(state, now)) is not None:
+        key, executor = found
         taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
         if samples is None:  # all of it has gone
             continue
@@ -70,19 +69,15 @@ def _saves(state: State) -> list[Prefetch]:
     return [order for order in orders if order.kind is RequestKind.SAVE]
 
 
-def left_lying(state: State, now: float) -> bool:
-    """Whether something waits that could be saved now."""
-    return _due(state, now) is not None and _saver(state, now) is not None
-
-
-def _due(state: State, now: float) -> SetKey | None:
-    """The set of which a pack may be written now."""
+def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
+    """The set of which a pack can be written now, and who has time for it."""
     first = state.unsaved.first()
     if first is None:
         return None
     key, since_s = first
-    full = state.unsaved.holds(key, _pack_samples(state, key))
-    return key if full or now >= since_s + _WAIT_S else None
+    is_due = now >= since_s + _WAIT_S or state.unsaved.holds(key, _pack_samples(state, key))
+    executor = _saver(state, now) if is_due else None
+    return None if executor is None else (key, executor)
 
 
 def _pack_samples(state: State, key: SetKey) -> int:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
     from superdl.coordinator.core.teams import Team
 
-__all__ = ["CoreSettings", "DatasetFacts", "ExecutorFacts", "Prices"]
-
 _LEAST = 1e-9
 _RANGES: dict[str, tuple[float, float]] = {
     "budget_bytes": (1, math.inf),

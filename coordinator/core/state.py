@@ -45,15 +45,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
     from superdl.coordinator.core.teams import Turn
 
-__all__ = ["EPOCH_SETS_MAX", "AuditInFlight", "Claim", "Request", "State"]
-
 EPOCH_SETS_MAX = 8
 """So many epochs of a random recipe have a sample set at once, for each job that reads it."""
 
-FAILURES_MAX = 10_000
+_FAILURES_MAX = 10_000
 """So many reasons of failures are remembered, the newest."""
 
-REQUESTS_KEPT = 4096
+_REQUESTS_KEPT = 4096
 
 _REQUEST_SHARE, _MODEST_REQUEST = 1 / 16, 64
 """A request has such a share of the cache at most, or so many samples."""
@@ -133,7 +131,7 @@ class State:
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
-    recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=REQUESTS_KEPT))
+    recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_REQUESTS_KEPT))
     """The newest ones, ended or not, for people who ask about a batch."""
     wanted_bytes: int = 0
     """What all ranks would like to look ahead to, in memory of the cache."""
@@ -247,8 +245,7 @@ class State:
         if key in self.sets or key.epoch == EVERY_EPOCH:
             return True
         epochs = [other for other in self.sets if other.dataset == key.dataset]
-        readers = sum(job.dataset == key.dataset for job in self.jobs.values())
-        if len(epochs) < EPOCH_SETS_MAX * max(1, readers):
+        if len(epochs) < EPOCH_SETS_MAX * max(1, len(self.jobs_of(key.dataset))):
             return True
         needs = {other: self.need(other) for other in epochs if not self.sets[other].under_way}
         spare = [other for other, need in needs.items() if need <= waited_for]
@@ -310,8 +307,12 @@ class State:
         return self.teams.turn(team)
 
     def wants(self, dataset: bytes) -> bool:
-        """Whether any open job reads that dataset."""
+        """Whether any open job reads a dataset."""
         return any(job.dataset == dataset for job in self.jobs.values())
+
+    def jobs_of(self, dataset: bytes) -> list[Job]:
+        """The open jobs that read a dataset."""
+        return [job for job in self.jobs.values() if job.dataset == dataset]
 
     def want(self, cursor: Cursor, wanted_bytes: int) -> None:
         """A rank would like to look ahead so far."""
@@ -351,7 +352,7 @@ class State:
         """Keep why a sample failed; of very many failures, the newest."""
         self.failures.pop((key, index), None)
         self.failures[key, index] = reason
-        if len(self.failures) > FAILURES_MAX:
+        if len(self.failures) > _FAILURES_MAX:
             del self.failures[next(iter(self.failures))]
 
     def fail_for_a_while(

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.events import ExecutorResized
     from superdl.coordinator.core.settings import CoreSettings
 
-__all__ = ["OPEN_MAX_S", "CircuitBreaker", "Concurrency", "Outage"]
-
 _HALVING_PAUSE_S = 1.0
 _RAISE_SHARE = 0.02
 _WARM_S = 300.0

@@ -12,7 +12,7 @@ from superdl.coordinator.core.dispatching import wake_times_s
 from superdl.coordinator.core.ledger import Costs, Spending
 from superdl.coordinator.core.restoring import all_straight
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
-from superdl.coordinator.core.saving import left_lying
+from superdl.coordinator.core.saving import due
 from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _stuck_work(state: State, now: float) -> Iterator[str]:
         waits = waits and not state.settings.store
         if waits and free and not blocked and not eligible.has_cheaper(free[0]):
             yield f"{len(eligible.deferred)} ranks wait, and no executor is cheaper than {free[0].name}"
-    if state.ledger.spending is Spending.FREELY and left_lying(state, now):
+    if state.ledger.spending is Spending.FREELY and due(state, now) is not None:
         yield "samples wait to be saved, and somebody has time for it"
 
 

@@ -156,7 +156,7 @@ def a_core_that_forgets_who_ordered(handle, core, event, now):
 
 
 @bug(Ledger, "invoked", "were billed, the core knows of")
-def a_core_that_forgets_what_a_crash_costs(invoked, ledger, dataset, *, source_requests, **units):
+def a_core_that_forgets_what_a_crash_costs(invoked, ledger, dataset, *, source_requests=0, **units):
     return invoked(ledger, dataset, source_requests=source_requests, **units) if source_requests else 0.0
 
 
