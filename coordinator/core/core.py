@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from superdl.coordinator.core.events import Action, Prefetch
-    from superdl.coordinator.core.jobs import ClosedJobs, Job
+    from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import Ints, SampleState, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
@@ -99,11 +99,6 @@ class Core:
     def jobs(self) -> list[Job]:
         """All open jobs."""
         return list(self.state.jobs.values())
-
-    @property
-    def closed(self) -> ClosedJobs:
-        """The account of all jobs that have closed."""
-        return self.state.closed
 
     def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
         """What of a dataset is in the cache or on its way there, by epoch (0 for every epoch)."""

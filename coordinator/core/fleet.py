@@ -375,10 +375,6 @@ class Fleet:
         """Whether any request may be made."""
         return any(eligible.has_place(now) for eligible in self._groups.values())
 
-    def idle(self, now: float) -> int:
-        """How many functions have nothing to do, of those that may be asked."""
-        return max(eligible.idle(now) for eligible in self._groups.values())
-
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
         """The ready rank that goes first, of those whose executors have a place: of the team whose turn it
         is, the one with the earliest deadline. ``turn`` is ``None`` for teams that may have nothing more.

@@ -35,8 +35,7 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from superdl.coordinator.core.samples import Bools, Ints
     from superdl.super_wire.draws import Draws
 
 SLOTS_MAX: Final = 2**31 - 2**24
@@ -63,10 +62,10 @@ class Span:
         repetitions: int64 ``[n]``, how often each was drawn before in the epoch; ``None``: each comes once.
     """
 
-    indices: NDArray[np.int64]
-    padding: NDArray[np.bool_]
-    offsets: NDArray[np.int64]
-    repetitions: NDArray[np.int64] | None = None
+    indices: Ints
+    padding: Bools
+    offsets: Ints
+    repetitions: Ints | None = None
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -109,13 +108,13 @@ class Mixing:
             left -= count
         self._left = left
 
-    def before(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    def before(self, slots: Ints) -> Ints:
         """Return how many of so many slots, from the first on, are its own; epochs follow one another."""
         for count, left in self._others:
             slots = slots - slots * count // left
         return slots * self.count // self._left
 
-    def slots_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def slots_of(self, places: Ints) -> Ints:
         """Return the slots of its samples, counted from the first: the inverse of :meth:`before`."""
         slots = -(-(places + 1) * self._left // self.count) - 1
         for count, left in reversed(self._others):
@@ -193,7 +192,7 @@ class Plan:
         """Return how many order positions of this plan lie in so many slots of an epoch."""
         return slots if self._mixing is None else int(self._mixing.before(np.array(slots)))
 
-    def _batches_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _batches_of(self, places: Ints) -> Ints:
         """Return the global batches in which order positions lie."""
         slots = places if self._mixing is None else self._mixing.slots_of(places)
         return slots // self.global_batch_size
@@ -278,7 +277,7 @@ class Plan:
         slots, lengths = self._slices(position, position + 1, rank)
         return bool(self._mixing.before(slots) == self._mixing.before(slots + lengths))
 
-    def next_use(self, indices: NDArray[np.int64], epoch: int, position: int) -> NDArray[np.int64]:
+    def next_use(self, indices: Ints, epoch: int, position: int) -> Ints:
         """Return how many global batches from now each sample is used next.
 
         Both are int64 ``[n]``. 0 means the batch at ``position``, which may be the end of the epoch. What
@@ -310,9 +309,7 @@ class Plan:
             distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
         return distance
 
-    def _next_draw(
-        self, drawing: Drawing, indices: NDArray[np.int64], epoch: int, position: int
-    ) -> NDArray[np.int64]:
+    def _next_draw(self, drawing: Drawing, indices: Ints, epoch: int, position: int) -> Ints:
         """Return the first global batch from ``position`` on that uses each in the epoch, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
         owners, first, last = drawing.places(epoch, indices)
@@ -331,7 +328,7 @@ class Plan:
         """From one order position of a rank's part of a global batch to the next."""
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
-    def _slices(self, start: int, stop: int, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:
         """Return where a rank's parts of global batches begin, in slots, and their lengths."""
         begin = np.arange(start, stop, dtype=np.int64) * self.global_batch_size
         lengths = np.full(stop - start, self.batch_size, dtype=np.int64)
@@ -339,10 +336,10 @@ class Plan:
         lengths[begin == full * self.global_batch_size] = -(-rest // self.replicas)
         return begin + rank * (lengths if self._step == 1 else 1), lengths
 
-    def _indices(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _indices(self, epoch: int, places: Ints) -> Ints:
         return order_of(self.size, self.seed, epoch).forward(places) if self.shuffle else places
 
-    def _places(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _places(self, epoch: int, indices: Ints) -> Ints:
         if self.shuffle:
             return order_of(self.size, self.seed, epoch).inverse(indices)
         return checked_elements(indices, "indices", self.size)

@@ -149,7 +149,7 @@ def race_stragglers(state: State, now: float) -> None:
         late = state.requests[number]
         dataset = late.order.samples.dataset
         # Nothing is decoded for nothing but idleness that the store will bring.
-        idle = late.order.kind.decodes and state.fleet.idle(now) > 0
+        idle = late.order.kind.decodes and any(group.idle(now) for group in state.fleet.groups)
         affordable = watched.affordable(state.settings.hedge_share) > 0
         deserved = affordable and (idle or _is_missed(state, late, misses))
         if not state.wants(dataset) or not (deserved or _is_unproven(state, late)):
@@ -232,8 +232,11 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     if event.kind is FailureKind.THROTTLED:
         state.stalls.work_for(request.order.samples.dataset).throttled += 1
     not_restored = request.order.kind is RequestKind.RESTORE and event.kind not in NEVER_RUN
-    if not_restored or event.kind is FailureKind.TIMED_OUT:
-        restoring.came_to_nothing(state, request, ended.left | request.claim.unsettled, message, now)
+    if not_restored:  # it is decoded next: what crashes or hangs one function would do so again
+        unsettled = request.order.indices[ended.left | request.claim.unsettled]
+        restoring.forget(state, state.set_of(request.order.samples), unsettled)
+    if not_restored or event.kind is FailureKind.TIMED_OUT:  # a store that hangs holds up who writes to it
+        restoring.distrust(state, request, message, now)
     if ended.left.any():
         retry_failed(state, request, event.kind, np.flatnonzero(ended.left), now)
 
@@ -270,16 +273,26 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
         failed = unsettled & (event.outcomes == TOMBSTONE)
     raced = request.rival in state.requests  # that one may still bring the rest
     left = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
-    _settle(state, request, cached | failed | left)
+    order, claim = request.order, request.claim
+    claim.unsettled &= ~(cached | failed | left)
+    # A rival of pointers still writes records over them.
+    if not claim.unsettled.any() and not (raced and order.kind is RequestKind.DECODE_TO_POINTERS):
+        state.reserved_bytes -= claim.reserved_bytes
+        claim.reserved_bytes = 0
     request.ended_s = now
     if not isinstance(event, RequestDone):
         request.ending = f"{event.kind.value}: {event.message}"
-    elif request.order.kind is RequestKind.SAVE:
+    elif order.kind is RequestKind.SAVE:
         request.ending = f"{int(np.count_nonzero(saving.saved(event)))} saved"
     else:
         produced = int(np.count_nonzero(cached))
         request.ending = f"{produced} cached, {int(np.count_nonzero(unsettled)) - produced} not"
-        _count(state, request, event, (produced, int(np.count_nonzero(failed))), usd)
+        counters = state.account(request)
+        counters.samples_failed += int(np.count_nonzero(failed))
+        counters.samples_restored += 0 if order.kind.decodes else produced
+        counters.samples_produced += produced if order.kind.decodes else 0
+        state.fleet.executors[order.executor].samples += int(np.count_nonzero(cached | late))
+        state.ledger.produced(order.samples.dataset, order.job, produced, usd, order.executor)
     return Ended(request, cached, failed, left, late)
 
 
@@ -333,30 +346,6 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
     state.teams[request.team].usd += usd
     executor.most_in_flight = math.inf
     return usd
-
-
-def _settle(state: State, request: Request, settled: Bools) -> None:
-    """It is known what becomes of these samples, also for the request that races this one."""
-    claim = request.claim
-    claim.unsettled &= ~settled
-    # A rival of pointers still writes records over them.
-    points = request.order.kind is RequestKind.DECODE_TO_POINTERS
-    if not claim.unsettled.any() and not (points and request.rival in state.requests):
-        state.reserved_bytes -= claim.reserved_bytes
-        claim.reserved_bytes = 0
-
-
-def _count(state: State, request: Request, event: RequestDone, counts: tuple[int, int], usd: float) -> None:
-    """Count the samples that an answer brought, and those that can never be produced."""
-    produced, failed = counts
-    order, counters = request.order, state.account(request)
-    state.fleet.executors[order.executor].samples += int(np.count_nonzero(event.outcomes == CACHED))
-    if order.kind is RequestKind.RESTORE:
-        counters.samples_restored += produced
-    else:
-        counters.samples_produced += produced
-    counters.samples_failed += failed
-    state.ledger.produced(order.samples.dataset, order.job, produced, usd, order.executor)
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:

@@ -82,10 +82,10 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
         if samples.packs is not None:
             lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
             samples.has_lost_packs |= bool(lost.any())
-            _forget(state, samples, np.flatnonzero(lost))
+            forget(state, samples, np.flatnonzero(lost))
 
 
-def _forget(state: State, samples: SampleSet, indices: Ints) -> None:
+def forget(state: State, samples: SampleSet, indices: Ints) -> None:
     """These have no place any more; straight ranks may have passed over them for it."""
     if not indices.size:
         return
@@ -272,22 +272,13 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
             access.writing.worked()
     if request.order.kind is not RequestKind.RESTORE:
         return
-    _forget(state, samples, request.order.indices[event.outcomes == _NOT_STORED])
+    forget(state, samples, request.order.indices[event.outcomes == _NOT_STORED])
     failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
         distrust(state, request, reason, now, refused=True)
     elif (event.outcomes == CACHED).any():
         access.reading.worked()
-
-
-def came_to_nothing(state: State, request: Request, unsettled: Bools, reason: str, now: float) -> None:
-    """No answer came to a restore: what it was still to bring is decoded next, for what crashes or hangs one
-    function would do so again. Or none came in time to what was to write a pack: the store may hang.
-    """
-    if request.order.kind is RequestKind.RESTORE:
-        _forget(state, state.set_of(request.order.samples), request.order.indices[unsettled])
-    distrust(state, request, reason, now)
 
 
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:

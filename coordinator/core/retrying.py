@@ -114,7 +114,7 @@ def retry_rest(
     not_restored = left & _NOT_RESTORED[event.outcomes] & (order.kind is RequestKind.RESTORE)
     unavailable = left & (event.outcomes == _UNAVAILABLE)
     counted = left & ~(uncounted | not_restored | unavailable)
-    try_at_once(state, request, order.indices[not_restored], now)
+    _wait(state, request, order.indices[not_restored], 0.0, now)
     _withhold_refused(state, request, int(np.count_nonzero(uncounted & (event.outcomes == _CACHE_FULL))))
     why = {
         int(offset): messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
@@ -161,7 +161,7 @@ def retry_failed(
     """
     never_run = kind in NEVER_RUN
     if request.order.kind is RequestKind.RESTORE and not never_run:
-        try_at_once(state, request, request.order.indices[left], now)
+        _wait(state, request, request.order.indices[left], 0.0, now)
         return
     messages = dict.fromkeys(left.tolist(), request.ending)
     if kind is FailureKind.LOST:
@@ -181,13 +181,6 @@ def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> B
     bound = _UNANSWERED_MAX if executor.concurrency.was_crowded(request.made_s) else 1
     unanswered = state.set_of(request.order.samples).unanswered
     return count_again(unanswered, request.order.indices[offsets]) <= bound
-
-
-def try_at_once(
-    state: State, request: Request, indices: Ints, now: float, *, failed_by: int | None = None
-) -> None:
-    """Have samples tried again without a wait, by no fault of theirs: elsewhere, or in another way."""
-    _wait(state, request, indices, np.zeros(indices.size), now, failed_by=failed_by)
 
 
 def try_again(
@@ -243,14 +236,22 @@ def await_source(
 
 
 def _wait(
-    state: State, request: Request, indices: Ints, waits_s: NDArray[np.float64], now: float, **how: Any
+    state: State,
+    request: Request,
+    indices: Ints,
+    waits_s: NDArray[np.float64] | float,
+    now: float,
+    **how: Any,
 ) -> None:
-    """Have samples of a request wait for their next attempts, each for so many seconds."""
+    """Have samples of a request wait for their next attempts, each for so many seconds: 0, if by no fault of
+    theirs they are to be had elsewhere, or in another way.
+    """
     if not indices.size:
         return
     key = request.order.samples
     state.set_of(key).move(indices, SampleState.WAITING)
     state.account(request).retries += indices.size
+    waits_s = np.broadcast_to(waits_s, indices.shape)
     for wait_s in np.unique(waits_s).tolist():
         retry = Retry(key, indices[waits_s == wait_s], request.order.job, **how)
         state.retries.add(retry, now + wait_s)
@@ -277,7 +278,7 @@ def _turn_elsewhere(
     turns = np.ones(offsets.size, dtype=np.bool_)
     if counts:
         turns = count_again(samples.blamed_on_executor, indices) <= _BLAMED_ON_EXECUTOR_MAX
-    try_at_once(state, request, indices[turns], now, failed_by=request.order.executor)
+    _wait(state, request, indices[turns], 0.0, now, failed_by=request.order.executor)
     return offsets[~turns]
 
 

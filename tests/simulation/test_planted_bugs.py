@@ -195,7 +195,7 @@ def a_core_that_believes_all_is_stored(stored, samples, indices):
     return stored(samples, indices)
 
 
-@bug(restoring, "_forget", "whose place nobody knows")
+@bug(restoring, "forget", "whose place nobody knows")
 def a_core_that_asks_for_lost_packs(forget, state, samples, indices):
     pass
 
