@@ -41,6 +41,7 @@ from superdl.super_wire.request import (
     PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
+    RequestKind,
     is_row,
     pack_outcome,
 )
@@ -221,9 +222,9 @@ def _prefetch(
     _check_ids(request, recipe)
     remaining_s = context.get_remaining_time_in_millis() / 1000
     expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
-    if request.restores:
+    if request.kind is RequestKind.RESTORE:
         columns = restore(request, settings, expires_at=expires_at)
-    elif request.from_cache:
+    elif request.kind is RequestKind.SAVE:
         columns = save(request, settings, _pack_meta(request, recipe, settings), expires_at=expires_at)
     else:
         program = Program(
@@ -259,10 +260,10 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
 
     No other epoch wants the samples of a random recipe.
     """
-    if not request.store or recipe.random or settings.store_read_only:
+    if not request.kind.writes_pack or recipe.random or settings.store_read_only:
         return None
     collection = collection_of(request.id_bucket, recipe.digest)
-    fingerprint = request.golden if request.from_cache else _own_fingerprint()
+    fingerprint = _own_fingerprint() if request.kind.decodes else request.golden
     return PackMeta(collection, request.id_bucket, recipe.json, fingerprint, installed_version())
 
 
@@ -294,7 +295,7 @@ def _check_deployed(request: PrefetchRequest) -> None:
             f"this function is SUPER {installed_version()}, the coordinator is SUPER {wanted[:80]}: deploy "
             f"the function of {wanted[:80]}, or start a coordinator of {installed_version()}"
         )
-    if request.golden and not request.from_cache and request.golden != _own_fingerprint():
+    if request.golden and request.kind.decodes and request.golden != _own_fingerprint():
         raise ConfigError(
             f"this function decodes the reference images to {_own_fingerprint()}, the request wants "
             f"{request.golden[:80]}: it was deployed again while a coordinator ran; deploy the one before, "

@@ -12,7 +12,7 @@ The memory used beside the interpreter's own, custom steps' and sockets' is at m
 
 where ``pixels`` are those of the largest image, of which a decoder may hold four copies at 4 bytes a pixel.
 Rows of Parquet files come in row groups, which take their bytes packed and unpacked in place of an object.
-A pack for a store in S3 takes 32 MiB more, one that the cache gets pointers into at most ``push_bytes``.
+A pack for a store in S3 takes 32 MiB more, one that the cache points into at most ``push_bytes``.
 Of samples with fields, what is made of one part waits for the others: of objects few, of members those of a
 range.
 """
@@ -71,7 +71,7 @@ def produce(
 
     ``expires_at`` is Unix time in seconds: samples not begun by then are not begun, and what was fetched by
     then is not decoded any more. Cached means that the cache acknowledged it. With ``meta``, a pack of what
-    is cached is written to the request's store; with the request's ``pointers`` before it is cached.
+    is cached is written to the request's store, or before it is cached where the cache points into it.
     """
     columns = ResultColumns(request)
     count = min(decoding_threads(settings.decoders), len(request.ids))

@@ -21,7 +21,7 @@ from superdl.super_wire.errors import StoreBusyError, StoreError, StoreRefusedEr
 from superdl.super_wire.message_fields import clean_text
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ class PackSaver:
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
         """Write a record of data, and keep it, if the cache is to get a pointer to it; by any thread."""
-        if not self._request.pointers or payload.nbytes < _WORTH_A_POINTER:
+        is_kept = self._request.kind is RequestKind.DECODE_TO_POINTERS
+        if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
         with self._writing:
             if self._kept_bytes + payload.nbytes > self._settings.push_bytes:

@@ -12,6 +12,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.request_kind import RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -87,6 +88,8 @@ def message_in(
             )
         if inner is not None:
             value = inner(**{bound.name: value[bound.name] for bound in fields(inner)})
+        elif annotation == "RequestKind":
+            value = RequestKind(value)
         values[entry.name] = tuple(value) if annotation.startswith("tuple") else value
     return cls(**values)
 
@@ -109,6 +112,7 @@ def _are_counts(value: object, cls: type) -> bool:
 
 # annotation of a field -> whether a JSON value may stand for it
 _CHECKS: dict[str, Callable[[Any], bool]] = {
+    "RequestKind": lambda value: _is_text(value) and value in set(RequestKind),
     "str": _is_text,
     "int": _is_count,
     "float": lambda value: _is_count(value) or (type(value) is float and 0 <= value < math.inf),

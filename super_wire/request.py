@@ -26,6 +26,7 @@ from superdl.super_wire.ids import (
 from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.message_fields import clean_text, mapping_of, message_in
 from superdl.super_wire.parts import MEMBER_ENCODINGS, ROW_ENCODING, check_parts, is_row
+from superdl.super_wire.request_kind import RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,12 +45,13 @@ __all__ = [
     "PrefetchFailure",
     "PrefetchRequest",
     "PrefetchResult",
+    "RequestKind",
     "is_row",
     "pack_outcome",
     "read_outcome",
 ]
 
-REQUEST_VERSION = 3
+REQUEST_VERSION = 4
 MAX_SAMPLES_PER_REQUEST = 4096
 
 OUTCOME_FIELD = b"r"
@@ -120,13 +122,9 @@ class PrefetchRequest:
     where the invocation's answer is waited for. ``golden`` is the fingerprint that its decoder must have,
     ``function_version`` the version of SUPER that it must be; both are empty where the caller has checked.
 
-    ``store`` is the store's address; empty, there is none. Without ``packs`` the function decodes, and writes
-    what it decoded to the store as a pack. With ``pointers`` all who read the samples see that store, and the
-    cache may get pointers into the pack in place of records. With ``packs`` the request is a *restore*: the
-    function reads each sample's whole record from ``packs[pack_of[i]]``, ``lengths[i]`` bytes from
-    ``offsets[i]``, and decodes nothing. With ``from_cache`` it is a *save*: the function writes a pack of the
-    records that are in the cache, and decodes nothing; ``golden`` is then the fingerprint of the decoder that
-    made them.
+    All kinds but ``decode`` have to do with the store at the address ``store``. A restore reads each sample's
+    record whole: of ``packs[pack_of[i]]``, ``lengths[i]`` bytes from ``offsets[i]``. Of a save, ``golden`` is
+    the fingerprint of the decoder that made the records.
 
     Where the source has an ``alias``, ids are made of that and of keys without ``prefix``, which begins all.
 
@@ -151,6 +149,7 @@ class PrefetchRequest:
     keys: tuple[str, ...]
     versions: tuple[str, ...]
     ids: tuple[str, ...]
+    kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
     answer_to: str = ""
     golden: str = ""
@@ -162,8 +161,6 @@ class PrefetchRequest:
     lengths: tuple[int, ...] = ()
     alias: str = ""
     prefix: str = ""
-    pointers: bool = False
-    from_cache: bool = False
     members: tuple[str, ...] = ()
     member_offsets: tuple[int, ...] = ()
     member_lengths: tuple[int, ...] = ()
@@ -195,11 +192,6 @@ class PrefetchRequest:
         """How messages name a part of a sample that has fields."""
         part = index // len(self.ids)
         return f"its field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
-
-    @property
-    def restores(self) -> bool:
-        """Whether records come from the store, and nothing is decoded."""
-        return bool(self.packs)
 
     def to_mapping(self) -> dict[str, Any]:
         """As a mapping of JSON values, for any executor."""
@@ -348,15 +340,18 @@ Answer: TypeAlias = "PrefetchResult | PrefetchFailure"
 
 
 def _check_places(request: PrefetchRequest) -> None:
-    count = len(request.ids) if request.packs else 0
+    is_restore = request.kind is RequestKind.RESTORE
+    count = len(request.ids) if is_restore else 0
     if not count == len(request.pack_of) == len(request.offsets) == len(request.lengths):
         raise ConfigError(
-            "a restore has one of pack_of, offsets and lengths for each key; a request without packs none"
+            "a restore has one of pack_of, offsets and lengths for each key; another request has none"
         )
-    if request.packs and not request.store:
-        raise ConfigError("a request that names packs names their store")
-    if request.from_cache and (request.packs or not (request.store and request.golden)):
-        raise ConfigError("a save names store and golden, and no packs")
+    if bool(request.packs) != is_restore:
+        raise ConfigError("a restore names packs, and no other request does")
+    if bool(request.store) != (request.kind is not RequestKind.DECODE):
+        raise ConfigError(f"a request of kind decode names no store, and any other does; not {request.kind}")
+    if request.kind is RequestKind.SAVE and not request.golden:
+        raise ConfigError("a save names golden")
     used = set(request.pack_of)
     if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
         raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")

@@ -1,72 +1,20 @@
 """The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock.
 
-What each event changes, and which actions it may cause at once. After each event the core also takes what has
-become due (retries, tombstones that expire, leases that end) and dispatches: so any event may cause
-``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at a cap on spending, and ``Warn``.
-
-======================= ============================================= ====================================
-event                   changes                                       may cause beside that
-======================= ============================================= ====================================
-``JobOpened``           a dataset, a job, a rank's cursor, its lease  looking ahead begins
-``JobClosed``           the cursor and the job's share of hours end   room to search again
-``BatchesAsked``        the cursor: asked, yielded; the lease         the cursor seeks another place
-``BatchRead``           watermark, pace, account, lease, misses       ``Audit``, ``Drop``
-``RequestDone``         residency, latency, account                   ``ReadBack``, retries, tombstones
-``RequestFailed``       limits, circuit breaker, account              retries, tombstones
-``RecordReadBack``      circuit breaker, residency                    ``Drop``, ``Warn``, ranks look again
-``Audited``             residency                                     ranks and readers look again
-``CacheReset``          nothing is resident or failed                 all ranks look again
-``CacheEvicted``        what is resident is doubted                   all ranks look again, and ``Audit``
-``CacheGrew``           memory that is not ours                       ``Drop``
-``CacheResized``        the budget                                    ``Drop``, or waiting ranks go on
-``ExecutorResized``     the bound on an executor's requests
-``ExecutorsIneligible`` who may produce a dataset                     its ranks look for other executors
-``RecordsStored``       places in the store
-``PacksLost``           places in the store                           straight ranks look again
-``TeamsChanged``        shares, priorities and caps of teams
-``Tick``                nothing but the time
-======================= ============================================= ====================================
+After each event the core also takes what has become due (retries, tombstones that expire, leases that end)
+and dispatches: so any event may cause ``Prefetch``, ``Drop`` to make room, ``Audit``, ``WriteTombstones`` at
+a cap on spending, and ``Warn``. What takes in each event is listed in :mod:`superdl.coordinator.core.core`.
 
 The stories can be read top to bottom: of a rank in ``ranks`` and ``lookahead``, of a request in
-``dispatching``, ``neighbours``, ``requesting``, ``results`` and ``retrying``, of a sample in ``samples``,
-``auditing`` and ``room``, of a dollar in ``ledger``.
+``requests``, before that in ``dispatching`` and ``neighbours`` and after it in ``retrying``, of a sample in
+``samples``, ``auditing`` and ``room``, of a dollar in ``ledger``.
 """
 
 from __future__ import annotations
 
+from superdl.coordinator.core import events
 from superdl.coordinator.core.core import Core
 from superdl.coordinator.core.diagnosis import exceeding_text, headroom_bytes, maxmemory_for
-from superdl.coordinator.core.events import (
-    OUTCOME_ORDER,
-    Action,
-    Audit,
-    Audited,
-    BatchesAsked,
-    BatchRead,
-    CacheEvicted,
-    CacheGrew,
-    CacheReset,
-    CacheResized,
-    Drop,
-    Event,
-    ExecutorResized,
-    ExecutorsIneligible,
-    FailureKind,
-    FillUp,
-    JobClosed,
-    JobOpened,
-    PacksLost,
-    Prefetch,
-    ReadBack,
-    RecordReadBack,
-    RecordsStored,
-    RequestDone,
-    RequestFailed,
-    TeamsChanged,
-    Tick,
-    Warn,
-    WriteTombstones,
-)
+from superdl.coordinator.core.events import *  # noqa: F403  # all that goes in and out
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import ClosedJobs, Job
 from superdl.coordinator.core.journal import Cause
@@ -80,54 +28,26 @@ from superdl.coordinator.core.teams import NO_TEAM, Team
 __all__ = [
     "EVERY_EPOCH",
     "NO_TEAM",
-    "OUTCOME_ORDER",
-    "Action",
-    "Audit",
-    "Audited",
-    "BatchRead",
-    "BatchesAsked",
-    "CacheEvicted",
-    "CacheGrew",
-    "CacheReset",
-    "CacheResized",
     "Cause",
     "ClosedJobs",
     "Core",
     "CoreSettings",
     "DatasetFacts",
-    "Drop",
-    "Event",
     "ExecutorFacts",
-    "ExecutorResized",
     "ExecutorState",
-    "ExecutorsIneligible",
-    "FailureKind",
-    "FillUp",
     "Job",
-    "JobClosed",
-    "JobOpened",
     "Ledger",
-    "PacksLost",
     "Plan",
-    "Prefetch",
     "Prices",
-    "ReadBack",
-    "RecordReadBack",
-    "RecordsStored",
-    "RequestDone",
-    "RequestFailed",
     "SampleSet",
     "SampleState",
     "SetKey",
     "Spending",
     "Team",
-    "TeamsChanged",
-    "Tick",
-    "Warn",
-    "WriteTombstones",
     "exceeding_text",
     "footprint",
     "headroom_bytes",
     "maxmemory_for",
     "runs_of",
 ]
+__all__ += events.__all__

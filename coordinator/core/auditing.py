@@ -1,4 +1,10 @@
-"""Asking the cache what it really holds, and believing the answer."""
+"""Asking the cache what it really holds, and believing the answer.
+
+Now and then a record that was just produced is read back. A reader checks what it reads, but a path that
+spoils bytes on their way in would then be found by every reader of every record. One record of each executor,
+every few seconds, finds it at the price of one GET. A record that does not read back is produced again; where
+there is another executor, the one that wrote it is set aside until a record of it reads back well.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +12,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.events import Audit, Drop
+from superdl.coordinator.core.events import Audit, Drop, ReadBack, Warn
 from superdl.coordinator.core.jobs import Ahead, CursorSpan
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.restoring import all_straight
+from superdl.coordinator.core.restoring import take_in, usable
 from superdl.coordinator.core.retrying import want_again
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.state import AuditInFlight
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from superdl.coordinator.core.events import (
+        Audited,
+        CacheEvicted,
+        CacheGrew,
+        CacheReset,
+        CacheResized,
+        RecordReadBack,
+    )
+    from superdl.coordinator.core.samples import Ints, SetKey
+    from superdl.coordinator.core.state import Request, State
 
-    from superdl.coordinator.core.events import Audited, CacheEvicted, CacheGrew, CacheReset, CacheResized
-    from superdl.coordinator.core.samples import SetKey
-    from superdl.coordinator.core.state import State
-
-
-__all__ = ["audit", "audited", "cache_evicted", "cache_grew", "cache_reset", "cache_resized"]
-
-_NO_POINTERS_S = 60.0
-"""So long records are pushed after a reader could not follow a pointer."""
+_EVERY_S = 5.0
+_DOUBTED_EVERY_S = 0.5
+_BYTES_MAX = 16 * 2**20
 
 
 def audit(
-    state: State,
-    key: SetKey,
-    indices: NDArray[np.int64],
-    asker: BatchPlace | CursorSpan,
-    *,
-    whole: bool = False,
+    state: State, key: SetKey, indices: Ints, asker: BatchPlace | CursorSpan, *, whole: bool = False
 ) -> None:
     """Have the cache asked about samples that may be there; nothing, if there are none."""
     if not indices.size:
@@ -51,21 +55,14 @@ def audited(state: State, event: Audited, now: float) -> None:
     if asked is None:
         return
     samples, before_bytes = state.set_of(asked.samples), state.resident_bytes
-    pointers = np.zeros(asked.indices.size, dtype=np.bool_) if event.pointers is None else event.pointers
-    if asked.whole and pointers.any():  # a reader says that it leads nowhere
-        samples.pointers_from_s = now + _NO_POINTERS_S
-    # Where a reader cannot follow it, a pointer is as good as nothing.
-    followed = pointers & (not asked.whole) & all_straight(state, asked.samples.dataset)
-    present, tombstoned = (event.record_bytes > 0) & ~pointers, event.record_bytes < 0
-    samples.store(asked.indices[present], event.record_bytes[present])
-    samples.point(asked.indices[followed], event.record_bytes[followed])
-    state.has_come(asked.samples, asked.indices[present], now)
+    present, tombstoned = usable(state, samples, event, now, whole=asked.whole), event.record_bytes < 0
+    state.has_come(asked.samples, take_in(state, samples, asked.indices, event, present), now)
     samples.move(asked.indices[tombstoned], SampleState.FAILED)
-    lost = ~(present | tombstoned | followed)
+    lost = ~(present | tombstoned)
     absent = asked.indices[lost]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
-    spoilt = asked.indices[lost & (pointers | asked.whole)]
+    spoilt = asked.indices[lost & ((event.record_bytes > 0) | asked.whole)]
     if spoilt.size:  # it must go, so that a tombstone may take its place
         state.actions.append(Drop(asked.samples, spoilt))
     # What an earlier coordinator left was memory of others until it was found.
@@ -82,7 +79,7 @@ def audited(state: State, event: Audited, now: float) -> None:
         del state.audit_watchers[asked.samples]
 
 
-def _see_to(state: State, asked: AuditInFlight, absent: NDArray[np.int64]) -> None:
+def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
     asker = asked.asker
     if isinstance(asker, BatchPlace):
         state.stalls.record_lost(asker)
@@ -143,3 +140,43 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
     state.room_search.reset()
     for cursor in state.cursors:
         state.wake(cursor)
+
+
+def choose_to_read_back(
+    state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
+) -> None:
+    """Have one of the records that an answer brought read back, if it is time to."""
+    executor = state.fleet.executors[request.order.executor]
+    every_s = _DOUBTED_EVERY_S if executor.breaker.corrupts else _EVERY_S
+    if not indices.size or now < executor.read_back_s + every_s:
+        return
+    executor.read_back_s = now
+    place = state.events % indices.size  # any would do
+    if record_bytes[place] <= _BYTES_MAX:
+        state.actions.append(ReadBack(request.order.samples, int(indices[place]), request.order.executor))
+
+
+def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
+    """A record was read back: whole, or not as it was written."""
+    executor = state.fleet.executors[event.executor]
+    if not event.fault:
+        executor.breaker.reads_back()
+        return
+    others = ", and it is set aside" if len(state.fleet.executors) > 1 else ""
+    if not executor.breaker.corrupts:  # told once, until it is well again
+        text = (
+            f"a record that the executor {executor.name} has just written to the cache does not read back: "
+            f"{event.fault}; the sample is produced again{others}: something on the way between functions, "
+            "cache and coordinator changes bytes"
+        )
+        state.actions.append(Warn(text))
+    executor.breaker.does_not_read_back(f"its records do not read back: {event.fault}", now)
+    samples = state.sets.get(event.samples)
+    if samples is None:
+        return
+    spoilt = samples.among(np.array([event.index]), SampleState.RESIDENT)
+    if spoilt.size:
+        samples.move(spoilt, SampleState.ABSENT)
+        state.actions.append(Drop(event.samples, spoilt))
+        reading = state.reading(event.samples.dataset)
+        want_again(state, event.samples, spoilt, reading, failed_by=event.executor)

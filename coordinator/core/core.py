@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.core import auditing, events, filling, ranks, requesting, restoring, results
+from superdl.coordinator.core import auditing, events, filling, ranks, requests, restoring
 from superdl.coordinator.core.diagnosis import history, needed_bytes
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
 from superdl.coordinator.core.state import State
@@ -17,17 +17,16 @@ from superdl.coordinator.core.state import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.events import Action, Prefetch
-    from superdl.coordinator.core.jobs import ClosedJobs, Job
-    from superdl.coordinator.core.samples import SampleState, SetKey
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.samples import Ints, SampleState, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
-__all__ = ["Core"]
-
 _FORGET_EVERY_S = 30.0
+
+
+def _resize_executor(state: State, event: events.ExecutorResized, now: float) -> None:
+    state.fleet.executors[event.executor].concurrency.resize(event, now)
 
 
 _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
@@ -38,16 +37,16 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.CacheGrew: auditing.cache_grew,
     events.CacheReset: auditing.cache_reset,
     events.CacheResized: auditing.cache_resized,
-    events.ExecutorResized: requesting.executor_resized,
-    events.ExecutorsIneligible: requesting.executors_ineligible,
+    events.ExecutorResized: _resize_executor,
+    events.ExecutorsIneligible: ranks.executors_ineligible,
     events.FillUp: filling.fill_up,
     events.JobClosed: ranks.job_closed,
     events.JobOpened: ranks.job_opened,
     events.PacksLost: restoring.packs_lost,
-    events.RecordReadBack: results.record_read_back,
+    events.RecordReadBack: auditing.record_read_back,
     events.RecordsStored: restoring.records_stored,
-    events.RequestDone: results.request_done,
-    events.RequestFailed: results.request_failed,
+    events.RequestDone: requests.request_done,
+    events.RequestFailed: requests.request_failed,
     events.TeamsChanged: lambda state, event, _: state.teams.change(event.teams),
     events.Tick: lambda *_: None,  # time itself changes nothing; what is due is found with every event
 }
@@ -101,12 +100,7 @@ class Core:
         """All open jobs."""
         return list(self.state.jobs.values())
 
-    @property
-    def closed(self) -> ClosedJobs:
-        """The account of all jobs that have closed."""
-        return self.state.closed
-
-    def held(self, dataset: bytes) -> list[tuple[int, NDArray[np.int64]]]:
+    def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
         """What of a dataset is in the cache or on its way there, by epoch (0 for every epoch)."""
         return [
             (max(key.epoch, 0), samples.held())

@@ -21,25 +21,13 @@ from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import LEAST_BATCHES, WINDOW_SHARE, batches_wanted, share_of
 from superdl.coordinator.core.restoring import share_in_cache, waits_for_the_store
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.jobs import Cursor, Job
     from superdl.coordinator.core.queues import BatchPlace
-    from superdl.coordinator.core.samples import SampleSet
+    from superdl.coordinator.core.samples import Ints, SampleSet
     from superdl.coordinator.core.state import State
-
-__all__ = [
-    "batch_missed",
-    "exceeding_text",
-    "headroom_bytes",
-    "history",
-    "maxmemory_for",
-    "needed_bytes",
-    "stall_ended",
-    "thrash_text",
-]
 
 _NOT_ASKED_FOR = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
 _HEADROOM_SHARE = 0.1
@@ -52,6 +40,7 @@ _FRESH_MARGIN = 1.06
 """Windows move by batches and requests, and what was read goes only when room is looked for."""
 
 _ROUNDS = 64
+_WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the store, "}
 
 
 def history(state: State, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
@@ -77,8 +66,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
             continue
         why = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
         account = f"on account of {request.order.job}{why}"
-        from_where = "from the store, " if request.order.restore else ""
-        from_where = "into the store, " if request.order.from_cache else from_where
+        from_where = _WHERE.get(request.order.kind, "")
         told.append(
             (
                 request.made_s,
@@ -90,9 +78,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
     return sorted(told, key=lambda entry: entry[0])
 
 
-def batch_missed(
-    state: State, place: BatchPlace, samples: SampleSet, indices: NDArray[np.int64], now: float
-) -> None:
+def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
     """A reader misses samples; the first time is what counts."""
     stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
     if place in stalls.waits or not indices.size or cursor is None:
@@ -111,7 +97,7 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
 
 
 def _cause_at_once(
-    state: State, cursor: Cursor, samples: SampleSet, indices: NDArray[np.int64], now: float
+    state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
     """The cause, where what most of the missing samples were doing decides it; ``None``: functions were at
     work on them, or on others before them.
@@ -218,9 +204,8 @@ def maxmemory_for(budget: int) -> int:
 def _recurring_bytes(state: State) -> float:
     recurring = 0.0
     for key, samples in state.sets.items():
-        if key.epoch == EVERY_EPOCH and state.wants(key.dataset):
+        if key.epoch == EVERY_EPOCH and (jobs := state.jobs_of(key.dataset)):
             absent = samples.state.size - samples.resident_count
-            jobs = (job for job in state.jobs.values() if job.dataset == key.dataset)
             share = max(share_in_cache(job, samples) for job in jobs)
             recurring += share * (samples.resident_bytes + samples.sample_bytes * absent)
     return recurring

@@ -10,43 +10,35 @@ the cache can be read all the while.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.filling import room_to_fill
+from superdl.coordinator.core.fleet import Deadline, pick
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import find_absent
 from superdl.coordinator.core.neighbours import with_their_neighbours
+from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.requesting import payer_of, race_stragglers, request
+from superdl.coordinator.core.requests import make, make_save, race_stragglers
 from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.retrying import release_due
-from superdl.coordinator.core.room import (
-    fits,
-    relieve,
-    room_for,
-    see_shares,
-    urgent_room_for,
-)
+from superdl.coordinator.core.room import fits, next_use, relieve, room_for, see_shares, urgent_room_for
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.saving import next_save_s, save_one
+from superdl.coordinator.core.saving import next_save_s, take_due
 from superdl.coordinator.core.timing import request_size
 from superdl.super_wire.record import SPENDING_CAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Ahead, Cursor, Job
     from superdl.coordinator.core.restoring import Way
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import State
-
-__all__ = ["dispatch", "expire_tombstones", "wake_times_s", "watch_spending"]
 
 _ALWAYS_LATE = 8.0
 _WARN_EVERY_S = 300.0
@@ -71,8 +63,11 @@ def expire_tombstones(state: State, now: float) -> None:
 def dispatch(state: State, now: float) -> None:
     """Make requests while executors have places and the cache has room; last, what is to be saved."""
     _produce(state, now)
-    while watch_spending(state, now) is Spending.FREELY and save_one(state, now):
-        pass
+    if watch_spending(state, now) is Spending.FREELY:
+        for save in take_due(state, now):
+            make_save(state, save, now)
+            if watch_spending(state, now) is not Spending.FREELY:
+                return
 
 
 def _produce(state: State, now: float) -> None:
@@ -138,20 +133,17 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     it waits for a cheaper executor.
     """
     job, soonest, turn = cursor.job, state.fleet.soonest(now, state.turn), state.turn(cursor.job.team)
-    cursor.pending.appendleft(ahead)
     if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
         state.wake(cursor)
         return
     soon = cursor.next_ahead < cursor.watermark + _FIRST_BATCHES
-    way, executor, waits_s = _assign(
-        state,
-        ahead.samples,
-        ahead.indices,
-        now,
+    deadline = Deadline(
         slack_s=_slack_s(cursor, now) if cursor.pace.known or soon else math.inf,
         soon=soon,
         samples=min(job.plan.batch_size, state.settings.request_samples),
-        failed_by=ahead.failed_by,
+    )
+    way, executor, waits_s = _assign(
+        state, ahead.samples, ahead.indices, deadline, now, failed_by=ahead.failed_by
     )
     if executor is None:
         eligible = state.eligible_for(job.dataset)
@@ -168,7 +160,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if room:
         taken, left = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
         cursor.pending[0] = ahead._replace(indices=left)
-        request(state, executor, ahead.samples, taken, job, now, restore=way.restore)
+        make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
     if room == count:
         state.wake(cursor)
     else:
@@ -177,7 +169,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
 
 def _with_what_comes_along(
     state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Ints, Ints]:
     """What a request has: the first samples of a way, with the rest of their packs or runs where that harms
     nothing that is wanted sooner; and what is left of all that a rank has found.
     """
@@ -210,15 +202,15 @@ def _due_in_s(job: Job, ahead: Ahead) -> float:
 
 
 def _assign(
-    state: State, key: SetKey, indices: NDArray[np.int64], now: float, *, samples: int = 1, **wanted: Any
+    state: State, key: SetKey, indices: Ints, deadline: Deadline, now: float, failed_by: int | None = None
 ) -> tuple[Way, ExecutorState | None, float]:
     """The first way to have absent samples for which an executor is to be had, and which; ``None`` if all can
-    wait, and for how long at most. What is ``wanted`` of the executor, and ``samples`` at most, is
-    :meth:`superdl.coordinator.core.fleet.EligibleExecutors.choose`'s.
+    wait, and for how long at most. A request has as many samples as the deadline at most.
     """
     waits_s, executor = math.inf, None
     for way in ways(state, key, indices, now):
-        executor, ends_in_s = way.executors.choose(now, samples=min(samples, way.indices.size), **wanted)
+        fitting = deadline._replace(samples=min(deadline.samples, way.indices.size))
+        executor, ends_in_s = pick(way.executors, fitting, now, failed_by=failed_by)
         if executor is not None:
             break
         waits_s = min(waits_s, ends_in_s)
@@ -267,11 +259,11 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
         state.misses.served(place)
         return True
     job = state.jobs[place.job]
-    payer = payer_of(state, job, key, absent)
+    payer = _payer_of(state, job, key, absent)
     if payer is None:
         _refuse(state, job.team, key, absent, now)
         return True
-    way, executor, _ = _assign(state, key, absent, now)
+    way, executor, _ = _assign(state, key, absent, Deadline(), now)
     if executor is None:
         passed_over.add(place)
         return True
@@ -279,11 +271,21 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
     mine, count = _suspects_alone(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:
-        request(state, executor, key, mine[:room], payer, now, restore=way.restore)
+        make(state, executor, key, mine[:room], payer, now, restore=way.restore)
     return room > 0
 
 
-def _absent(state: State, place: BatchPlace) -> tuple[SetKey, NDArray[np.int64]]:
+def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
+    """The job on whose account goes what a reader of ``job`` waits for: that one, or where its team may spend
+    no more, another that will need all of it; ``None`` if there is none.
+    """
+    if state.turn(job.team) is not None:
+        return job
+    others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
+    return next((other for other in others if (next_use(key, wanted, other) < NEVER_SOON).all()), None)
+
+
+def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
     """What a reader misses of a batch and is to be requested; nothing, if its job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
@@ -292,7 +294,7 @@ def _absent(state: State, place: BatchPlace) -> tuple[SetKey, NDArray[np.int64]]
     return key, samples.among(missed, SampleState.ABSENT)
 
 
-def _refuse(state: State, team: str, key: SetKey, absent: NDArray[np.int64], now: float) -> None:
+def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> None:
     """A team may spend no more: say so to its reader, and to people."""
     text, fares = state.teams.refusal(team), state.teams[team]
     state.fail_for_a_while(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
@@ -301,9 +303,7 @@ def _refuse(state: State, team: str, key: SetKey, absent: NDArray[np.int64], now
         state.actions.append(Warn(text))
 
 
-def _suspects_alone(
-    state: State, key: SetKey, missed: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], int]:
+def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
     """First what has never failed; then, one by one, what has: it may have crashed its function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
@@ -321,7 +321,7 @@ def watch_spending(state: State, now: float) -> Spending:
 
 def _refuse_readers(state: State, now: float) -> None:
     """Tell the readers that wait that the hard cap is reached, once what is in flight has been paid for."""
-    if not all(request.order.from_cache for request in state.requests.values()):
+    if state.is_producing:
         return
     text = state.ledger.refusal()
     for place in list(state.misses.unserved):

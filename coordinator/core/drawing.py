@@ -22,9 +22,8 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from superdl.coordinator.core.samples import Ints
     from superdl.super_wire.draws import Draws
-
-__all__ = ["PLACES_MAX", "Drawing"]
 
 PLACES_MAX: Final = 64
 """So many places of a sample in an epoch are told at most: more take long, and it is wanted soon anyway."""
@@ -57,12 +56,12 @@ class Drawing:
         if not 1 <= self.length <= SIZE_MAX:
             raise PlanError(f"an epoch has 1 to {SIZE_MAX} samples, not {self.length}")
         self._count = self.length // self._repeats
-        self._samples: NDArray[np.int64] | None = None
+        self._samples: Ints | None = None
         """Those that are drawn at all, in ascending order; ``None``: all."""
-        self._firsts: NDArray[np.int64] | None = None
+        self._firsts: Ints | None = None
         """The first draw of each of them, and where the last one's end; ``None``: one draw each."""
         self._weights: NDArray[np.float64] | None = None
-        self._counted: dict[int, NDArray[np.int64]] = {}
+        self._counted: dict[int, Ints] = {}
         self._by_sample: NDArray[np.intp] | None = None
         """Where each draw stands in an order of the indices' own; ``None``: draws stand in their own."""
         self._in_order: NDArray[np.intp] | None = None
@@ -86,13 +85,13 @@ class Drawing:
         """How many samples of the catalog are drawn from."""
         return self._size if self._samples is None else self._samples.size
 
-    def at(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
         """Return the sample at each order position, and how often it stands before, in the order of draws.
 
         So what is drawn several times has a number for each time.
         """
         steps, again = np.divmod(places, self._repeats)
-        draws: NDArray[np.int64] = steps
+        draws: Ints = steps
         if self._shuffle:
             draws = order_of(self._count, self._seed, epoch).forward(steps)
         elif self._in_order is not None:
@@ -104,9 +103,7 @@ class Drawing:
             times = (draws - firsts[kinds]) * self._repeats + again
         return (kinds if self._samples is None else self._samples[kinds]), times
 
-    def places(
-        self, epoch: int, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Return where the samples stand in the order: the inverse of :meth:`at`.
 
         Of a sample that is drawn very often, `PLACES_MAX` draws are looked at, evenly chosen among all.
@@ -133,7 +130,7 @@ class Drawing:
         first = steps * self._repeats
         return owners, first, first + self._repeats - 1
 
-    def _firsts_in(self, epoch: int) -> NDArray[np.int64] | None:
+    def _firsts_in(self, epoch: int) -> Ints | None:
         if self._weights is None:
             return self._firsts
         if epoch not in self._counted:
@@ -153,7 +150,7 @@ def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) 
         raise PlanError("weights are finite, none is negative, and one at least is above 0")
 
 
-def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> NDArray[np.int64]:
+def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     """Return how often an epoch draws each sample, ``count`` in all.
 
     It depends on sums from left to right and on single operations of IEEE 754, which are the same everywhere.

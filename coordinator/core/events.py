@@ -13,20 +13,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core.teams import NO_TEAM
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.plan import Plan
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import DatasetFacts
     from superdl.coordinator.core.teams import Team
 
 __all__ = [
     "CACHED",
     "OUTCOME_ORDER",
+    "TOMBSTONE",
     "Action",
     "Audit",
     "Audited",
@@ -61,6 +62,7 @@ OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)
 """Outcomes as small numbers: their places in this tuple."""
 
 CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
+TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 
 
 class Event:
@@ -148,8 +150,8 @@ class BatchRead(Event):
     position: int
     samples: int
     hits: int
-    missed: NDArray[np.int64]
-    corrupt: NDArray[np.int64]
+    missed: Ints
+    corrupt: Ints
     done: bool
     read_us: int
     wait_us: int
@@ -172,7 +174,7 @@ class RequestDone(Event):
 
     request_id: int
     outcomes: NDArray[np.uint8]
-    record_bytes: NDArray[np.int64]
+    record_bytes: Ints
     source_bytes: int
     fetch_us: int
     decode_us: int
@@ -183,8 +185,8 @@ class RequestDone(Event):
     source_requests: int = 0
     cold_start: bool = False
     pack: int = 0
-    stored: NDArray[np.bool_] | None = None
-    pointers: NDArray[np.bool_] | None = None
+    stored: Bools | None = None
+    pointers: Bools | None = None
     store_trouble: str = ""
     store_requests: int = 0
     store_bytes: int = 0
@@ -219,8 +221,8 @@ class Audited(Event):
     """What the cache holds: record length in bytes, 0 for none, negative for a tombstone; ``pointers``."""
 
     audit_id: int
-    record_bytes: NDArray[np.int64]
-    pointers: NDArray[np.bool_] | None = None
+    record_bytes: Ints
+    pointers: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,7 @@ class RecordsStored(Event):
     """
 
     dataset: bytes
-    indices: NDArray[np.int64]
+    indices: Ints
     packs: NDArray[np.uint32]
 
 
@@ -316,22 +318,17 @@ class Prefetch(Action):
 
     ``expires_in_s`` counts from now: what has not been begun by then is not begun. ``hedge_of`` names a
     request in flight for the same samples, which this one races; ``executor`` is the number of the one that
-    is to carry it out. ``restore``: bring the records from their places in the store, all of which are known.
-    ``save``: write a pack of what is decoded, or with ``from_cache`` of what the cache holds of these.
-    ``pointers``: the cache may get pointers into it.
+    is to carry it out. Of a restore all places in the store are known.
     """
 
     request_id: int
     job: str
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     expires_in_s: float
+    kind: RequestKind = RequestKind.DECODE
     hedge_of: int | None = None
     executor: int = 0
-    restore: bool = False
-    save: bool = False
-    pointers: bool = False
-    from_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +340,7 @@ class Audit(Action):
 
     audit_id: int
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     whole: bool = False
 
 
@@ -352,7 +349,7 @@ class Drop(Action):
     """Delete these samples' records; not answered."""
 
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +357,7 @@ class WriteTombstones(Action):
     """Write tombstones that expire, for ``reason``; not answered."""
 
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     messages: tuple[str, ...]
     expires_in_s: float
     reason: str = "retries_spent"

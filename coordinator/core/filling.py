@@ -14,18 +14,16 @@ import numpy as np
 
 from superdl.coordinator.core.events import Drop
 from superdl.coordinator.core.ledger import Spending
-from superdl.coordinator.core.queues import UnsavedQueue
 from superdl.coordinator.core.ranks import renew
 from superdl.coordinator.core.room import next_use_s
 from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.saving import is_saving
 
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import FillUp
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import SetKey
     from superdl.coordinator.core.state import State
-
-__all__ = ["Filled", "fill_up", "filled", "room_to_fill"]
 
 _ROOM_KEPT = 0.01
 """Of the budget: what others may take meanwhile."""
@@ -54,8 +52,7 @@ def fill_up(state: State, event: FillUp, now: float) -> None:
     if job is None:
         return
     job.fill, job.is_full = event, ""
-    if event.to_store and state.unsaved is None and state.settings.store:
-        state.unsaved = UnsavedQueue()  # for what was cached and is in no pack
+    state.unsaved.wanted |= event.to_store and state.settings.store  # what was cached and is in no pack
     for cursor in job.cursors.values():
         cursor.sees_store = False
         job.sees_store_changed()
@@ -83,7 +80,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(one_more)
     is_paid = spent_usd <= (1 - _MONEY_KEPT) * fill.usd
     room = min(fitting, allowed) if is_paid else 0
-    waits = job.counters.requests_in_flight or (fill.to_store and _is_saving(state))
+    waits = job.counters.requests_in_flight or (fill.to_store and is_saving(state))
     why = "max_usd" if not is_paid else "full" if allowed else "max_bytes"
     job.is_full = "" if room or waits else why
     return room
@@ -111,12 +108,6 @@ def _there_bytes(state: State, job: Job, key: SetKey) -> float:
     return samples.sample_bytes * samples.stored_count if in_store else samples.resident_bytes
 
 
-def _is_saving(state: State) -> bool:
-    """Whether something is on its way from the cache to the store, or will be."""
-    waits = state.unsaved is not None and state.unsaved.first() is not None
-    return waits or any(request.order.from_cache for request in state.requests.values())
-
-
 def filled(state: State, job: Job) -> Filled:
     """How far a job is with filling."""
     key = job.samples_of(0)
@@ -130,7 +121,7 @@ def filled(state: State, job: Job) -> Filled:
 def _ended(state: State, job: Job, key: SetKey) -> str:
     if job.counters.requests_in_flight or state.set_of(key).under_way:
         return ""
-    if job.fill is not None and job.fill.to_store and _is_saving(state):
+    if job.fill is not None and job.fill.to_store and is_saving(state):
         return ""
     if job.is_full:
         return job.is_full

@@ -15,19 +15,38 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind
 from superdl.coordinator.core.queues import TimeQueue
 from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
 from superdl.coordinator.core.timing import LatencyModel
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from superdl.coordinator.core.events import RequestDone, RequestFailed
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import ExecutorFacts
     from superdl.coordinator.core.teams import Turn
 
-__all__ = ["EligibleExecutors", "ExecutorState", "Fleet", "StoreAccess"]
+NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
+"""Kinds of failures that say nothing of samples, since no function was asked."""
 
+_WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
+_OVER_SOON = np.isin(
+    OUTCOME_ORDER,
+    [
+        *(Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED, Outcome.UNAVAILABLE),
+        *(Outcome.NOT_STORED, Outcome.STORE_ERROR),
+    ],
+)
+"""Where one of these came, an answer was over sooner than usual."""
+_EXECUTOR_FAULTS = np.isin(
+    OUTCOME_ORDER,
+    [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
+)
 _SLOW = 0.99
 _NO_OTHER_S = 5.0
 _UNKNOWN_LATE_S = 5.0
@@ -37,13 +56,12 @@ _UNKNOWN_LATE_S = 5.0
 class StoreAccess:
     """How an executor fares with the store: how long restores take it, and whether reading and writing works.
 
-    ``saves`` of what the cache holds are in flight. ``keeps``: the last function to decode wrote a pack.
+    ``keeps``: the last function to decode wrote a pack.
     """
 
     latency: LatencyModel = field(default_factory=LatencyModel)
     reading: CircuitBreaker = field(default_factory=CircuitBreaker)
     writing: CircuitBreaker = field(default_factory=CircuitBreaker)
-    saves: int = 0
     keeps: bool = False
 
 
@@ -83,6 +101,12 @@ class ExecutorState:
         """How long it takes to restore, or to produce."""
         return self.store.latency if restore and self.store is not None else self.latency
 
+    def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
+        """What is known of its trouble with the store, for requests that have to do with that."""
+        if self.store is None or kind is RequestKind.DECODE:
+            return None
+        return self.store.writing if kind.writes_pack else self.store.reading
+
     def idle(self, now: float) -> int:
         """How many of its functions have nothing to do."""
         return self.concurrency.idle(self.in_flight, now)
@@ -93,6 +117,30 @@ class ExecutorState:
         if self.most_in_flight < math.inf:
             places = min(places, int(self.most_in_flight) - self.in_flight)
         return places
+
+    def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
+        """Learn from an answer to a request of that time, but not from what may be a sample's fault."""
+        took_s, worked = now - made_s, _WORKED[event.outcomes].any()
+        if worked and not _OVER_SOON[event.outcomes].any():
+            latency = self.latency_of(restore=kind is RequestKind.RESTORE)
+            latency.observe(event.outcomes.size, took_s, event.duration_us / 1e6)
+            self.concurrency.succeeded()
+        if not event.cold_start:
+            self.concurrency.begun(took_s - event.duration_us / 1e6, self.in_flight, now)
+        if worked:
+            self.breaker.worked()
+        elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
+            why = next(iter(event.messages.values()), "no sample could be produced")
+            self.breaker.failed(why, made_s, now)
+
+    def failed(self, event: RequestFailed, reason: str, made_s: float, now: float) -> None:
+        """Learn from a request that came to nothing, for this reason."""
+        if event.kind is FailureKind.THROTTLED:
+            self.concurrency.throttled(self.in_flight, now)
+        elif event.kind is FailureKind.LOST:
+            self.concurrency.lost(self.in_flight, now)
+        blame = self.breaker.refused if event.kind in NEVER_RUN else self.breaker.failed
+        blame(reason, made_s, now)
 
     def is_resting(self, now: float) -> bool:
         """Whether one that is for the store alone was set aside; one request at a time tries it after that,
@@ -124,14 +172,14 @@ class EligibleExecutors:
     ) -> None:
         self.executors = tuple(executors)
         self.store_only = tuple(store_only)
-        self._restores = restores
+        self.restores = restores
         self.ready: defaultdict[str, TimeQueue[CursorKey]] = defaultdict(TimeQueue)
         self.deferred: TimeQueue[CursorKey] = TimeQueue()
         self._seen: tuple[object, ...] = ()
 
     def latency_of(self, executor: ExecutorState) -> LatencyModel:
         """How long an executor takes for what it is asked for here."""
-        return executor.latency_of(restore=self._restores)
+        return executor.latency_of(restore=self.restores)
 
     def places(self, now: float) -> int:
         """How many more requests may be made."""
@@ -154,47 +202,12 @@ class EligibleExecutors:
         """How many functions have nothing to do, of executors that may be asked."""
         return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
 
-    def choose(
-        self,
-        now: float,
-        *,
-        slack_s: float = 0.0,
-        soon: bool = True,
-        samples: int = 1,
-        other_than: int | None = None,
-        failed_by: int | None = None,
-    ) -> tuple[ExecutorState | None, float]:
-        """Who is to have the next request; ``None``: nobody has a place for it, or it can wait for one, at
-        most for the seconds that are returned too (infinite, if only a place or an answer ends that).
-
-        The first of its ``samples`` is wanted in ``slack_s``, not above 0 for what is waited for. Only what
-        is wanted ``soon`` does not wait while nobody knows how long requests take. ``other_than`` gets it
-        only if no other has a place, ``failed_by`` only if no other is in good health.
-        """
-        able = [executor for executor in self.executors if executor.number != failed_by]
-        if not any(self._is_sound(executor) for executor in able):
-            able = list(self.executors)
-        free = [executor for executor in able if self.places_of(executor, now) > 0]
-        if not free:
-            return None, math.inf
-        if slack_s <= 0:  # a reader waits: nothing is to be tried with that
-            free = [executor for executor in free if self._is_sound(executor)] or free
-        elif cheaper := [one for one in able[: able.index(free[0])] if self._is_sound(one)]:
-            times_s = [self.latency_of(one).quantile_s(samples, _SLOW) for one in (*cheaper, free[0])]
-            # A slow request there and, since it may come to nothing, one here.
-            enough_s = sum(time_s for time_s in times_s if time_s is not None)
-            if None in times_s and not soon:
-                return None, math.inf
-            if None not in times_s and slack_s > enough_s:
-                return None, slack_s - enough_s
-        return next((executor for executor in free if executor.number != other_than), free[0]), 0.0
-
     def has_changed(self, now: float) -> bool:
-        """Whether what :meth:`choose` looks at has changed since it was asked last, time apart."""
+        """Whether what :func:`pick` looks at has changed since it was asked last, time apart."""
         seen = tuple(
             (
                 self.places_of(executor, now) > 0,
-                self._is_sound(executor),
+                self.is_sound(executor),
                 executor.latency.known,
                 executor.store and (executor.store.latency.known, executor.store.reading.tripped),
             )
@@ -229,7 +242,7 @@ class EligibleExecutors:
 
     def can_turn_elsewhere(self, executor: ExecutorState) -> bool:
         """Whether another executor, in good health, could do the same."""
-        return any(self._is_sound(other) for other in self.executors if other is not executor)
+        return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
         """When executors that take no more now may do so by the passing of time alone."""
@@ -243,7 +256,7 @@ class EligibleExecutors:
 
     def has_cheaper(self, than: ExecutorState) -> bool:
         """Whether there is a cheaper executor than that one, in good health."""
-        return any(map(self._is_sound, self.executors[: self.executors.index(than)]))
+        return any(map(self.is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
         """Until when an executor is left alone; not for long, where there is no better one."""
@@ -251,11 +264,57 @@ class EligibleExecutors:
             return -math.inf
         return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
 
-    def _is_sound(self, executor: ExecutorState) -> bool:
+    def is_sound(self, executor: ExecutorState) -> bool:
+        """Whether an executor is there, and not set aside."""
         return executor.concurrency.capacity > 0 and not self._is_set_aside(executor)
 
     def _is_set_aside(self, executor: ExecutorState) -> bool:
         return executor.breaker.tripped and len(self.executors) > 1
+
+
+class Deadline(NamedTuple):
+    """When ``samples`` are wanted: the first in ``slack_s``, not above 0 for what a reader waits for.
+
+    Only what is wanted ``soon`` does not wait while nobody knows how long requests take.
+    """
+
+    slack_s: float = 0.0
+    soon: bool = True
+    samples: int = 1
+
+
+def pick(
+    executors: EligibleExecutors,
+    deadline: Deadline,
+    now: float,
+    *,
+    other_than: int | None = None,
+    failed_by: int | None = None,
+) -> tuple[ExecutorState | None, float]:
+    """Pick who is to have the next request: the cheapest that is in time.
+
+    Return ``None`` if nobody has a place for it, or if it can wait for one, and for how many seconds at most:
+    infinitely many, if only a place or an answer ends that. ``other_than`` gets it only if no other has a
+    place, ``failed_by`` only if no other is in good health.
+    """
+    able = [executor for executor in executors.executors if executor.number != failed_by]
+    if not any(map(executors.is_sound, able)):
+        able = list(executors.executors)
+    free = [executor for executor in able if executors.places_of(executor, now) > 0]
+    if not free:
+        return None, math.inf
+    if deadline.slack_s <= 0:  # a reader waits: nothing is to be tried with that
+        free = [executor for executor in free if executors.is_sound(executor)] or free
+    elif cheaper := [each for each in able[: able.index(free[0])] if executors.is_sound(each)]:
+        models = [executors.latency_of(executor) for executor in (*cheaper, free[0])]
+        times_s = [model.quantile_s(deadline.samples, _SLOW) for model in models]
+        # A slow request there and, since it may come to nothing, one here.
+        enough_s = sum(time_s for time_s in times_s if time_s is not None)
+        if None in times_s and not deadline.soon:
+            return None, math.inf
+        if None not in times_s and deadline.slack_s > enough_s:
+            return None, deadline.slack_s - enough_s
+    return next((executor for executor in free if executor.number != other_than), free[0]), 0.0
 
 
 class Soonest(NamedTuple):
@@ -312,17 +371,9 @@ class Fleet:
         """Requests that they take at once now."""
         return sum(executor.concurrency.limit(now) for executor in self.executors)
 
-    def places(self, now: float) -> int:
-        """How many more requests may be made, for what most can be made for."""
-        return max(eligible.places(now) for eligible in self._groups.values())
-
     def has_place(self, now: float) -> bool:
         """Whether any request may be made."""
         return any(eligible.has_place(now) for eligible in self._groups.values())
-
-    def idle(self, now: float) -> int:
-        """How many functions have nothing to do, of those that may be asked."""
-        return max(eligible.idle(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
         """The ready rank that goes first, of those whose executors have a place: of the team whose turn it

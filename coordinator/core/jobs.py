@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.journal import BatchNote
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.queues import CursorKey
+    from superdl.coordinator.core.samples import Ints
     from superdl.coordinator.core.timing import Pace
-
-__all__ = ["Ahead", "ClosedJobs", "Cursor", "CursorSpan", "Job", "JobCounters"]
 
 _GAP_BATCHES = 64
 _LAPSED_S = 1e8
@@ -82,7 +81,7 @@ class Ahead(NamedTuple):
     start: int
     stop: int
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     alone: bool = False
     failed_by: int | None = None
 
@@ -278,7 +277,7 @@ class Job:
         """Time between two batches of the fastest rank."""
         return min(cursor.interval_s for cursor in self._living)
 
-    def due_in_s(self, batches: NDArray[np.int64]) -> NDArray[np.float64]:
+    def due_in_s(self, batches: Ints) -> NDArray[np.float64]:
         """Seconds until batches so far from the slowest rank are wanted; 0 for what was given out.
 
         A job that shows no sign of life wants everything after all others, and before it one of a team that

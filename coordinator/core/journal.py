@@ -16,21 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import RequestDone
     from superdl.coordinator.core.queues import BatchPlace
-
-__all__ = [
-    "NOTES_PER_RANK",
-    "BatchNote",
-    "Cause",
-    "JobStalls",
-    "NoteKind",
-    "Stall",
-    "Stalls",
-    "Thrash",
-    "Work",
-]
+    from superdl.super_wire.request import RequestKind
 
 NOTES_PER_RANK = 256
-RECENT_STALLS = 1024
+_RECENT_STALLS = 1024
 """So many stalls of a job are remembered one by one; all are in its totals."""
 
 _WAITS_MAX = 8192
@@ -106,11 +95,11 @@ class Work:
     duration_us: int = 0
     store_us: int = 0
 
-    def add(self, answer: RequestDone, *, restore: bool) -> None:
+    def add(self, answer: RequestDone, kind: RequestKind) -> None:
         """A function has answered."""
         self.answers += 1
         self.cold_starts += answer.cold_start
-        if restore:
+        if not kind.decodes:
             self.store_us += answer.fetch_us
             return
         self.fetch_us += answer.fetch_us
@@ -135,7 +124,7 @@ class JobStalls:
 
     batches: Counter[Cause] = field(default_factory=Counter)
     wait_us: Counter[Cause] = field(default_factory=Counter)
-    recent: deque[Stall] = field(default_factory=lambda: deque(maxlen=RECENT_STALLS))
+    recent: deque[Stall] = field(default_factory=lambda: deque(maxlen=_RECENT_STALLS))
 
     def add(self, stall: Stall) -> None:
         """Count a stall."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.settings import Prices
 
-__all__ = ["NOBODY", "UNPRICED_REQUESTS", "Costs", "Ledger", "Spending"]
-
 NOBODY = ""
 """Bears what was spent while no job was there, or for jobs beyond number."""
 
@@ -178,10 +176,10 @@ class Ledger:
         *,
         executor: int = 0,
         gb_s: float,
-        source_requests: int,
-        source_bytes: int,
-        record_bytes: int,
         now: float,
+        source_requests: int = 0,
+        source_bytes: int = 0,
+        record_bytes: int = 0,
         store_gets: int = 0,
         store_puts: int = 0,
     ) -> float:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.jobs import Cursor
     from superdl.coordinator.core.state import State
 
-__all__ = ["LEAST_BATCHES", "WINDOW_SHARE", "batches_wanted", "find_absent", "share_of"]
-
 WINDOW_SHARE = 0.5
 """Share of the budget that all look-ahead together may fill; the rest keeps what will be used again."""
 
@@ -29,7 +27,7 @@ LEAST_BATCHES = 2
 """Beyond what the sampler has given out, so much is looked ahead at the least."""
 
 
-def window_end(state: State, cursor: Cursor) -> int:
+def _window_end(state: State, cursor: Cursor) -> int:
     """Where looking ahead ends: as many batches ahead as the job will read while a slow request is answered
     (Little's law), bounded by settings and by this rank's share of the budget.
 
@@ -76,7 +74,7 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
 
 
 def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
-    """The next absent samples in the rank's window, removed from the rank; ``None`` if all is seen to.
+    """The next absent samples in the rank's window, the first that are pending; ``None`` if all is seen to.
 
     The look-ahead moves over what is resident or on its way. What nobody has asked the cache about is
     audited first, and returns to the rank if it is absent.
@@ -89,13 +87,15 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             state.room_search.waiting[cursor.key] = None
             return None
         while cursor.pending:
-            ahead = cursor.pending.popleft()
+            ahead = cursor.pending[0]
             if ahead.stop > cursor.watermark:  # else it was read without us
                 samples = state.set_of(ahead.samples)
                 absent = wanted_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
                 if absent.size:
-                    return ahead._replace(indices=absent)
-        end = window_end(state, cursor)
+                    cursor.pending[0] = ahead._replace(indices=absent)
+                    return cursor.pending[0]
+            cursor.pending.popleft()
+        end = _window_end(state, cursor)
         room = end - cursor.lookahead
         given_out = cursor.lookahead < cursor.yielded + LEAST_BATCHES  # readers may wait for it
         if room <= 0 or (room < _stride(cursor, end) and not given_out and job.fill is None):

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Cursor
-    from superdl.coordinator.core.samples import SampleSet, SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
-
-__all__ = ["RUN_BYTES", "runs_of", "with_their_neighbours"]
 
 RUN_BYTES = 16 * 2**20
 """Of an object, what is fetched with one GET at most."""
@@ -53,8 +51,8 @@ def runs_of(
     lengths: NDArray[Any],
     run_bytes: int = RUN_BYTES,
     *,
-    whole: NDArray[np.bool_] | None = None,
-) -> NDArray[np.int64] | None:
+    whole: Bools | None = None,
+) -> Ints | None:
     """The places in a catalog where runs begin, ascending, the first of them 0; ``None`` if no run has two.
 
     A run begins in one of the equal windows that an object is cut into, and ends with less than ``run_bytes``
@@ -82,12 +80,12 @@ def with_their_neighbours(
     executor: ExecutorState,
     cursor: Cursor,
     key: SetKey,
-    wanted: NDArray[np.int64],
+    wanted: Ints,
     *,
     slack_s: float,
     later_than_s: float,
     now: float,
-) -> NDArray[np.int64]:
+) -> Ints:
     """Of what is to be decoded, the first with what is absent of their runs, or ``wanted`` as it is.
 
     All but what is returned is left for later.
@@ -121,9 +119,7 @@ def with_their_neighbours(
     return taken
 
 
-def _whole_runs(
-    state: State, samples: SampleSet, runs: NDArray[np.int64], wanted: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> Ints:
     """The runs of the first that are wanted, until they are as many samples as these: of each run, in the
     order of the catalog, what is wanted and what else is absent that a job will want and nobody suspects.
     """
@@ -146,7 +142,7 @@ def _whole_runs(
     return taken
 
 
-def _piece(runs: NDArray[np.int64], size: int, index: int, most: int) -> tuple[int, int]:
+def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
     """From where to where the run of a sample goes; of a run of more than ``most``, the equal part."""
     place = int(np.searchsorted(runs, index, side="right"))
     start, stop = int(runs[place - 1]), int(runs[place]) if place < runs.size else size

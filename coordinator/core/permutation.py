@@ -28,15 +28,7 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "KEY_BYTES_MAX",
-    "PREFIX_SIZE_MAX",
-    "SIZE_MAX",
-    "Permutation",
-    "checked_elements",
-    "epoch_key",
-    "order_of",
-]
+    from superdl.coordinator.core.samples import Ints
 
 SIZE_MAX: Final = 2**40
 """The largest size that is supported (and tested); more needs wider hashes in the rounds."""
@@ -84,7 +76,7 @@ class Permutation:
         cipher = _PrefixCipher if self.size <= PREFIX_SIZE_MAX else _FeistelCipher
         object.__setattr__(self, "_cipher", cipher(self.size, self.key))
 
-    def forward(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def forward(self, positions: Ints) -> Ints:
         """Return the element at each position: int64, the shape of ``positions``.
 
         Raises:
@@ -92,7 +84,7 @@ class Permutation:
         """
         return self._cipher.apply(checked_elements(positions, "positions", self.size), decrypt=False)
 
-    def inverse(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def inverse(self, indices: Ints) -> Ints:
         """Return the position of each element: int64, the shape of ``indices``.
 
         Raises:
@@ -113,7 +105,7 @@ def epoch_key(purpose: bytes, seed: int, epoch: int) -> bytes:
     return blake2b(fields, digest_size=32, person=purpose).digest()
 
 
-def checked_elements(values: NDArray[np.int64], name: str, size: int) -> NDArray[np.int64]:
+def checked_elements(values: Ints, name: str, size: int) -> Ints:
     """Return ``values`` as int64, without a copy where they already are.
 
     Raises:
@@ -136,7 +128,7 @@ class _PrefixCipher:
         elements = np.argsort(_keyed_words(key, size, size), kind="stable").astype(np.int64)
         self._tables = elements, np.argsort(elements, kind="stable").astype(np.int64)
 
-    def apply(self, values: NDArray[np.int64], *, decrypt: bool) -> NDArray[np.int64]:
+    def apply(self, values: Ints, *, decrypt: bool) -> Ints:
         return self._tables[decrypt][values]
 
 
@@ -150,7 +142,7 @@ class _FeistelCipher:
         self._right_radix = np.uint64(-(-size // left_radix))
         self._round_keys = tuple(_keyed_words(key, size, _ROUNDS))
 
-    def apply(self, values: NDArray[np.int64], *, decrypt: bool) -> NDArray[np.int64]:
+    def apply(self, values: Ints, *, decrypt: bool) -> Ints:
         """Apply the network until every value is below size.
 
         This ends: a value lies on a cycle of the network's bijection, and that cycle holds at least the

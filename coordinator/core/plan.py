@@ -18,8 +18,8 @@ go to different ranks.
 Where a user's sampler drew the order of an epoch (:attr:`~superdl.super_wire.draws.Draws.lengths`), batches
 have the lengths that it gave them, there is one rank, and nothing is known of other epochs.
 
-Where the job is one of a *mix* (:mod:`superdl.coordinator.core.mixing`), a global batch is ``G`` slots
-that all its datasets share, and a rank takes its slice of them: the plan has what of that is its dataset's.
+Where the job is one of a *mix*, an epoch has *slots*, as many as samples of all its datasets together. A
+global batch is ``G`` slots, and a rank takes its slice of them: the plan has what of that is its dataset's.
 Such parts differ in length, and may be empty.
 """
 
@@ -32,16 +32,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from superdl.coordinator.core.drawing import Drawing
-from superdl.coordinator.core.mixing import Mixing
 from superdl.coordinator.core.permutation import SIZE_MAX, checked_elements, order_of
 from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
+    from superdl.coordinator.core.samples import Bools, Ints
     from superdl.super_wire.draws import Draws
 
-__all__ = ["NEVER_SOON", "Plan", "Span"]
+SLOTS_MAX: Final = 2**31 - 2**24
+"""Most samples in an epoch of a mix: products of two such numbers, with padding, fit into 63 bits."""
 
 NEVER_SOON: Final = 2**62
 """The distance of samples with no known next use: far beyond any other, and safe to add to in int64."""
@@ -64,14 +65,64 @@ class Span:
         repetitions: int64 ``[n]``, how often each was drawn before in the epoch; ``None``: each comes once.
     """
 
-    indices: NDArray[np.int64]
-    padding: NDArray[np.bool_]
-    offsets: NDArray[np.int64]
-    repetitions: NDArray[np.int64] | None = None
+    indices: Ints
+    padding: Bools
+    offsets: Ints
+    repetitions: Ints | None = None
 
     def __len__(self) -> int:
         """Return the number of batches."""
         return len(self.offsets) - 1
+
+
+class Mixing:
+    """Where the samples of one dataset stand among the slots of a mix: a function of the counts of an epoch.
+
+    The first dataset takes its share of the slots, evenly spaced; the second its share of those that are
+    left, and so on. So any run of slots has of each dataset what its count says, to within one sample for
+    each dataset before it and itself, and the whole has exactly the counts. Global batches are runs of slots,
+    and so are the parts of a rank: how many ranks share a batch changes nothing of what is in it.
+
+    Args:
+        counts: samples of each dataset in an epoch, in the order of the mix.
+        member: which of them is meant.
+
+    Raises:
+        PlanError: there is no such dataset, one has no sample, or all have too many.
+    """
+
+    def __init__(self, counts: Sequence[int], member: int) -> None:
+        if not 0 <= member < len(counts):
+            raise PlanError(f"a mix of {len(counts)} datasets has no dataset {member}")
+        self.slots = sum(counts)
+        """Of an epoch."""
+        if min(counts) < 1 or self.slots > SLOTS_MAX:
+            raise PlanError(
+                f"a mix has 1 sample or more of each dataset in an epoch, and at most {SLOTS_MAX:,} in all; "
+                f"not {', '.join(f'{count:,}' for count in counts)}"
+            )
+        self.count = counts[member]
+        """Of its slots, those of this dataset."""
+        self._others: list[tuple[int, int]] = []
+        """What each dataset before this one takes, and out of how many."""
+        left = self.slots
+        for count in counts[:member]:
+            self._others.append((count, left))
+            left -= count
+        self._left = left
+
+    def before(self, slots: Ints) -> Ints:
+        """Return how many of so many slots, from the first on, are its own; epochs follow one another."""
+        for count, left in self._others:
+            slots = slots - slots * count // left
+        return slots * self.count // self._left
+
+    def slots_of(self, places: Ints) -> Ints:
+        """Return the slots of its samples, counted from the first: the inverse of :meth:`before`."""
+        slots = -(-(places + 1) * self._left // self.count) - 1
+        for count, left in reversed(self._others):
+            slots = slots * left // (left - count)
+        return slots
 
 
 @dataclass(frozen=True)
@@ -165,7 +216,7 @@ class Plan:
         """Return how many order positions of this plan lie in so many slots of an epoch."""
         return slots if self._mixing is None else int(self._mixing.before(np.array(slots)))
 
-    def _batches_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _batches_of(self, places: Ints) -> Ints:
         """Return the global batches in which order positions lie."""
         if self._ends is not None:
             return np.searchsorted(self._ends, places, side="right")
@@ -258,7 +309,7 @@ class Plan:
         slots, lengths = self._slices(position, position + 1, rank)
         return bool(self._mixing.before(slots) == self._mixing.before(slots + lengths))
 
-    def next_use(self, indices: NDArray[np.int64], epoch: int, position: int) -> NDArray[np.int64]:
+    def next_use(self, indices: Ints, epoch: int, position: int) -> Ints:
         """Return how many global batches from now each sample is used next.
 
         Both are int64 ``[n]``. 0 means the batch at ``position``, which may be the end of the epoch. What
@@ -295,9 +346,7 @@ class Plan:
             distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
         return distance
 
-    def _next_draw(
-        self, drawing: Drawing, indices: NDArray[np.int64], epoch: int, position: int
-    ) -> NDArray[np.int64]:
+    def _next_draw(self, drawing: Drawing, indices: Ints, epoch: int, position: int) -> Ints:
         """Return the first global batch from ``position`` on that uses each in the epoch, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
         owners, first, last = drawing.places(epoch, indices)
@@ -316,7 +365,7 @@ class Plan:
         """From one order position of a rank's part of a global batch to the next."""
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
-    def _slices(self, start: int, stop: int, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:
         """Return where a rank's parts of global batches begin, in slots, and their lengths."""
         if self._ends is not None:
             ends = np.concatenate(([0], self._ends))[start : stop + 1]
@@ -327,10 +376,10 @@ class Plan:
         lengths[begin == full * self.global_batch_size] = -(-rest // self.replicas)
         return begin + rank * (lengths if self._step == 1 else 1), lengths
 
-    def _indices(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _indices(self, epoch: int, places: Ints) -> Ints:
         return order_of(self.size, self.seed, epoch).forward(places) if self.shuffle else places
 
-    def _places(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _places(self, epoch: int, indices: Ints) -> Ints:
         if self.shuffle:
             return order_of(self.size, self.seed, epoch).inverse(indices)
         return checked_elements(indices, "indices", self.size)

@@ -19,21 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Collection, Container
 
-    from numpy.typing import NDArray
-
-    from superdl.coordinator.core.samples import SetKey
-
-__all__ = [
-    "BatchPlace",
-    "CursorKey",
-    "Misses",
-    "ReportedMisses",
-    "Retry",
-    "RoomSearch",
-    "Stragglers",
-    "TimeQueue",
-    "UnsavedQueue",
-]
+    from superdl.coordinator.core.samples import Bools, Ints, SetKey
 
 CursorKey: TypeAlias = tuple[str, int]
 """A rank's cursor, by job and rank."""
@@ -121,7 +107,7 @@ class Retry:
     """
 
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     job: str
     alone: bool = False
     failed_by: int | None = None
@@ -133,7 +119,7 @@ class Misses(NamedTuple):
 
     until_s: float
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
 
 
 class ReportedMisses:
@@ -159,7 +145,7 @@ class ReportedMisses:
         """Batches of which something may have to be requested, in their order of arrival."""
         return self._unserved.keys()
 
-    def report(self, place: BatchPlace, samples: SetKey, indices: NDArray[np.int64], now: float) -> None:
+    def report(self, place: BatchPlace, samples: SetKey, indices: Ints, now: float) -> None:
         """A reader says what it misses of a batch."""
         self._by_batch.pop(place, None)
         self._by_batch[place] = Misses(now + _BELIEVED_S, samples, indices)
@@ -181,10 +167,10 @@ class ReportedMisses:
         self._by_batch.pop(place, None)
         self.served(place)
 
-    def by_set(self, now: float) -> dict[SetKey, NDArray[np.int64]]:
+    def by_set(self, now: float) -> dict[SetKey, Ints]:
         """All that readers wait for, by sample set; with duplicates, where several wait for the same."""
         self._expire(now)
-        collected: dict[SetKey, list[NDArray[np.int64]]] = {}
+        collected: dict[SetKey, list[Ints]] = {}
         for misses in self._by_batch.values():
             collected.setdefault(misses.samples, []).append(misses.indices)
         return {key: np.concatenate(parts) for key, parts in collected.items()}
@@ -293,14 +279,16 @@ class UnsavedQueue:
     """Samples that have come into the cache and are to be written to the store, in their order of coming.
 
     Each is here once at most, so that a store which takes nothing cannot make the queue grow. Whether one is
-    still in the cache, and still in no pack, is to be seen when it is taken.
+    still in the cache, and still in no pack, is to be seen when it is taken. Nothing is kept unless it is
+    ``wanted``: there are functions that do not see the store, or somebody fills it.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[SetKey, deque[tuple[float, NDArray[np.int64]]]] = {}
-        self._is_here: dict[SetKey, NDArray[np.bool_]] = {}
+        self.wanted = False
+        self._waiting: dict[SetKey, deque[tuple[float, Ints]]] = {}
+        self._is_here: dict[SetKey, Bools] = {}
 
-    def add(self, key: SetKey, size: int, indices: NDArray[np.int64], now: float) -> None:
+    def add(self, key: SetKey, size: int, indices: Ints, now: float) -> None:
         """Samples of a set of that size have come."""
         is_here = self._is_here.setdefault(key, np.zeros(size, dtype=np.bool_))
         fresh = indices[~is_here[indices]]
@@ -317,7 +305,7 @@ class UnsavedQueue:
         """Whether so many of a set are here."""
         return sum(indices.size for _, indices in itertools.islice(self._waiting[key], count)) >= count
 
-    def take(self, key: SetKey, count: int) -> NDArray[np.int64]:
+    def take(self, key: SetKey, count: int) -> Ints:
         """The first of a set, up to so many, removed."""
         waiting, taken = self._waiting[key], []
         while waiting and count:

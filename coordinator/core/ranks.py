@@ -18,7 +18,6 @@ from superdl.coordinator.core.events import Drop, ExecutorsIneligible, JobClosed
 from superdl.coordinator.core.jobs import Cursor, Job
 from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.requesting import executors_ineligible
 from superdl.coordinator.core.restoring import withdraw_pointers
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.timing import Pace
@@ -26,16 +25,6 @@ from superdl.coordinator.core.timing import Pace
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import BatchesAsked, BatchRead, JobOpened
     from superdl.coordinator.core.state import State
-
-__all__ = [
-    "batch_read",
-    "batches_asked",
-    "forget_empty_sets",
-    "job_closed",
-    "job_opened",
-    "lapse",
-    "renew",
-]
 
 _UNREPORTED_BATCHES = 256
 """So many batches given out may be unread at once; those before them were read, though no report says so."""
@@ -97,6 +86,21 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
         state.closed.add(job)
         state.ledger.left(job.name)
         state.thrash.forget()
+
+
+def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -> None:
+    """Some executors are not to be asked for a dataset, and all others are."""
+    if event.executors == state.ineligible.get(event.dataset, frozenset()):
+        return
+    reading = state.reading(event.dataset)
+    for cursor in reading:
+        state.rest(cursor)
+    if event.executors:
+        state.ineligible[event.dataset] = event.executors
+    else:
+        state.ineligible.pop(event.dataset, None)
+    for cursor in reading:
+        state.wake(cursor)
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:

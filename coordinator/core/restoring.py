@@ -25,38 +25,20 @@ from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, Warn
 from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.room import next_use_s
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
-    from superdl.coordinator.core.events import PacksLost, RecordsStored, RequestDone
-    from superdl.coordinator.core.fleet import ExecutorState, StoreAccess
+    from superdl.coordinator.core.events import Audited, PacksLost, RecordsStored, RequestDone
+    from superdl.coordinator.core.fleet import ExecutorState
     from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.samples import SampleSet
+    from superdl.coordinator.core.samples import Bools, Ints, SampleSet
     from superdl.coordinator.core.state import Request, State
     from superdl.coordinator.core.throttling import CircuitBreaker
 
-__all__ = [
-    "Way",
-    "all_straight",
-    "answered",
-    "came_to_nothing",
-    "distrust",
-    "is_usable",
-    "keeping",
-    "packs_lost",
-    "records_stored",
-    "share_in_cache",
-    "trouble",
-    "waits_for_the_store",
-    "wanted_in_cache",
-    "ways",
-    "with_their_packs",
-    "withdraw_pointers",
-]
+_NO_POINTERS_S = 60.0
+"""So long records are pushed after a reader could not follow a pointer."""
 
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
@@ -71,12 +53,16 @@ class Way(NamedTuple):
     of those that were asked about.
     """
 
-    indices: NDArray[np.int64]
-    rest: NDArray[np.int64]
+    indices: Ints
+    rest: Ints
     executors: EligibleExecutors
-    restore: bool
 
-    def without(self, count: int) -> NDArray[np.int64]:
+    @property
+    def restore(self) -> bool:
+        """Whether they come from the store."""
+        return self.executors.restores
+
+    def without(self, count: int) -> Ints:
         """All that were asked about but the first so many of this way."""
         left = self.indices[count:]
         return np.concatenate((left, self.rest)) if self.rest.size else left
@@ -96,10 +82,10 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
         if samples.packs is not None:
             lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
             samples.has_lost_packs |= bool(lost.any())
-            _forget(state, samples, np.flatnonzero(lost))
+            forget(state, samples, np.flatnonzero(lost))
 
 
-def _forget(state: State, samples: SampleSet, indices: NDArray[np.int64]) -> None:
+def forget(state: State, samples: SampleSet, indices: Ints) -> None:
     """These have no place any more; straight ranks may have passed over them for it."""
     if not indices.size:
         return
@@ -108,7 +94,7 @@ def _forget(state: State, samples: SampleSet, indices: NDArray[np.int64]) -> Non
     state.look_again(cursor for cursor in state.reading(samples.key.dataset) if cursor.job.straight)
 
 
-def _drop(state: State, samples: SampleSet, pointed: NDArray[np.int64]) -> None:
+def _drop(state: State, samples: SampleSet, pointed: Ints) -> None:
     if pointed.size:
         samples.move(pointed, SampleState.ABSENT)
         state.actions.append(Drop(samples.key, pointed))
@@ -116,7 +102,7 @@ def _drop(state: State, samples: SampleSet, pointed: NDArray[np.int64]) -> None:
 
 def all_straight(state: State, dataset: bytes) -> bool:
     """Whether all who read a dataset see the store."""
-    return all(job.straight for job in state.jobs.values() if job.dataset == dataset)
+    return all(job.straight for job in state.jobs_of(dataset))
 
 
 def withdraw_pointers(state: State, dataset: bytes) -> None:
@@ -131,7 +117,47 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
     state.look_again(cursor for cursor in state.reading(dataset) if not cursor.job.straight)
 
 
-def wanted_in_cache(job: Job, samples: SampleSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
+    """Which of what an audit found readers can use. A pointer that one of them cannot follow is as good as
+    nothing; a reader that had a ``whole`` audit made has tried to.
+    """
+    there: Bools = event.record_bytes > 0
+    if event.pointers is None:
+        return there
+    if whole and event.pointers.any():
+        samples.pointers_from_s = now + _NO_POINTERS_S
+    may_follow = not whole and all_straight(state, samples.key.dataset)
+    return there if may_follow else there & ~event.pointers
+
+
+def take_in(
+    state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, there: Bools
+) -> Ints:
+    """The cache holds some of ``indices`` now, as records or as pointers; return those of records."""
+    if event.pointers is None:
+        samples.store(indices[there], event.record_bytes[there])
+        return indices[there]
+    whole, pointed = there & ~event.pointers, there & event.pointers
+    samples.store(indices[whole], event.record_bytes[whole])
+    samples.point(indices[pointed], event.record_bytes[pointed])
+    withdraw_pointers(state, samples.key.dataset)
+    return indices[whole]
+
+
+def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
+    """Delete what the loser of a race has written after it was dropped: nobody would account for it. Where it
+    has written a pointer over a record, or a record over a pointer, account for what is there now.
+    """
+    late = samples.among(indices[written], SampleState.ABSENT)
+    if late.size:
+        state.actions.append(Drop(samples.key, late))
+    over = written & (samples.state[indices] == SampleState.RESIDENT)
+    if (event.pointers is not None or samples.pointed is not None) and over.any():
+        samples.move(indices[over], SampleState.CHECKING)
+        take_in(state, samples, indices, event, over)
+
+
+def wanted_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
     """Those of ``indices`` that a job wants in the cache ahead of its readers."""
     to_store = job.fill is not None and job.fill.to_store
     if not (job.straight or to_store) or samples.packs is None:
@@ -144,7 +170,7 @@ def share_in_cache(job: Job, samples: SampleSet) -> float:
     return 1.0 - samples.stored_count / samples.state.size if job.straight else 1.0
 
 
-def ways(state: State, key: SetKey, indices: NDArray[np.int64], now: float) -> Iterator[Way]:
+def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
     """How absent samples are to be had: first what has to be decoded, which takes longer, then what lies in
     the store.
     """
@@ -152,14 +178,14 @@ def ways(state: State, key: SetKey, indices: NDArray[np.int64], now: float) -> I
     stored = None if samples.packs is None else samples.packs[indices] != 0
     executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
     if stored is None or executors is None:
-        yield Way(indices, indices[:0], eligible, restore=False)
+        yield Way(indices, indices[:0], eligible)
         return
     decoded, restored = indices[~stored], indices[stored]
     if state.settings.whole_packs and samples.packs is not None:  # neighbours go together
         restored = restored[np.argsort(samples.packs[restored], kind="stable")]
     if decoded.size:
-        yield Way(decoded, restored, eligible, restore=False)
-    yield Way(restored, decoded, executors, restore=True)
+        yield Way(decoded, restored, eligible)
+    yield Way(restored, decoded, executors)
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
@@ -181,7 +207,7 @@ def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
-def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
     """Of what is to be restored, the first packs as a whole: with what else lies there and is absent, as far
     as a job will want it, one request takes it, and room is free. All but that is left for later.
     """
@@ -191,7 +217,7 @@ def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> ND
         return wanted
     most = min(state.settings.request_samples, fitting)
     packs = samples.packs[wanted]
-    parts: list[NDArray[np.int64]] = []
+    parts: list[Ints] = []
     count = 0
     for pack in dict.fromkeys(packs.tolist()):
         inside = samples.among(samples.lying_in(pack), SampleState.ABSENT)
@@ -206,23 +232,28 @@ def with_their_packs(state: State, key: SetKey, wanted: NDArray[np.int64]) -> ND
     return taken[asked | np.isfinite(uses_s)]
 
 
-def keeping(
-    state: State, access: StoreAccess, samples: SampleSet, indices: NDArray[np.int64], now: float
-) -> tuple[bool, bool]:
-    """Whether a function that decodes writes a pack too, and whether the cache may get pointers into it."""
-    saves = (
-        samples.key.epoch == EVERY_EPOCH
-        and not samples.stored(indices).all()
-        and is_usable(state, access.writing, now)
-    )
-    points = (
-        saves
-        and not access.writing.tripped
-        and not state.settings.whole_packs
-        and now >= samples.pointers_from_s
-        and all_straight(state, samples.key.dataset)
-    )
-    return saves, points
+def kind_for(
+    state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
+) -> RequestKind:
+    """Choose what an executor is asked to do with absent samples, by what it and their readers see."""
+    if restore:
+        return RequestKind.RESTORE
+    access = executor.store
+    if (
+        access is None
+        or samples.key.epoch != EVERY_EPOCH
+        or samples.stored(indices).all()
+        or not is_usable(state, access.writing, now)
+    ):
+        return RequestKind.DECODE
+    if (
+        access.writing.tripped
+        or state.settings.whole_packs
+        or now < samples.pointers_from_s
+        or not all_straight(state, samples.key.dataset)
+    ):
+        return RequestKind.DECODE_TO_STORE
+    return RequestKind.DECODE_TO_POINTERS
 
 
 def answered(state: State, request: Request, executor: ExecutorState, event: RequestDone, now: float) -> None:
@@ -232,43 +263,33 @@ def answered(state: State, request: Request, executor: ExecutorState, event: Req
         samples.place(request.order.indices[event.stored], event.pack)
     if access is None:
         return
-    if request.order.save and (event.outcomes == CACHED).any():
-        access.keeps = event.pack > 0
-    if request.order.save and event.store_trouble:
-        distrust(state, request, event.store_trouble, now, writing=True, refused=True)
-    elif request.order.save and event.pack:
-        access.writing.worked()
-    if not request.order.restore:
+    if request.order.kind.writes_pack:
+        if (event.outcomes == CACHED).any():
+            access.keeps = event.pack > 0
+        if event.store_trouble:
+            distrust(state, request, event.store_trouble, now, refused=True)
+        elif event.pack:
+            access.writing.worked()
+    if request.order.kind is not RequestKind.RESTORE:
         return
-    _forget(state, samples, request.order.indices[event.outcomes == _NOT_STORED])
+    forget(state, samples, request.order.indices[event.outcomes == _NOT_STORED])
     failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
     if failed.size:
         reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
-        distrust(state, request, reason, now, writing=False, refused=True)
+        distrust(state, request, reason, now, refused=True)
     elif (event.outcomes == CACHED).any():
         access.reading.worked()
 
 
-def came_to_nothing(state: State, request: Request, reason: str, now: float) -> None:
-    """No answer came to a restore: its samples are decoded next, for one that crashes or hangs a function
-    would do so again. Or none came in time to what was to write a pack: the store may hang, and hold it up.
-    """
-    if request.order.restore:
-        _forget(state, state.set_of(request.order.samples), request.order.indices[request.claim.unsettled])
-    if request.order.restore or request.order.save:
-        distrust(state, request, reason, now, writing=request.order.save)
-
-
-def distrust(
-    state: State, request: Request, reason: str, now: float, *, writing: bool, refused: bool = False
-) -> None:
-    """Blame the store, which failed a request or ``refused`` it; people are told when it is left alone for
-    the first time since it has worked.
+def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
+    """Blame the store, which failed a request or ``refused`` it, if that had to do with it; people are told
+    when it is left alone for the first time since it has worked.
     """
     executor = state.fleet.executors[request.order.executor]
-    if executor.store is None:
+    breaker = executor.breaker_for(request.order.kind)
+    if breaker is None:
         return
-    breaker, text = (executor.store.writing, _WRITING) if writing else (executor.store.reading, _READING)
+    text = _WRITING if request.order.kind.writes_pack else _READING
     was_tripped = breaker.tripped
     blame = breaker.refused if refused else breaker.failed
     blame(reason, request.made_s, now)
@@ -287,7 +308,7 @@ def trouble(state: State) -> str:
     return ". ".join(text.format(name, breaker.reason) for name, breaker, text in breakers if breaker.tripped)
 
 
-def waits_for_the_store(state: State, samples: SampleSet, indices: NDArray[np.int64], now: float) -> bool:
+def waits_for_the_store(state: State, samples: SampleSet, indices: Ints, now: float) -> bool:
     """Whether most of what a reader misses is on its way from the store, or will be."""
     if samples.packs is None:
         return False

@@ -6,27 +6,44 @@ does not answer) uses up none; the waits grow for as long as nothing succeeds.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.core.events import Warn
+from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind, Warn
+from superdl.coordinator.core.fleet import NEVER_RUN
 from superdl.coordinator.core.jobs import Ahead
 from superdl.coordinator.core.queues import Retry
 from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import SampleState, count_again
 from superdl.coordinator.core.throttling import Outage
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from superdl.coordinator.core.events import RequestDone
     from superdl.coordinator.core.jobs import Cursor
-    from superdl.coordinator.core.samples import SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.state import Request, State
 
-__all__ = ["await_source", "end_outages", "release_due", "try_again", "try_at_once", "want_again"]
+_EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
+_TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
+_CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
+_UNAVAILABLE = OUTCOME_ORDER.index(Outcome.UNAVAILABLE)
+# Not the sample's fault: tried again without counting as an attempt.
+_UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED])
+_NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
+
+_EXPIRED_EARLY = (
+    "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
+    "of the coordinator differ, or the function's own time limit is too short for anything"
+)
+_UNANSWERED_MAX = 5
+"""So often at most no answer may come for a sample, while functions begin late, before it is suspected."""
 
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, less their whole parts, lie evenly from 0 to 1
@@ -38,7 +55,7 @@ _BLAMED_ON_EXECUTOR_MAX = 2
 def end_outages(state: State, request: Request) -> None:
     """Samples were produced, or restored, which says nothing of their source."""
     state.outage.failures = 0
-    if not request.order.restore:
+    if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
 
 
@@ -58,7 +75,7 @@ def release_due(state: State, now: float) -> None:
         samples = state.set_of(retry.samples)
         absent = samples.among(retry.indices, SampleState.WAITING)
         samples.move(absent, SampleState.ABSENT)
-        reading = [job for job in state.jobs.values() if job.dataset == retry.samples.dataset]
+        reading = state.jobs_of(retry.samples.dataset)
         # One job is enough, unless it falls silent before that; then readers of the others miss them.
         job = min(reading, key=lambda job: (job.lapsed, job.name != retry.job), default=None)
         cursors = job.cursors.values() if job is not None else ()
@@ -68,7 +85,7 @@ def release_due(state: State, now: float) -> None:
 def want_again(
     state: State,
     key: SetKey,
-    absent: NDArray[np.int64],
+    absent: Ints,
     cursors: Iterable[Cursor],
     *,
     alone: bool = False,
@@ -87,11 +104,83 @@ def want_again(
             state.wake(cursor)
 
 
-def try_at_once(
-    state: State, request: Request, indices: NDArray[np.int64], now: float, *, failed_by: int | None = None
+def retry_rest(
+    state: State, request: Request, event: RequestDone, left: Bools, now: float, *, some_came: bool
 ) -> None:
-    """Have samples tried again without a wait, by no fault of theirs: elsewhere, or in another way."""
-    _wait(state, request, indices, np.zeros(indices.size), now, failed_by=failed_by)
+    """Have tried again what an answer did not bring: at once, after a while, or when its source is back."""
+    order, messages = request.order, event.messages
+    expired_early = _expired_early(state, request, event, now)
+    uncounted = left & _UNCOUNTED[event.outcomes] & (not expired_early)
+    not_restored = left & _NOT_RESTORED[event.outcomes] & (order.kind is RequestKind.RESTORE)
+    unavailable = left & (event.outcomes == _UNAVAILABLE)
+    counted = left & ~(uncounted | not_restored | unavailable)
+    _wait(state, request, order.indices[not_restored], 0.0, now)
+    _withhold_refused(state, request, int(np.count_nonzero(uncounted & (event.outcomes == _CACHE_FULL))))
+    why = {
+        int(offset): messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
+        for offset in np.flatnonzero(uncounted)
+    }
+    try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
+    await_source(state, request, np.flatnonzero(unavailable), now, some_came=some_came)
+    if expired_early:  # else it would be asked for, and paid for, without end
+        messages = _with_clocks(state, request, messages, now)
+    slow = counted & (event.outcomes == _TIMED_OUT)  # alone, since it keeps a function from all others
+    try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
+    try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
+
+
+def _withhold_refused(state: State, request: Request, refused: int) -> None:
+    """The cache had no memory for samples for which there was room by our account: the account is wrong.
+
+    So what seems free is not, and as much as was refused is to be dropped, until the next looks at the
+    servers say what there is (see :func:`superdl.coordinator.core.auditing.cache_resized`).
+    """
+    if refused:
+        refused_bytes = math.ceil(state.set_of(request.order.samples).sample_bytes * refused)
+        withheld_bytes = state.withheld_bytes + max(0, state.free_bytes) + refused_bytes
+        state.withheld_bytes = min(withheld_bytes, state.budget_bytes)
+
+
+def _expired_early(state: State, request: Request, event: RequestDone, now: float) -> bool:
+    """Whether a function has begun nothing since its time was over, long before it was by our clock."""
+    is_early = now - request.made_s < state.settings.request_ttl_s / 2
+    return is_early and bool((event.outcomes == _EXPIRED).all())
+
+
+def _with_clocks(state: State, request: Request, messages: dict[int, str], now: float) -> dict[int, str]:
+    """Add to each message what may be wrong with clocks."""
+    words = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
+    return {offset: f"{messages.get(offset, '')}{words}" for offset in range(request.order.indices.size)}
+
+
+def retry_failed(
+    state: State, request: Request, kind: FailureKind, left: NDArray[np.intp], now: float
+) -> None:
+    """Have the samples at these offsets tried again, whose request came to nothing. If one may be to blame,
+    each goes alone, so that it harms no other.
+    """
+    never_run = kind in NEVER_RUN
+    if request.order.kind is RequestKind.RESTORE and not never_run:
+        _wait(state, request, request.order.indices[left], 0.0, now)
+        return
+    messages = dict.fromkeys(left.tolist(), request.ending)
+    if kind is FailureKind.LOST:
+        unsuspected = _unsuspected(state, request, left)
+        try_again(state, request, left[unsuspected], messages, now, counts=False, alone=False)
+        left = left[~unsuspected]
+    try_again(state, request, left, messages, now, counts=not never_run, alone=not never_run)
+
+
+def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> Bools:
+    """Which samples of a request to which no answer came are not suspected yet.
+
+    An executor that drops requests says no more than a function that dies of a sample. So the first silence
+    is nobody's fault, nor are a few more while functions begin late, which goes before dropping.
+    """
+    executor = state.fleet.executors[request.order.executor]
+    bound = _UNANSWERED_MAX if executor.concurrency.was_crowded(request.made_s) else 1
+    unanswered = state.set_of(request.order.samples).unanswered
+    return count_again(unanswered, request.order.indices[offsets]) <= bound
 
 
 def try_again(
@@ -149,17 +238,20 @@ def await_source(
 def _wait(
     state: State,
     request: Request,
-    indices: NDArray[np.int64],
-    waits_s: NDArray[np.float64],
+    indices: Ints,
+    waits_s: NDArray[np.float64] | float,
     now: float,
     **how: Any,
 ) -> None:
-    """Have samples of a request wait for their next attempts, each for so many seconds."""
+    """Have samples of a request wait for their next attempts, each for so many seconds: 0, if by no fault of
+    theirs they are to be had elsewhere, or in another way.
+    """
     if not indices.size:
         return
     key = request.order.samples
     state.set_of(key).move(indices, SampleState.WAITING)
     state.account(request).retries += indices.size
+    waits_s = np.broadcast_to(waits_s, indices.shape)
     for wait_s in np.unique(waits_s).tolist():
         retry = Retry(key, indices[waits_s == wait_s], request.order.job, **how)
         state.retries.add(retry, now + wait_s)
@@ -186,7 +278,7 @@ def _turn_elsewhere(
     turns = np.ones(offsets.size, dtype=np.bool_)
     if counts:
         turns = count_again(samples.blamed_on_executor, indices) <= _BLAMED_ON_EXECUTOR_MAX
-    try_at_once(state, request, indices[turns], now, failed_by=request.order.executor)
+    _wait(state, request, indices[turns], 0.0, now, failed_by=request.order.executor)
     return offsets[~turns]
 
 

@@ -11,7 +11,7 @@ goes is among the last to be needed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,20 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.jobs import Job
-    from superdl.coordinator.core.samples import SampleSet, SetKey
+    from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
-
-__all__ = [
-    "CANDIDATES_LEAST",
-    "choose_victims",
-    "fits",
-    "next_use",
-    "next_use_s",
-    "relieve",
-    "room_for",
-    "see_shares",
-    "urgent_room_for",
-]
 
 _UNNEEDED_SHARE = 1 / 32
 """Share of the budget freed by one search where no job needs what goes, so that searches are few."""
@@ -105,8 +93,7 @@ def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
         if missing > 0:
             _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
     fitting = _fitting(state.free_bytes, size_bytes, count)
-    bring_room = any(not request.order.from_cache for request in state.requests.values())
-    if fitting or bring_room or _missed_and_resident(state, now):
+    if fitting or state.is_producing or _missed_and_resident(state, now):
         return fitting
     return max(1, _fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
 
@@ -133,12 +120,12 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
         unneeded_bytes=int(state.budget_bytes * _UNNEEDED_SHARE),
         spared=state.misses.by_set(now),
     )
-    for victim in victims:
-        samples = state.set_of(victim.samples)
-        samples.move(victim.indices, SampleState.ABSENT)
-        samples.dropped[victim.indices] = True
-        state.dropped_samples += victim.indices.size
-        state.actions.append(Drop(victim.samples, victim.indices))
+    for key, indices in victims.items():
+        samples = state.set_of(key)
+        samples.move(indices, SampleState.ABSENT)
+        samples.dropped[indices] = True
+        state.dropped_samples += indices.size
+        state.actions.append(Drop(key, indices))
 
 
 def see_shares(state: State, now: float) -> None:
@@ -162,15 +149,7 @@ def see_shares(state: State, now: float) -> None:
         job.beyond_share = held_bytes[job.team] > most_bytes[job.team]
 
 
-class Victims(NamedTuple):
-    """Samples of one set to drop, and the memory that this frees."""
-
-    samples: SetKey
-    indices: NDArray[np.int64]
-    freed_bytes: int
-
-
-def next_use(key: SetKey, indices: NDArray[np.int64], job: Job) -> NDArray[np.int64]:
+def next_use(key: SetKey, indices: Ints, job: Job) -> Ints:
     """Batches from the slowest rank to the next use of each sample; ``NEVER_SOON`` beyond the next epoch."""
     epoch, position = job.epoch_and_position(job.watermark)
     if key.epoch == EVERY_EPOCH:
@@ -184,10 +163,7 @@ def next_use(key: SetKey, indices: NDArray[np.int64], job: Job) -> NDArray[np.in
 
 
 def next_use_s(
-    key: SetKey,
-    indices: NDArray[np.int64],
-    jobs: Iterable[Job],
-    stored: NDArray[np.bool_] | None = None,
+    key: SetKey, indices: Ints, jobs: Iterable[Job], stored: Bools | None = None
 ) -> NDArray[np.float64]:
     """Seconds until any job needs each sample in the cache, as its pace goes; infinite where none will within
     an epoch. What is ``stored`` a straight job needs only where a sampler may have told where it is before.
@@ -210,11 +186,11 @@ def choose_victims(
     wanted_bytes: int,
     later_than_s: float,
     turn: int,
-    spared: Mapping[SetKey, NDArray[np.int64]],
+    spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
-) -> list[Victims]:
-    """Resident samples to drop until ``wanted_bytes`` are free, the farthest next use first; of what no job
-    will need, up to ``unneeded_bytes``.
+) -> dict[SetKey, Ints]:
+    """Resident samples to drop, by set, until ``wanted_bytes`` are free, the farthest next use first; of what
+    no job will need, up to ``unneeded_bytes``.
 
     Candidates are samples with a next use farther than ``later_than_s`` that are not ``spared``. Where there
     are more than :data:`CANDIDATES_LEAST`, ``turn`` varies which are looked at.
@@ -239,19 +215,15 @@ def choose_victims(
             scores.append(next_use_s(samples.key, candidates, jobs, stored))
             sizes.append(samples.stored_bytes[candidates].astype(np.int64))
     if not keys:
-        return []
+        return {}
     place, index, score, size = map(np.concatenate, (places, found, scores, sizes))
     order = np.argsort(-score, kind="stable")
     order = order[score[order] > later_than_s]
     freed = np.cumsum(size[order])
     enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))
     chosen = order[: max(enough, min(plenty, int(np.count_nonzero(np.isinf(score[order])))))]
-    victims = []
-    for number, key in enumerate(keys):
-        mine = chosen[place[chosen] == number]
-        if mine.size:
-            victims.append(Victims(key, index[mine], int(size[mine].sum())))
-    return victims
+    by_set = {key: index[chosen[place[chosen] == number]] for number, key in enumerate(keys)}
+    return {key: indices for key, indices in by_set.items() if indices.size}
 
 
 def _stride(sets: Mapping[SetKey, SampleSet], wanted_bytes: int, *, jobs: int) -> int:

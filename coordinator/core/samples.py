@@ -11,14 +11,15 @@ import enum
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["EVERY_EPOCH", "CacheMemory", "SampleSet", "SampleState", "SetKey", "count_again", "footprint"]
+Ints: TypeAlias = "NDArray[np.int64]"
+Bools: TypeAlias = "NDArray[np.bool_]"
 
 EVERY_EPOCH = -1
 """``SetKey.epoch`` of a deterministic recipe: the samples of all epochs are the same."""
@@ -72,11 +73,11 @@ _FROM_STORED = (_LEGAL[_S.RESIDENT] | _LEGAL[_S.CHECKING]).tolist()
 _FROM_STORED[_S.CHECKING] = False
 
 
-def footprint(record_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+def footprint(record_bytes: Ints) -> Ints:
     """Memory that records take in Redis, in bytes: jemalloc's size class (four to a doubling) and the key."""
     size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
-    taken: NDArray[np.int64] = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
+    taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
     return taken
 
 
@@ -85,7 +86,7 @@ def _footprint_of_one(record_bytes: int) -> int:
     return int(footprint(np.array([record_bytes]))[0])
 
 
-def count_again(counts: Counter[int], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+def count_again(counts: Counter[int], indices: Ints) -> Ints:
     """Count each of ``indices`` once more; return how often each has been."""
     counts.update(indices.tolist())
     return np.array([counts[index] for index in indices.tolist()], dtype=np.int64)
@@ -127,15 +128,15 @@ class SampleSet:
         self.state: NDArray[np.uint8] = np.full(size, start, dtype=np.uint8)
         self.stored_bytes: NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
         self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
-        self.dropped: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
+        self.dropped: Bools = np.zeros(size, dtype=np.bool_)
         self.packs: NDArray[np.uint32] | None = None
         self.stored_count = 0
         self.has_lost_packs = False
-        self.pointed: NDArray[np.bool_] | None = None
+        self.pointed: Bools | None = None
         self.pointers_from_s = 0.0
-        self._by_pack: tuple[NDArray[np.int64], NDArray[np.uint32]] | None = None
+        self._by_pack: tuple[Ints, NDArray[np.uint32]] | None = None
         self._moved = 0
-        self._doubted: NDArray[np.bool_] | None = None
+        self._doubted: Bools | None = None
         self.unanswered: Counter[int] = Counter()
         self.blamed_on_executor: Counter[int] = Counter()
         self.unavailable: Counter[int] = Counter()
@@ -147,12 +148,12 @@ class SampleSet:
         self._stored_count = 0
         self._memory = memory or CacheMemory()
 
-    def among(self, indices: NDArray[np.int64], state: SampleState) -> NDArray[np.int64]:
+    def among(self, indices: Ints, state: SampleState) -> Ints:
         """Those of ``indices`` that are in ``state``, in their order."""
-        found: NDArray[np.int64] = indices[self.state[indices] == state]
+        found: Ints = indices[self.state[indices] == state]
         return found
 
-    def having(self, state: SampleState) -> NDArray[np.int64]:
+    def having(self, state: SampleState) -> Ints:
         """All samples in ``state``, ascending."""
         return np.flatnonzero(self.state == state)
 
@@ -160,22 +161,22 @@ class SampleSet:
         """The server has dropped records of its own accord: of what is resident, some may be gone."""
         self._doubted = self.state == SampleState.RESIDENT
 
-    def to_check(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def to_check(self, indices: Ints) -> Ints:
         """Those of ``indices`` of which the cache should be asked whether it holds them."""
         states = self.state[indices]
-        unsure: NDArray[np.bool_] = states == SampleState.UNKNOWN
+        unsure: Bools = states == SampleState.UNKNOWN
         if self._doubted is not None:
             unsure |= self._doubted[indices] & (states == SampleState.RESIDENT)
         return indices[unsure]
 
-    def stored(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def stored(self, indices: Ints) -> Bools:
         """Of which of ``indices`` a place in the store is known."""
         if self.packs is None:
             return np.zeros(indices.size, dtype=np.bool_)
-        known: NDArray[np.bool_] = self.packs[indices] != 0
+        known: Bools = self.packs[indices] != 0
         return known
 
-    def place(self, indices: NDArray[np.int64], packs: NDArray[np.uint32] | int) -> None:
+    def place(self, indices: Ints, packs: NDArray[np.uint32] | int) -> None:
         """The records of ``indices`` lie in these packs of the store; 0: nobody knows where."""
         if self.packs is None:
             self.packs = np.zeros(self.state.size, dtype=np.uint32)
@@ -186,7 +187,7 @@ class SampleSet:
         if self._moved > max(self.state.size // 16, 1024):  # sorting is for many at once
             self._by_pack, self._moved = None, 0
 
-    def lying_in(self, pack: int) -> NDArray[np.int64]:
+    def lying_in(self, pack: int) -> Ints:
         """The samples that lie in a pack, but for some of which that was told lately."""
         if self.packs is None:
             return np.empty(0, dtype=np.int64)
@@ -194,17 +195,15 @@ class SampleSet:
             order = np.argsort(self.packs, kind="stable")
             self._by_pack = order, self.packs[order]
         order, packs = self._by_pack
-        found: NDArray[np.int64] = order[
-            slice(*np.searchsorted(packs, np.array([pack, pack + 1], dtype=np.uint64)))
-        ]
-        still: NDArray[np.int64] = found[self.packs[found] == pack]
+        found: Ints = order[slice(*np.searchsorted(packs, np.array([pack, pack + 1], dtype=np.uint64)))]
+        still: Ints = found[self.packs[found] == pack]
         return still
 
-    def held(self) -> NDArray[np.int64]:
+    def held(self) -> Ints:
         """All samples that are in the cache, on their way there, or may be, ascending."""
         return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
 
-    def move(self, indices: NDArray[np.int64], to: SampleState) -> None:
+    def move(self, indices: Ints, to: SampleState) -> None:
         """Change the state of ``indices`` (no duplicates); ``RuntimeError`` for an illegal change, a bug."""
         if not indices.size:
             return
@@ -224,7 +223,7 @@ class SampleSet:
                 self.pointed[indices] = False
         self.state[indices] = to
 
-    def store(self, indices: NDArray[np.int64], record_bytes: NDArray[np.int64]) -> None:
+    def store(self, indices: Ints, record_bytes: Ints) -> None:
         """``indices`` are resident now, with records of these lengths in bytes."""
         if not indices.size:
             return
@@ -246,7 +245,7 @@ class SampleSet:
         share = indices.size / self._stored_count
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
-    def point(self, indices: NDArray[np.int64], record_bytes: NDArray[np.int64]) -> None:
+    def point(self, indices: Ints, record_bytes: Ints) -> None:
         """``indices`` are resident as pointers of these lengths, which say nothing of their records'."""
         if not indices.size:
             return
@@ -257,13 +256,13 @@ class SampleSet:
             self.pointed = np.zeros(self.state.size, dtype=np.bool_)
         self.pointed[indices] = True
 
-    def pointers_among(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def pointers_among(self, indices: Ints) -> Ints:
         """Those of ``indices`` that are resident as pointers."""
         if self.pointed is None:
             return indices[:0]
         return self.among(indices[self.pointed[indices]], _S.RESIDENT)
 
-    def clear_failures(self, indices: NDArray[np.int64]) -> None:
+    def clear_failures(self, indices: Ints) -> None:
         """It is known what became of these: what was before is not held against them any more."""
         for counts in (self.unanswered, self.blamed_on_executor, self.unavailable):
             if counts:

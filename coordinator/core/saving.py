@@ -8,26 +8,23 @@ the end of the queue. Where the store takes nothing, the circuit breaker for wri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.core.events import OUTCOME_ORDER, Prefetch
-from superdl.coordinator.core.requesting import send
+from superdl.coordinator.core.events import OUTCOME_ORDER
 from superdl.coordinator.core.restoring import distrust, is_usable
 from superdl.coordinator.core.samples import SampleState
-from superdl.coordinator.core.state import Claim, Request
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
-    from superdl.coordinator.core.events import RequestDone
+    from superdl.coordinator.core.events import Prefetch, RequestDone
     from superdl.coordinator.core.fleet import ExecutorState
-    from superdl.coordinator.core.samples import SetKey
-    from superdl.coordinator.core.state import State
-
-__all__ = ["answered", "left_lying", "next_save_s", "save_one", "try_again"]
+    from superdl.coordinator.core.samples import Bools, Ints, SetKey
+    from superdl.coordinator.core.state import Request, State
 
 _NOT_CACHED = OUTCOME_ORDER.index(Outcome.NOT_CACHED)
 _WAIT_S = 1.0
@@ -36,36 +33,51 @@ _WAIT_S = 1.0
 _PACK_BYTES = 32 * 2**20
 
 
-def save_one(state: State, now: float) -> bool:
-    """Have a pack saved of what has waited longest; ``False`` if that is nothing, or nobody has time."""
-    key = _due(state, now)
-    executor = None if key is None else _saver(state, now)
-    if state.unsaved is None or key is None or executor is None:
-        return False
-    taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
-    if samples is not None:  # else all of it has gone
+class Save(NamedTuple):
+    """Cached samples that an executor is to write to a pack."""
+
+    executor: ExecutorState
+    samples: SetKey
+    indices: Ints
+
+
+def take_due(state: State, now: float) -> Iterator[Save]:
+    """Take from the queue what can be saved now, what has waited longest first; what is yielded is asked for
+    before the next.
+    """
+    while (found := due(state, now)) is not None:
+        key, executor = found
+        taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
+        if samples is None:  # all of it has gone
+            continue
         still = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
-        for other in state.requests.values():  # it was dropped meanwhile, and has come again
-            if other.order.from_cache and other.order.samples == key:
-                still = still[~np.isin(still, other.order.indices)]
+        for other in _saves(state):  # it was dropped meanwhile, and has come again
+            if other.samples == key:
+                still = still[~np.isin(still, other.indices)]
         if still.size:
-            _request(state, executor, key, still, now)
-    return True
+            yield Save(executor, key, still)
 
 
-def left_lying(state: State, now: float) -> bool:
-    """Whether something waits that could be saved now."""
-    return _due(state, now) is not None and _saver(state, now) is not None
+def is_saving(state: State) -> bool:
+    """Whether something is on its way from the cache to the store, or will be."""
+    return state.unsaved.first() is not None or bool(_saves(state))
 
 
-def _due(state: State, now: float) -> SetKey | None:
-    """The set of which a pack may be written now."""
-    first = state.unsaved.first() if state.unsaved is not None else None
-    if state.unsaved is None or first is None:
+def _saves(state: State) -> list[Prefetch]:
+    """The saves in flight."""
+    orders = (request.order for request in state.requests.values())
+    return [order for order in orders if order.kind is RequestKind.SAVE]
+
+
+def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
+    """The set of which a pack can be written now, and who has time for it."""
+    first = state.unsaved.first()
+    if first is None:
         return None
     key, since_s = first
-    full = state.unsaved.holds(key, _pack_samples(state, key))
-    return key if full or now >= since_s + _WAIT_S else None
+    is_due = now >= since_s + _WAIT_S or state.unsaved.holds(key, _pack_samples(state, key))
+    executor = _saver(state, now) if is_due else None
+    return None if executor is None else (key, executor)
 
 
 def _pack_samples(state: State, key: SetKey) -> int:
@@ -78,57 +90,43 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 def _saver(state: State, now: float) -> ExecutorState | None:
     """Who is to save, if only of a source that it may not read; ``None``: nobody has time, or could."""
+    saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
         if access is None or executor.idle(now) <= 0 or executor.places(now) <= 0:
             continue
         half = max(1, executor.concurrency.capacity // 2)
-        if access.saves < half and is_usable(state, access.writing, now):
+        if saves[executor.number] < half and is_usable(state, access.writing, now):
             return executor
     return None
 
 
 def next_save_s(state: State) -> float | None:
     """When something may be saved by the passing of time alone; ``None`` where nothing waits."""
-    first = state.unsaved.first() if state.unsaved is not None else None
+    first = state.unsaved.first()
     if first is None:
         return None
     seeing = [executor.store for executor in state.fleet.executors if executor.store is not None]
     return max(first[1] + _WAIT_S, min(access.writing.open_until_s() for access in seeing))
 
 
-def _request(
-    state: State, executor: ExecutorState, key: SetKey, indices: NDArray[np.int64], now: float
-) -> None:
-    """Ask for a save; it goes on the account of a job that reads the samples, if there is one."""
-    job = next((job for job in state.jobs.values() if job.dataset == key.dataset), None)
-    order = Prefetch(
-        next(state.numbers),
-        job.name if job is not None else "",
-        key,
-        indices,
-        state.settings.request_ttl_s,
-        executor=executor.number,
-        save=True,
-        from_cache=True,
-    )
-    send(state, Request(order, job, Claim(np.zeros(indices.size, dtype=np.bool_), 0), now), now)
+def saved(event: RequestDone) -> Bools:
+    """Which samples of a save are in its pack."""
+    if event.pack and event.stored is not None:
+        return event.stored
+    return np.zeros(event.outcomes.size, dtype=np.bool_)
 
 
 def answered(state: State, request: Request, event: RequestDone, now: float) -> None:
     """A pack was written, or not: what the cache had no longer is forgotten, the rest is tried again."""
-    stored = np.zeros(request.order.indices.size, dtype=np.bool_)
-    if event.pack and event.stored is not None:
-        stored = event.stored
-    left = ~stored & (event.outcomes != _NOT_CACHED)
+    left = ~saved(event) & (event.outcomes != _NOT_CACHED)
     if left.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")
-        distrust(state, request, reason, now, writing=True)
+        distrust(state, request, reason, now)
     try_again(state, request, left, now)
-    request.end(now, f"{int(np.count_nonzero(stored))} saved")
 
 
-def try_again(state: State, request: Request, left: NDArray[np.bool_], now: float) -> None:
+def try_again(state: State, request: Request, left: Bools, now: float) -> None:
     """Let what was not saved wait for another save, as far as it is still in the cache."""
     key = request.order.samples
     samples = state.sets.get(key)

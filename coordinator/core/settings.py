@@ -11,12 +11,8 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from superdl.coordinator.core.samples import Ints
     from superdl.coordinator.core.teams import Team
-
-__all__ = ["CoreSettings", "DatasetFacts", "ExecutorFacts", "Prices"]
 
 _LEAST = 1e-9
 _RANGES: dict[str, tuple[float, float]] = {
@@ -87,7 +83,7 @@ class DatasetFacts:
     random: bool
     record_bytes: int
     known_absent: bool
-    runs: NDArray[np.int64] | None = field(default=None, compare=False)
+    runs: Ints | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """All that the core knows, in one place: datasets, sample sets, jobs, requests, audits, retries, the account.
 
 Only data and the few questions that several parts of the core ask of it. What events do to it stands in
-``ranks``, ``lookahead``, ``requesting``, ``results``, ``auditing`` and ``dispatching``.
+``ranks``, ``lookahead``, ``requests``, ``auditing`` and ``dispatching``.
 """
 
 from __future__ import annotations
@@ -41,18 +41,17 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.fleet import EligibleExecutors
     from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
     from superdl.coordinator.core.queues import CursorKey
+    from superdl.coordinator.core.samples import Bools, Ints
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
     from superdl.coordinator.core.teams import Turn
-
-__all__ = ["EPOCH_SETS_MAX", "AuditInFlight", "Claim", "Request", "State"]
 
 EPOCH_SETS_MAX = 8
 """So many epochs of a random recipe have a sample set at once, for each job that reads it."""
 
-FAILURES_MAX = 10_000
+_FAILURES_MAX = 10_000
 """So many reasons of failures are remembered, the newest."""
 
-REQUESTS_KEPT = 4096
+_REQUESTS_KEPT = 4096
 
 _REQUEST_SHARE, _MODEST_REQUEST = 1 / 16, 64
 """A request has such a share of the cache at most, or so many samples."""
@@ -62,11 +61,11 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(slots=True)
 class Claim:
-    """What two requests that race share: of which samples it is not known yet what becomes of them, and the
-    cache memory that is kept free for them.
+    """What two requests that race share: bools ``[samples]``, which are not settled yet, and the cache memory
+    that is kept free for them.
     """
 
-    unsettled: NDArray[np.bool_]
+    unsettled: Bools
     reserved_bytes: int
 
 
@@ -91,17 +90,13 @@ class Request:
         """The team on whose account it goes."""
         return NO_TEAM if self.payer is None else self.payer.team
 
-    def end(self, now: float, ending: str) -> None:
-        """It was answered, or came to nothing."""
-        self.ended_s, self.ending = now, ending
-
 
 @dataclass(frozen=True, slots=True)
 class AuditInFlight:
     """Samples that the cache is asked about, for the reader of a batch or for a rank that looks ahead."""
 
     samples: SetKey
-    indices: NDArray[np.int64]
+    indices: Ints
     asker: BatchPlace | CursorSpan
     whole: bool = False
 
@@ -126,17 +121,17 @@ class State:
     misses: ReportedMisses = field(default_factory=ReportedMisses)
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
     """Why samples are in state FAILED."""
-    expiries: deque[tuple[float, SetKey, NDArray[np.int64]]] = field(default_factory=deque)
+    expiries: deque[tuple[float, SetKey, Ints]] = field(default_factory=deque)
     """When tombstones that expire do so; in order, since all live equally long."""
     room_search: RoomSearch = field(default_factory=RoomSearch)
     leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
     """Ranks by the time at which their lease may end."""
-    unsaved: UnsavedQueue | None = None
+    unsaved: UnsavedQueue = field(default_factory=UnsavedQueue)
     """What is to go from the cache to the store, where there are functions that do not see it."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
-    recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=REQUESTS_KEPT))
+    recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_REQUESTS_KEPT))
     """The newest ones, ended or not, for people who ask about a batch."""
     wanted_bytes: int = 0
     """What all ranks would like to look ahead to, in memory of the cache."""
@@ -170,8 +165,7 @@ class State:
         self.fleet = Fleet(settings.executors, store=settings.store)
         see_store = any(executor.store is not None for executor in self.fleet.executors)
         blind = any(executor.decodes and executor.store is None for executor in self.fleet.executors)
-        if see_store and blind and not settings.store_read_only:
-            self.unsaved = UnsavedQueue()
+        self.unsaved.wanted = see_store and blind and not settings.store_read_only
         self.ledger = Ledger(
             [facts.prices for facts in settings.executors],
             max_usd=settings.max_usd,
@@ -188,6 +182,11 @@ class State:
     def in_flight(self) -> list[tuple[int, int]]:
         """Requests and samples in flight, by executor."""
         return [(executor.in_flight, executor.samples_in_flight) for executor in self.fleet.executors]
+
+    @property
+    def is_producing(self) -> bool:
+        """Whether a request in flight brings something into the cache."""
+        return any(request.order.kind.fills_cache for request in self.requests.values())
 
     @property
     def resident_bytes(self) -> int:
@@ -221,13 +220,13 @@ class State:
             )
         return samples
 
-    def has_come(self, key: SetKey, indices: NDArray[np.int64], now: float) -> None:
+    def has_come(self, key: SetKey, indices: Ints, now: float) -> None:
         """Samples are resident that were not; those in no pack are to be saved, by who sees the store."""
-        if self.unsaved is not None and key.epoch == EVERY_EPOCH:
+        if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)
             self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
 
-    def states(self, key: SetKey, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def states(self, key: SetKey, indices: Ints) -> NDArray[np.uint8]:
         """The state of each of ``indices``, without making the sample set of that name."""
         samples = self.sets.get(key)
         if samples is not None:
@@ -246,8 +245,7 @@ class State:
         if key in self.sets or key.epoch == EVERY_EPOCH:
             return True
         epochs = [other for other in self.sets if other.dataset == key.dataset]
-        readers = sum(job.dataset == key.dataset for job in self.jobs.values())
-        if len(epochs) < EPOCH_SETS_MAX * max(1, readers):
+        if len(epochs) < EPOCH_SETS_MAX * max(1, len(self.jobs_of(key.dataset))):
             return True
         needs = {other: self.need(other) for other in epochs if not self.sets[other].under_way}
         spare = [other for other, need in needs.items() if need <= waited_for]
@@ -309,8 +307,12 @@ class State:
         return self.teams.turn(team)
 
     def wants(self, dataset: bytes) -> bool:
-        """Whether any open job reads that dataset."""
+        """Whether any open job reads a dataset."""
         return any(job.dataset == dataset for job in self.jobs.values())
+
+    def jobs_of(self, dataset: bytes) -> list[Job]:
+        """The open jobs that read a dataset."""
+        return [job for job in self.jobs.values() if job.dataset == dataset]
 
     def want(self, cursor: Cursor, wanted_bytes: int) -> None:
         """A rank would like to look ahead so far."""
@@ -350,13 +352,13 @@ class State:
         """Keep why a sample failed; of very many failures, the newest."""
         self.failures.pop((key, index), None)
         self.failures[key, index] = reason
-        if len(self.failures) > FAILURES_MAX:
+        if len(self.failures) > _FAILURES_MAX:
             del self.failures[next(iter(self.failures))]
 
     def fail_for_a_while(
         self,
         key: SetKey,
-        indices: NDArray[np.int64],
+        indices: Ints,
         reasons: tuple[str, ...],
         now: float,
         *,
@@ -370,7 +372,7 @@ class State:
         self.actions.append(WriteTombstones(key, indices, reasons, ttl_s, reason=reason))
         self.expiries.append((now + ttl_s, key, indices))
 
-    def unique(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def unique(self, indices: Ints) -> Ints:
         """Without duplicates (padding repeats samples), in the order of first appearance."""
         _, first = np.unique(indices, return_index=True)
         return indices[np.sort(first)]

@@ -22,8 +22,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["NO_TEAM", "Team", "TeamState", "Teams", "Turn"]
-
 NO_TEAM = ""
 """The team of jobs whose token names none."""
 

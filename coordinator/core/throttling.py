@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from superdl.coordinator.core.events import ExecutorResized
     from superdl.coordinator.core.settings import CoreSettings
-
-__all__ = ["OPEN_MAX_S", "CircuitBreaker", "Concurrency", "Outage"]
 
 _HALVING_PAUSE_S = 1.0
 _RAISE_SHARE = 0.02
@@ -55,20 +54,11 @@ class Concurrency:
         self._crowded_s = -math.inf
         self._throttled: deque[list[float]] = deque()
 
-    def resize(
-        self,
-        capacity: int,
-        *,
-        backlog: int,
-        burst: int | None,
-        per_s: float,
-        now: float,
-        queues: bool = False,
-    ) -> None:
-        """The executors state what they take."""
-        self.capacity, self._backlog, self._queues = capacity, backlog, queues
-        self._burst = float(capacity if burst is None else min(burst, capacity))
-        self._per_s = per_s
+    def resize(self, to: ExecutorResized, now: float) -> None:
+        """The executor states what it takes."""
+        self.capacity, self._queues, self._per_s = to.capacity, to.queues, to.per_s
+        self._backlog = to.capacity if to.backlog is None else to.backlog
+        self._burst = float(to.capacity if to.burst is None else min(to.burst, to.capacity))
         self._tokens, self._filled_s = self._burst, now
 
     def limit(self, now: float) -> int:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["LatencyModel", "Pace", "request_size"]
-
 _FADING = 0.98
 _AROUNDS = 64
 _RATIOS = 256

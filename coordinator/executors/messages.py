@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
 from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
@@ -72,17 +72,15 @@ def request_for(
     request_id: str,
     cache: str,
     expires_in_s: float,
+    kind: RequestKind = RequestKind.DECODE,
     store: str = "",
     places: RecordPlaces | None = None,
-    pointers: bool = False,
-    saved_as: str = "",
+    golden: str = "",
     traceparent: str = "",
 ) -> PrefetchRequest:
     """A request for samples of a dataset, by their places in its catalog.
 
-    With ``places``, all of them known, to restore them from ``store``; with ``saved_as``, the fingerprint of
-    who has decoded them, to save them there from the cache; else to decode them, and to write a pack to
-    ``store``, if one is named, which ``pointers`` in the cache may lead to.
+    A restore has ``places``, all of them known; ``golden`` is the fingerprint of who decoded what is saved.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
     return PrefetchRequest(
@@ -93,6 +91,7 @@ def request_for(
         cache=cache,
         expires_at=time.time() + expires_in_s,
         ids=tuple(ids[at : at + _HEX_DIGITS] for at in range(0, len(ids), _HEX_DIGITS)),
+        kind=kind,
         store=store,
         packs=places.packs if places else (),
         pack_of=tuple((places.pack_of - 1).tolist()) if places else (),
@@ -100,9 +99,7 @@ def request_for(
         lengths=tuple(places.lengths.tolist()) if places else (),
         alias=catalog.alias,
         prefix=catalog.prefix,
-        pointers=pointers and bool(store),
-        golden=saved_as,
-        from_cache=bool(saved_as),
+        golden=golden,
         fields=dataset.recipe.beside,
         traceparent=traceparent,
         **catalog.part_columns(indices, dataset.recipe.beside),

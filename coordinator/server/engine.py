@@ -19,7 +19,6 @@ import numpy as np
 from superdl.coordinator.cache.cache import A_POINTER
 from superdl.coordinator.cache.info import CacheLoad
 from superdl.coordinator.core import (
-    EVERY_EPOCH,
     OUTCOME_ORDER,
     Action,
     Audit,
@@ -53,7 +52,7 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.record import UNAVAILABLE, Tombstone, unpack
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from superdl.super_wire.sizes import counted
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ class Engine:
         for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
             action, dropping = self._to_send.popleft()
             task = self._tasks.start(self._prefetch(action, dropping))
-            if action.save and self.keeper.saves:
+            if action.kind.writes_pack and self.keeper.takes_packs:
                 self._saving.add(task)
                 task.add_done_callback(self._saving.discard)
         if self._to_send:
@@ -231,25 +230,27 @@ class Engine:
         if dropping is not None:
             await asyncio.wait([dropping])  # else a late UNLINK could delete what is about to be written
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
-        keeper, places = self.keeper, None
+        keeper, kind = self.keeper, action.kind
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", self.core.basis(action), extra={"job": action.job})
-        if action.from_cache and (why := keeper.unwritten):
-            self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, why, refused=True))
-            return
-        if action.restore:
-            places = keeper.places.of(dataset.content, action.indices, with_gone=True)
+        if kind.writes_pack and not keeper.takes_packs:
+            if kind is RequestKind.SAVE:
+                why = keeper.unwritten or "it makes room"
+                self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, why, refused=True))
+                return
+            kind = RequestKind.DECODE
+        at = dataset.content, action.indices
         request = request_for(
             dataset,
             action.indices,
-            epoch=0 if action.samples.epoch == EVERY_EPOCH else action.samples.epoch,
+            epoch=max(action.samples.epoch, 0),
             request_id=f"{action.request_id}-{self._run}",
             cache=self._cache.address,
             expires_in_s=action.expires_in_s,
-            store=keeper.address if places or (action.save and keeper.saves) else "",
-            places=places,
-            pointers=action.pointers,
-            saved_as=keeper.fingerprint if action.from_cache else "",
+            kind=kind,
+            store="" if kind is RequestKind.DECODE else keeper.address,
+            places=keeper.places.of(*at, with_gone=True) if kind is RequestKind.RESTORE else None,
+            golden=keeper.fingerprint if kind is RequestKind.SAVE else "",
             traceparent=self._tracing.planned(action, executor.name, dataset) if self._tracing else "",
         )
         try:
@@ -257,14 +258,13 @@ class Engine:
             result = await executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
             done = self._done(action, result, dataset)
         except (ExecutorError, ConfigError) as error:
-            kind = failure_kind(error)
-            about = {"cause": f"{executor.name}: {kind.value}", "executor": executor.name}
+            failure = failure_kind(error)
+            about = {"cause": f"{executor.name}: {failure.value}", "executor": executor.name}
             about |= {"request": request.request_id, "job": action.job, "dataset": dataset.listing.source}
             words = "request %s to %s failed: %s: %s"
-            _log.warning(words, request.request_id, executor.name, kind.value, error, extra=about)
-            gb_s = getattr(error, "ran_s", 0.0) * self._memory_gb
-            refused = getattr(error, "refused", False)
-            failed = RequestFailed(action.request_id, kind, str(error), gb_s=gb_s, refused=refused)
+            _log.warning(words, request.request_id, executor.name, failure.value, error, extra=about)
+            billed = getattr(error, "ran_s", 0.0) * self._memory_gb, getattr(error, "refused", False)
+            failed = RequestFailed(action.request_id, failure, str(error), *billed)
             if self._tracing:
                 self._tracing.failed(failed)
             self.post(failed)

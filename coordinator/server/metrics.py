@@ -221,7 +221,7 @@ class Metrics:
         named = [job for job in jobs if job.name != OTHER][:JOBS_NAMED]
         self._named = frozenset(job.name for job in named)
         before, self._seen = self._seen, {}
-        total = _figures(core.closed)
+        total = _figures(core.state.closed)
         for job in jobs:
             figures = _figures(job)
             total += figures

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
+from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
@@ -75,8 +76,8 @@ class Tracing:
             "super.source": dataset.listing.source,
             "super.executor": executor,
             "super.samples": int(action.indices.size),
-            "super.restore": action.restore,
-            "super.save": action.from_cache,
+            "super.restore": action.kind is RequestKind.RESTORE,
+            "super.save": action.kind is RequestKind.SAVE,
             "super.hedge": action.hedge_of is not None,
         }
         span = self._tracer.start_span("super.request", attributes=about)
@@ -84,7 +85,7 @@ class Tracing:
             return ""
         context, first = span.get_span_context(), int(action.indices[0])
         self._requests[action.request_id] = span, action.samples, first
-        if not action.from_cache:  # else it was there before, and its reads are of another request
+        if action.kind.fills_cache:  # else it was there before, and its reads are of another request
             self._unread[action.samples][first] = context
             self._order.append((action.samples, first))
             if len(self._order) > _UNREAD_MAX:

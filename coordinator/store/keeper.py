@@ -89,7 +89,7 @@ class StoreKeeper:
         self._due_s = dict.fromkeys(("touch", "sweep", "flush", "room", "open", "there"), 0.0)
 
     @property
-    def saves(self) -> bool:
+    def takes_packs(self) -> bool:
         """Whether functions should write packs now: not from the answer on that fills the room."""
         return not (self.unwritten or self.room.excess_bytes)
 

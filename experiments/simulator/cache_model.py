@@ -83,10 +83,26 @@ class CacheModel:
         corrupt = self._rows(key).corrupt
         return np.isin(indices, list(corrupt)) if corrupt else np.zeros(indices.size, dtype=np.bool_)
 
-    def pointers(self, key: SetKey, indices: Indices) -> NDArray[np.bool_]:
-        """For which samples it holds a pointer into the store."""
-        pointers = self._rows(key).pointers
-        return np.isin(indices, list(pointers)) if pointers else np.zeros(indices.size, dtype=np.bool_)
+    def audit(
+        self, key: SetKey, indices: Indices, now: float, *, whole: bool
+    ) -> tuple[Indices, NDArray[np.bool_]]:
+        """What :meth:`look` finds, if need be of ``whole`` records alone, and which of it are pointers."""
+        found, pointers = self.look(key, indices, now), self._rows(key).pointers
+        if whole:
+            found[self.spoilt(key, indices)] = 0
+        return found, np.isin(indices, list(pointers)) & (found > 0)
+
+    def read(
+        self, key: SetKey, indices: Indices, now: float, placed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which samples a reader gets, which are corrupt or point to what is not ``placed`` for it, and which
+        of those that it gets are pointers.
+        """
+        found, pointed = self.audit(key, indices, now, whole=False)
+        corrupt = self.spoilt(key, indices) & (found > 0)
+        pointed &= ~corrupt
+        corrupt |= pointed & ~placed
+        return (found != 0) & ~corrupt, corrupt, pointed & ~corrupt
 
     def held_bytes(self, key: SetKey, held: NDArray[np.bool_]) -> int:
         """Memory that the samples take for which ``held`` is true."""

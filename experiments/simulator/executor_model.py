@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from superdl.coordinator.core import OUTCOME_ORDER, FailureKind, RequestDone, RequestFailed
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -173,8 +173,7 @@ class ExecutorModel:
 
     def _duration_s(self, request: Prefetch) -> float:
         functions, rng = self._functions, self._world.rng
-        stored = request.restore or request.from_cache
-        duration_s = functions.typical_s(request.indices.size, restore=stored)
+        duration_s = functions.typical_s(request.indices.size, restore=not request.kind.decodes)
         if functions.spread:
             duration_s *= rng.lognormvariate(-(functions.spread**2) / 2, functions.spread)
         if functions.stragglers and rng.random() < functions.stragglers:
@@ -215,9 +214,10 @@ class ExecutorModel:
         if expired:
             outcomes = np.full(count, _EXPIRED, dtype=np.uint8)
         else:
-            outcomes = self._look(request) if request.from_cache else self._push(request, request.indices)
+            look = self._push if request.kind.fills_cache else self._look
+            outcomes = look(request, request.indices)
         begun = 0 if expired else count
-        fetched = 0 if request.restore or request.from_cache else begun
+        fetched = begun if request.kind.decodes else 0
         gets = data.gets(request.indices) if fetched else 0
         pointed = self._pointed(request, request.indices)
         told = self._keep(request, outcomes, pointed)
@@ -226,7 +226,11 @@ class ExecutorModel:
             outcomes=outcomes,
             record_bytes=np.where(outcomes == _CACHED, self._cached_bytes(request, request.indices), 0),
             source_bytes=fetched * data.source_bytes,
-            fetch_us=int(begun * (functions.restore_s if request.restore else functions.fetch_s) * 1e6),
+            fetch_us=int(
+                begun
+                * (functions.restore_s if request.kind is RequestKind.RESTORE else functions.fetch_s)
+                * 1e6
+            ),
             decode_us=int(fetched * functions.decode_s * 1e6),
             push_us=int(begun * functions.push_s * 1e6),
             duration_us=int(duration_s * 1e6),
@@ -240,12 +244,12 @@ class ExecutorModel:
         if world.model.faults.twice and world.rng.random() < world.model.faults.twice:
             world.after(_ANSWER_S + world.rng.random(), partial(world.answer, answer, taken.life))
 
-    def _look(self, request: Prefetch) -> NDArray[np.uint8]:
+    def _look(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """What a save finds in the cache of its samples."""
-        cache, found = self._world.cache, np.full(request.indices.size, _CACHE_ERROR, dtype=np.uint8)
+        cache, found = self._world.cache, np.full(indices.size, _CACHE_ERROR, dtype=np.uint8)
         if cache.up:
-            there = cache.look(request.samples, request.indices, self._world.now_s) > 0
-            good = there & ~cache.spoilt(request.samples, request.indices)
+            there = cache.look(request.samples, indices, self._world.now_s) > 0
+            good = there & ~cache.spoilt(request.samples, indices)
             found[:] = np.where(good, _CACHED, _NOT_CACHED)
         return found
 
@@ -253,7 +257,7 @@ class ExecutorModel:
         """For which of the samples the cache gets a pointer into a new pack, if it gets anything."""
         lengths = self._world.model.datasets[request.samples.dataset].record_bytes[indices]
         may: NDArray[np.bool_] = lengths >= _WORTH_A_POINTER
-        return may & (request.pointers and self._world.store.takes)
+        return may & (request.kind is RequestKind.DECODE_TO_POINTERS and self._world.store.takes)
 
     def _cached_bytes(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         lengths = self._world.model.datasets[request.samples.dataset].record_bytes[indices]
@@ -266,11 +270,11 @@ class ExecutorModel:
         whether it took them or not; what the answer tells of it.
         """
         store, bucket = self._world.store, self._world.model.settings.whole_packs
-        if request.restore:
+        if request.kind is RequestKind.RESTORE:
             gets = store.packs_of(request.samples.dataset, request.indices) if bucket else 0
             self.usage.store_gets += gets
             return {"store_requests": gets, "store_trouble": "" if store.answers else "gone"}
-        if not request.save:
+        if not request.kind.writes_pack:
             return {}
         if not store.takes:
             return {"store_trouble": "full"}
@@ -299,7 +303,7 @@ class ExecutorModel:
 
     def _push_some(self, request: Prefetch) -> None:
         """A function that does not live to tell of it has written a part."""
-        if request.from_cache:  # of a pack nothing is to be seen
+        if request.kind is RequestKind.SAVE:  # of a pack nothing is to be seen
             return
         some = request.indices[: self._world.rng.randrange(request.indices.size + 1)]
         written = some[self._push(request, some) == _CACHED]
@@ -312,12 +316,12 @@ class ExecutorModel:
         outcomes = np.full(indices.size, _CACHED if world.cache.up else _CACHE_ERROR, dtype=np.uint8)
         if not world.cache.up:
             return outcomes
-        if request.restore:
+        if request.kind is RequestKind.RESTORE:
             outcomes[~world.store.good(key, indices)] = _NOT_STORED if world.store.answers else _STORE_ERROR
         elif faults.sample_error:
             hit = chance(indices.size) < faults.sample_error
             outcomes[hit] = world.array_rng.choice(_PASSING, int(hit.sum()))
-        if data.undecodable and not request.restore:
+        if data.undecodable and request.kind is not RequestKind.RESTORE:
             bad = np.isin(indices, list(data.undecodable))
             outcomes[bad] = _TOMBSTONE
             world.cache.write_tombstones(key, indices[bad], world.now_s)
@@ -325,7 +329,7 @@ class ExecutorModel:
         outcomes[(outcomes == _CACHED) & world.cache.refused(sizes)] = _CACHE_FULL
         good = indices[outcomes == _CACHED]
         corrupt = good[chance(good.size) < faults.corrupt].tolist() if faults.corrupt else []
-        if request.restore:
+        if request.kind is RequestKind.RESTORE:
             self.usage.samples_restored += good.size
         else:
             self.usage.samples_produced += good.size

@@ -219,20 +219,16 @@ class TrainerModel:
             return
         world = self.world
         wanted = reading.indices[reading.missing]
-        found, corrupt = np.zeros(wanted.size, dtype=np.int64), np.zeros(wanted.size, dtype=np.bool_)
-        if world.cache.up:
-            found = world.cache.look(reading.key, wanted, world.now_s)
-            corrupt = world.cache.spoilt(reading.key, wanted) & (found > 0)
+        got = corrupt = pointed = np.zeros(wanted.size, dtype=np.bool_)
         followed = self._sees_store & world.store.good(reading.key, wanted)
-        pointed = world.cache.pointers(reading.key, wanted) & (found > 0) & ~corrupt
-        corrupt |= pointed & ~followed
-        got = (found != 0) & ~corrupt
+        if world.cache.up:
+            got, corrupt, pointed = world.cache.read(reading.key, wanted, world.now_s, followed)
         if reading.attempts == 0:
             straight = reading.placed & followed
-            got |= straight
-            reading.straight = int(np.count_nonzero(straight | (got & pointed)))
+            got = got | straight
+            reading.straight = int(np.count_nonzero(straight | pointed))
             reading.hits = int(np.count_nonzero(got))
-        corrupt &= ~got
+        corrupt = corrupt & ~got
         spoilt = reading.missing[corrupt]
         reading.missing = reading.missing[~got]
         reading.attempts += 1

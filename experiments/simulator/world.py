@@ -151,7 +151,7 @@ class World(WorldState):
     def _carry_out(self, action: Action) -> None:
         match action:
             case Prefetch():
-                self.requested_samples += 0 if action.from_cache else action.indices.size
+                self.requested_samples += action.indices.size if action.kind.fills_cache else 0
                 self.asked[action.job] += 1
                 if self.log is not None:
                     self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
@@ -177,11 +177,8 @@ class World(WorldState):
         if not self.cache.up:
             self.after(_RETRY_S, partial(self._audit, action, life))
             return
-        found = self.cache.look(action.samples, action.indices, self.now_s)
-        if action.whole:
-            found[self.cache.spoilt(action.samples, action.indices)] = 0
-        pointers = self.cache.pointers(action.samples, action.indices) & (found > 0)
-        self.post(Audited(action.audit_id, found, pointers))
+        audited = self.cache.audit(action.samples, action.indices, self.now_s, whole=action.whole)
+        self.post(Audited(action.audit_id, *audited))
 
     def _read_back(self, action: ReadBack, life: int) -> None:
         index = np.array([action.index])

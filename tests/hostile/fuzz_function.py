@@ -29,7 +29,7 @@ from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.ids import sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import pack
-from superdl.super_wire.request import Outcome, PrefetchResult
+from superdl.super_wire.request import Outcome, PrefetchResult, RequestKind
 from superdl.super_wire.store import DirectoryStore, PackMeta, collection_of
 from tests.hostile.fuzz_wire import INTERESTING, any_value
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
@@ -88,6 +88,7 @@ def _restore() -> tuple[DirectoryStore, PrefetchRequest]:
     lengths = [len(header) + payload.nbytes for header, payload in records]
     return store, replace(
         request,
+        kind=RequestKind.RESTORE,
         store=store.address,
         packs=(begun.commit(),),
         pack_of=(0,) * len(_KEYS),

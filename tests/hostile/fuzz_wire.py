@@ -52,6 +52,7 @@ from superdl.super_wire.request import (
     OUTCOME_FIELD,
     PrefetchRequest,
     PrefetchResult,
+    RequestKind,
     pack_outcome,
     read_outcome,
 )
@@ -93,6 +94,7 @@ _ARRAYS = pack_arrays({"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.
 _REPORT = ReadReport(0, 1, 2, 4, 3, 5, 6, 7, 8, 1, 0, missed=(1, 3), corrupt=(3,))
 _REQUEST = PrefetchRequest(
     *("r", "s3://b", Recipe.image().json, 0, "redis://h", 1e10, ("k", "l"), ("v", "w"), ("0" * 32,)),
+    kind=RequestKind.RESTORE,
     store="/s",
     packs=("p",),
     pack_of=(0,),

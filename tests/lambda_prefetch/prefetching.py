@@ -19,7 +19,7 @@ from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.ids import id_bucket, sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone, unpack
-from superdl.super_wire.request import Limits, PrefetchRequest, PrefetchResult
+from superdl.super_wire.request import Limits, PrefetchRequest, PrefetchResult, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,6 +145,7 @@ def restore_of(
     placed = [(results[place], n) for n, place in enumerate(pack_of)]
     return replace(
         request,
+        kind=RequestKind.RESTORE,
         packs=tuple(packs),
         pack_of=tuple(pack_of),
         offsets=tuple(result.offsets[n] for result, n in placed),

@@ -18,6 +18,7 @@ from PIL import Image
 from superdl.lambda_prefetch import pipeline
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import parse_header
+from superdl.super_wire.request import RequestKind
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
     Context,
@@ -205,12 +206,15 @@ def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, directory_store, deco
         small = file_request(tmp_path, ["small.png"], server.unix_url, Recipe.image(resize=8))
         request = replace(
             file_request(tmp_path, keys, server.unix_url, Recipe.image(crop=side)),
+            kind=RequestKind.DECODE_TO_STORE,
             store=directory_store.address,
         )
         requests = [small, request]
         if restores:
             # The places are those that the request before tells.
-            requests.append(replace(request, packs=("later",), pack_of=(0,) * count))
+            requests.append(
+                replace(request, kind=RequestKind.RESTORE, packs=("later",), pack_of=(0,) * count)
+            )
         events = [one.to_json() for one in requests]
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM],

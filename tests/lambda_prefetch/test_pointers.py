@@ -13,6 +13,7 @@ from superdl.lambda_prefetch.store import PackSaver
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone, unpack
 from superdl.super_wire.record_kinds import read_pointer
+from superdl.super_wire.request import RequestKind
 from superdl.super_wire.store import check_record
 from tests.lambda_prefetch.prefetching import PLAIN, encode, pixels, raw_record, run
 from tests.lambda_prefetch.test_store import (
@@ -36,12 +37,12 @@ def root(tmp_path):
 
 
 def pointing(root, valkey, store, keys=ALL, recipe=PLAIN):
-    return replace(saving(root, valkey, store, keys, recipe), pointers=True)
+    return replace(saving(root, valkey, store, keys, recipe), kind=RequestKind.DECODE_TO_POINTERS)
 
 
 def records_of(root, valkey, request):
     """What the cache holds when nothing is stored, by which it is empty afterwards."""
-    assert run(replace(request, store="", pointers=False)).store_trouble == ""
+    assert run(replace(request, store="", kind=RequestKind.DECODE)).store_trouble == ""
     found = [raw_record(valkey, request, n) for n in range(len(request.keys))]
     with valkey.client() as client:
         client.flushall()
@@ -153,7 +154,7 @@ def test_random_recipes_and_a_request_without_a_store_get_records(root, valkey, 
     flip = Recipe([{"op": "horizontal_flip"}])
     for request in (
         pointing(root, valkey, directory_store, GOOD, flip),
-        replace(pointing(root, valkey, directory_store, GOOD), store=""),
+        replace(pointing(root, valkey, directory_store, GOOD), kind=RequestKind.DECODE, store=""),
     ):
         result = run(request)
         assert (result.outcomes, result.pack) == (("cached",) * len(GOOD), "")

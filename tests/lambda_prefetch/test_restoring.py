@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from superdl.super_wire.request import RequestKind
 from tests.lambda_prefetch.prefetching import encode, file_request, pixels, raw_record, restore_of, run
 
 SIDES = (10, 200, 37, 150, 64, 171, 22)
@@ -32,7 +33,8 @@ def write(tmp_path, valkey, store):
     root.mkdir()
     for name, side in zip(KEYS, SIDES, strict=True):
         (root / name).write_bytes(encode(pixels(side, side, seed=side)))
-    request = replace(file_request(root, KEYS, valkey.unix_url), store=store.address)
+    request = file_request(root, KEYS, valkey.unix_url)
+    request = replace(request, kind=RequestKind.DECODE_TO_STORE, store=store.address)
     results, records = [], []
     for _ in range(2):
         results.append(run(request))

@@ -11,6 +11,7 @@ from superdl.lambda_prefetch import saving
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import RecordKind, Tombstone, pack_header, pack_tombstone
+from superdl.super_wire.request import RequestKind
 from superdl.super_wire.store import PackMeta, collection_of
 from tests.lambda_prefetch.prefetching import PLAIN, encode, file_request, pixels, raw_record, run
 from tests.lambda_prefetch.test_store import assert_whole, files_of, images_in, killed_at_each_step
@@ -39,7 +40,11 @@ def cache_them(tmp_path, valkey, store):
     for name in KEYS:
         (tmp_path / "images" / name).unlink()
     records = [raw_record(valkey, request, n) for n in range(COUNT)]
-    return replace(request, store=store.address, from_cache=True, golden=DECODER), records
+    return save_of(request, store), records
+
+
+def save_of(request, store):
+    return replace(request, store=store.address, kind=RequestKind.SAVE, golden=DECODER)
 
 
 def assert_saved(store, result, records, lost=()):
@@ -133,7 +138,7 @@ def test_what_is_late_or_finds_no_cache_is_told(valkey, directory_store, in_dire
 def test_a_save_names_its_store_and_who_has_decoded(in_directory, wrong):
     request, _ = in_directory
     places = {"offsets": (0,) * COUNT, "lengths": (0,) * COUNT} if "packs" in wrong else {}
-    with pytest.raises(ConfigError, match="a save names store and golden, and no packs"):
+    with pytest.raises(ConfigError, match="a save names golden|names no store|a restore has"):
         run(replace(request, **wrong, **places))
 
 
@@ -152,7 +157,7 @@ def test_many_small_records_are_read_together(tmp_path, valkey, directory_store)
     run(request)
     with valkey.client() as client:
         before = client.info("stats")["total_reads_processed"]
-    result = run(replace(request, store=directory_store.address, from_cache=True, golden=DECODER))
+    result = run(save_of(request, directory_store))
     assert len(assert_whole(directory_store, result.pack).entries) == len(keys)
     with valkey.client() as client:
         assert client.info("stats")["total_reads_processed"] - before < 20

@@ -20,7 +20,7 @@ from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.store import Pace, PackSaver
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from superdl.super_wire.store import DirectoryStore, PackMeta, check_record, collection_of
 from tests.lambda_prefetch.prefetching import PLAIN, encode, file_request, pixels, raw_record, run
 
@@ -46,7 +46,8 @@ def images_in(folder):
 
 
 def saving(root, valkey, store, keys=ALL, recipe=PLAIN, cache=None, **named):
-    return replace(file_request(root, keys, cache or valkey.unix_url, recipe, **named), store=store.address)
+    request = file_request(root, keys, cache or valkey.unix_url, recipe, **named)
+    return replace(request, kind=RequestKind.DECODE_TO_STORE, store=store.address)
 
 
 def files_of(folder):
@@ -326,13 +327,13 @@ while ended == -signal.SIGKILL:
 """
 
 
-@pytest.mark.parametrize("pointers", [False, True])
+@pytest.mark.parametrize("kind", [RequestKind.DECODE_TO_STORE, RequestKind.DECODE_TO_POINTERS])
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_function_that_is_killed_at_any_step_leaves_no_part_of_a_pack(
-    root, valkey, directory_store, every, pointers
+    root, valkey, directory_store, every, kind
 ):
     """A process is killed before a line of the store's code that it runs, the next before a later one, ..."""
-    request = replace(saving(root, valkey, directory_store, GOOD[1:3]), pointers=pointers)
+    request = replace(saving(root, valkey, directory_store, GOOD[1:3]), kind=kind)
     killed_at_each_step(request, directory_store, every)
 
 

@@ -33,7 +33,7 @@ from superdl.coordinator.core import (
 )
 from superdl.experiments.simulator.world_state import InvariantError, Watch
 from superdl.super_wire.record import SPENDING_CAP
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from tests.fixtures.plans import global_span
 from tests.simulation.invariants import problems
 from tests.simulation.money_check import MoneyCheck
@@ -151,7 +151,7 @@ class Checks(Watch):
         told, attempts = self._rows(request.samples)
         unsettled = self._unsettled.pop(request.request_id)
         self._store.answered(request, event, unsettled)
-        if request.from_cache:
+        if request.kind is RequestKind.SAVE:
             del self._made_s[request.request_id]
             return
         for number, other in self.in_flight.items():
@@ -173,7 +173,7 @@ class Checks(Watch):
                     request.indices[unsettled & (np.isin(event.outcomes, _COUNTED_OUTCOMES) | too_early)]
                 ] += 1
             unsettled &= ~(cached | refused)
-        elif last and not request.restore:
+        elif last and request.kind is not RequestKind.RESTORE:
             attempts[request.indices[unsettled]] += event.kind not in _UNCOUNTED_KINDS
 
     def acted(self, action: Action) -> None:
@@ -192,7 +192,7 @@ class Checks(Watch):
         world, key = self._world, action.samples
         self._requests += 1
         self.require(
-            action.from_cache or any(job.dataset == key.dataset for job in world.core.jobs),
+            action.kind is RequestKind.SAVE or any(job.dataset == key.dataset for job in world.core.jobs),
             "a request that no open job wants",
         )
         self.require(
@@ -203,11 +203,11 @@ class Checks(Watch):
         there_now = sum(other.executor == action.executor for other in self.in_flight.values())
         self.require(there_now < 2 * functions.capacity, "too many requests in flight")
         unfit = world.model.unfit.get(key.dataset, frozenset())
-        able = action.from_cache or action.executor not in unfit
+        able = action.kind is RequestKind.SAVE or action.executor not in unfit
         self.require(able, "an executor was asked for what it cannot produce")
         self._money.requested(action)
         self.require(not (wrong := "; ".join(self._store.problems(action))), wrong)
-        if action.from_cache:
+        if action.kind is RequestKind.SAVE:
             self._saved(action)
             self._unsettled[action.request_id] = np.zeros(action.indices.size, dtype=np.bool_)
         elif action.hedge_of is not None:
@@ -225,7 +225,7 @@ class Checks(Watch):
         """
         told, _ = self._rows(action.samples)
         self.require(told[action.indices].all(), "a sample is saved that is not cached")
-        saves = [other for other in self.in_flight.values() if other.from_cache]
+        saves = [other for other in self.in_flight.values() if other.kind is RequestKind.SAVE]
         for other in saves:
             twice = other.samples == action.samples and np.intersect1d(other.indices, action.indices).size
             self.require(not twice, "a sample is saved twice at once")
@@ -250,7 +250,7 @@ class Checks(Watch):
 
     def _hedged(self, action: Prefetch, raced: Prefetch | None) -> None:
         """A request in flight is raced: by one other, for the same samples, and not often."""
-        self.require(not action.restore, "a hedge restores")
+        self.require(action.kind is not RequestKind.RESTORE, "a hedge restores")
         same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
         self.require(same, "a hedge races no request of the same samples")
         unsettled = self._unsettled[action.hedge_of or 0]
@@ -387,7 +387,7 @@ class Checks(Watch):
         """Long after the last job: nothing is under way but saves, and only sets that hold something stay."""
         core = self._world.core
         self.require(not core.jobs, "a job that has vanished was not forgotten")
-        others = [request for request in self.in_flight.values() if not request.from_cache]
+        others = [request for request in self.in_flight.values() if request.kind.fills_cache]
         self.require(not others, "requests are in flight for ever")
         for state in (SampleState.IN_FLIGHT, SampleState.CHECKING, SampleState.WAITING):
             self.require(not core.samples_in(state), f"samples are {state.name} for ever")

@@ -12,15 +12,17 @@ from superdl.coordinator.core.dispatching import wake_times_s
 from superdl.coordinator.core.ledger import Costs, Spending
 from superdl.coordinator.core.restoring import all_straight
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
-from superdl.coordinator.core.saving import left_lying
+from superdl.coordinator.core.saving import due
+from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.coordinator.core import Core
     from superdl.coordinator.core.ledger import Ledger
+    from superdl.coordinator.core.requests import Request
     from superdl.coordinator.core.samples import SampleSet
-    from superdl.coordinator.core.state import Request, State
+    from superdl.coordinator.core.state import State
 
 
 def problems(core: Core) -> Iterator[str]:
@@ -90,7 +92,7 @@ def _unpaired(requests: dict[int, Request]) -> Iterator[Request]:
 
 
 def _teams(state: State) -> Iterator[str]:
-    in_flight = Counter(request.team for request in state.requests.values() if not request.order.from_cache)
+    in_flight = Counter(request.team for request in state.requests.values() if request.order.kind.fills_cache)
     for team in state.teams:
         if team.in_flight != in_flight[team.facts.name]:
             yield f"team {team.facts.name}: {team.in_flight} requests are counted, which is wrong"
@@ -100,11 +102,7 @@ def _executors(state: State) -> Iterator[str]:
     for executor in state.fleet.executors:
         theirs = [request for request in state.requests.values() if request.order.executor == executor.number]
         samples = sum(request.order.indices.size for request in theirs)
-        if executor.store and executor.store.saves != sum(request.order.from_cache for request in theirs):
-            yield f"{executor.store.saves} saves are counted at {executor.name}, which is wrong"
-        if not (
-            executor.decodes or all(request.order.restore or request.order.from_cache for request in theirs)
-        ):
+        if not executor.decodes and any(request.order.kind.decodes for request in theirs):
             yield f"{executor.name} is to decode, which is for the store alone"
         if (len(theirs), samples) != (executor.in_flight, executor.samples_in_flight):
             yield (
@@ -150,7 +148,7 @@ def _stuck_work(state: State, now: float) -> Iterator[str]:
         waits = waits and not state.settings.store
         if waits and free and not blocked and not eligible.has_cheaper(free[0]):
             yield f"{len(eligible.deferred)} ranks wait, and no executor is cheaper than {free[0].name}"
-    if state.ledger.spending is Spending.FREELY and left_lying(state, now):
+    if state.ledger.spending is Spending.FREELY and due(state, now) is not None:
         yield "samples wait to be saved, and somebody has time for it"
 
 
@@ -183,14 +181,9 @@ def _store(state: State) -> Iterator[str]:
     yield from _pointers(state)
     for request in state.requests.values():
         blind = state.fleet.executors[request.order.executor].store is None
-        if (request.order.restore or request.order.save) and (
-            blind or request.order.samples.epoch != EVERY_EPOCH
-        ):
+        of_the_store = request.order.kind is not RequestKind.DECODE
+        if of_the_store and (blind or request.order.samples.epoch != EVERY_EPOCH):
             yield f"request {request.order.request_id} has to do with a store that it cannot see"
-        if (request.order.restore and request.order.save) or (
-            request.order.pointers and not request.order.save
-        ):
-            yield f"request {request.order.request_id} restores and saves, or has pointers to nothing saved"
     for job in state.jobs.values():
         if job.straight != all(cursor.sees_store for cursor in job.cursors.values()):
             yield f"{job.name} is straight, or not, against its ranks"

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import OUTCOME_ORDER, FailureKind, RequestDone, RequestFailed
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from tests.simulation.invariants import total_costs
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MoneyCheck:
         if isinstance(event, RequestDone):
             written_bytes = int(event.record_bytes[event.outcomes == _CACHED].sum())
             self._answered_usd += event.source_requests * prices.source_request
-            of_the_store = prices.source_request if request.restore else prices.store_put
+            of_the_store = prices.source_request if request.kind is RequestKind.RESTORE else prices.store_put
             self._answered_usd += event.store_requests * of_the_store
             self._answered_usd += (
                 event.source_bytes * prices.source_gb + written_bytes * prices.record_gb

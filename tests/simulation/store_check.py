@@ -20,7 +20,7 @@ from superdl.coordinator.core import (
     RecordsStored,
     RequestDone,
 )
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,7 @@ class StoreCheck:
     ) -> None:
         """A request was answered for the first time; ``unsettled`` before that."""
         packs, executor = self._places[request.samples.dataset], request.executor
-        if request.from_cache and not (isinstance(event, RequestDone) and event.pack):
+        if request.kind is RequestKind.SAVE and not (isinstance(event, RequestDone) and event.pack):
             self._can_write.discard(executor)
             return
         if not isinstance(event, RequestDone):
@@ -100,13 +100,13 @@ class StoreCheck:
             self._missed[request.samples.dataset][not_pointed] = True
         self._note_pointers(request, event, unsettled)
         worked = np.isin(event.outcomes, (_CACHED, _TOMBSTONE)).any()
-        if request.restore:
+        if request.kind is RequestKind.RESTORE:
             packs[request.indices[event.outcomes == _NOT_STORED]] = 0
-        if (event.store_trouble and request.restore) or not worked:
+        if (event.store_trouble and request.kind is RequestKind.RESTORE) or not worked:
             self._can_read.discard(executor)
-        elif request.restore and executor in self._see:
+        elif request.kind is RequestKind.RESTORE and executor in self._see:
             self._can_read.add(executor)
-        if request.save and event.store_trouble:
+        if request.kind.writes_pack and event.store_trouble:
             self._can_write.discard(executor)
         elif event.pack:
             self._can_write.add(executor)
@@ -114,9 +114,9 @@ class StoreCheck:
     def _failed(self, request: Prefetch, event: RequestFailed, unsettled: NDArray[np.bool_]) -> None:
         """No answer came: it may be the executor that is in trouble, and not its store."""
         self._can_read.discard(request.executor)
-        if request.save:
+        if request.kind.writes_pack:
             self._can_write.discard(request.executor)
-        if request.restore and event.kind not in _NEVER_RUN:
+        if request.kind is RequestKind.RESTORE and event.kind not in _NEVER_RUN:
             self._places[request.samples.dataset][request.indices[unsettled]] = 0
 
     def _note_pointers(self, request: Prefetch, event: RequestDone, unsettled: NDArray[np.bool_]) -> None:
@@ -154,22 +154,23 @@ class StoreCheck:
         known = self._places[dataset][action.indices] != 0
         fit = self._see - self._world.model.unfit.get(dataset, frozenset())
         deterministic = action.samples.epoch == EVERY_EPOCH
-        if (action.restore or action.save) and (action.executor not in self._see or not deterministic):
+        is_seen = action.executor in self._see and deterministic
+        if action.kind is not RequestKind.DECODE and not is_seen:
             told.append("a request has to do with a store that is not there for it")
-        if action.executor in self._store_only and not (action.restore or action.from_cache):
+        if action.executor in self._store_only and action.kind.decodes:
             told.append("an executor for the store alone is to decode")
-        if action.from_cache:
+        if action.kind is RequestKind.SAVE:
             return [*told, *(["a sample is saved that lies in the store"] if known.any() else [])]
-        if action.restore and not known.all():
+        if action.kind is RequestKind.RESTORE and not known.all():
             told.append("a sample is restored whose place nobody knows")
         awaited = self._missed[dataset][action.indices].all() or not self._only_straight(dataset)
-        if action.restore and not awaited:
+        if action.kind is RequestKind.RESTORE and not awaited:
             told.append("a sample is restored that readers take from the store, and none has missed")
-        if action.hedge_of is not None or action.restore or not deterministic:
+        if action.hedge_of is not None or action.kind is RequestKind.RESTORE or not deterministic:
             return told
         if known.any() and fit & self._can_read - self._spoilers:
             told.append("a sample is decoded that lies in the store, which is well")
-        if not known.all() and not action.save and action.executor in self._can_write:
+        if not known.all() and not action.kind.writes_pack and action.executor in self._can_write:
             told.append("what is decoded is not kept, though the store is well")
         return told
 

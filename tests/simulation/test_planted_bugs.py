@@ -24,8 +24,8 @@ from superdl.coordinator.core import (
     dispatching,
     lookahead,
     ranks,
+    requests,
     restoring,
-    results,
     retrying,
     room,
     saving,
@@ -70,12 +70,12 @@ def a_core_that_ignores_the_budget(fitting, free_bytes, size_bytes, count):
     return count
 
 
-@bug(results, "landed", "bytes are reserved")
-def a_core_that_forgets_what_it_reserved(landed, state, event, now):
-    found = landed(state, event, now)
-    if found is not None:
-        state.reserved_bytes -= found.claim.reserved_bytes
-    return found
+@bug(requests, "finish", "bytes are reserved")
+def a_core_that_forgets_what_it_reserved(finish, state, event, now):
+    request = state.requests.get(event.request_id)
+    if request is not None:
+        state.reserved_bytes -= request.claim.reserved_bytes
+    return finish(state, event, now)
 
 
 def two_batches(span) -> int:
@@ -113,7 +113,7 @@ def a_core_that_forgets_retries(release_due, state, now):
     state.retries.take_until(now)
 
 
-@bug(results, "try_again", "more often than allowed")
+@bug(retrying, "try_again", "more often than allowed")
 def a_core_that_counts_no_attempts(try_again, *what, counts, **how):
     try_again(*what, counts=False, **how)
 
@@ -124,9 +124,9 @@ def a_core_that_requests_what_is_resident(store, samples, indices, record_bytes)
     samples.move(indices[:1], SampleState.ABSENT)
 
 
-@bug(dispatching, "request", "that is in flight")
-def a_core_that_requests_what_is_in_flight(request, state, *what, **how):
-    request(state, *what, **how)
+@bug(dispatching, "make", "that is in flight")
+def a_core_that_requests_what_is_in_flight(make, state, *what, **how):
+    make(state, *what, **how)
     state.actions.append(replace(state.actions[-1], request_id=next(state.numbers)))
 
 
@@ -156,7 +156,7 @@ def a_core_that_forgets_who_ordered(handle, core, event, now):
 
 
 @bug(Ledger, "invoked", "were billed, the core knows of")
-def a_core_that_forgets_what_a_crash_costs(invoked, ledger, dataset, *, source_requests, **units):
+def a_core_that_forgets_what_a_crash_costs(invoked, ledger, dataset, *, source_requests=0, **units):
     return invoked(ledger, dataset, source_requests=source_requests, **units) if source_requests else 0.0
 
 
@@ -181,7 +181,7 @@ def a_core_that_drops_what_is_awaited(relieve, state, now):
 
 @bug(dispatching, "ways", "that lies in the store, which is well")
 def a_core_that_decodes_what_is_stored(ways, state, key, indices, now):
-    yield restoring.Way(indices, indices[:0], state.eligible_for(key.dataset), restore=False)
+    yield restoring.Way(indices, indices[:0], state.eligible_for(key.dataset))
 
 
 @bug(restoring, "answered", "that lies in the store", seeds=range(200))
@@ -195,7 +195,7 @@ def a_core_that_believes_all_is_stored(stored, samples, indices):
     return stored(samples, indices)
 
 
-@bug(restoring, "_forget", "whose place nobody knows")
+@bug(restoring, "forget", "whose place nobody knows")
 def a_core_that_asks_for_lost_packs(forget, state, samples, indices):
     pass
 
@@ -248,17 +248,15 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
         monkeypatch.setattr(dispatching, "_wake_deferred", lambda state, now: None)
     else:
         monkeypatch.setattr(EligibleExecutors, "has_changed", lambda self, now: False)
-        choose = EligibleExecutors.choose
-        monkeypatch.setattr(
-            EligibleExecutors, "choose", lambda *what, **how: (choose(*what, **how)[0], math.inf)
-        )
+        pick = dispatching.pick
+        monkeypatch.setattr(dispatching, "pick", lambda *what, **how: (pick(*what, **how)[0], math.inf))
     with pytest.raises(InvariantError, match="ranks wait|has waited|for ever|starves"):
         CheckedWorld(cheap_and_dear()).run()
 
 
-def saves_what_has_gone(request, state, executor, key, indices, now):
-    gone = state.sets[key].having(SampleState.ABSENT)
-    request(state, executor, key, gone[:1] if gone.size else indices, now)
+def saves_what_has_gone(make_save, state, save, now):
+    gone = state.sets[save.samples].having(SampleState.ABSENT)
+    make_save(state, save._replace(indices=gone[:1]) if gone.size else save, now)
 
 
 def saves_with_all_functions(_, state, now):
@@ -271,17 +269,17 @@ def forgets_that_it_has_saved(answered, state, request, executor, event, now):
     state.has_come(request.order.samples, request.order.indices, now)
 
 
-def never_saves(save_one, state, now):
-    return False
+def never_saves(take_due, state, now):
+    return ()
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "pattern"),
     [
-        (saving, "_request", saves_what_has_gone, "saved that is not cached"),
+        (dispatching, "make_save", saves_what_has_gone, "saved that is not cached"),
         (saving, "_saver", saves_with_all_functions, "functions that readers wait for"),
         (restoring, "answered", forgets_that_it_has_saved, "saved that lies in the store"),
-        (dispatching, "save_one", never_saves, "wait to be saved, and somebody has time"),
+        (dispatching, "take_due", never_saves, "wait to be saved, and somebody has time"),
     ],
 )
 def test_a_core_that_saves_badly_is_caught(monkeypatch, owner, name, broken, pattern):

@@ -21,6 +21,7 @@ from superdl.super_wire.request import (
     PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
+    RequestKind,
     pack_outcome,
     read_outcome,
 )
@@ -44,7 +45,8 @@ def requests(draw):
     expires_at = draw(st.floats(0, allow_nan=False, allow_infinity=False))
     limits = draw(st.builds(Limits, COUNT, COUNT))
     answer_to = draw(st.just("") | HEX_ID.map(outcome_stream))
-    said = (limits, answer_to, golden, version, *draw(places(len(keys))))
+    kind, *placed = draw(places(len(keys)))
+    said = (kind, limits, answer_to, golden, version, *placed)
     prefix = draw(TEXT)
     named = draw(st.sampled_from([("", ""), ("pets", ""), ("pets", prefix)]))
     samples = (tuple(f"{named[1]}{key}" for key in keys), versions, ids)
@@ -65,16 +67,17 @@ def members(draw, count):
 
 @st.composite
 def places(draw, count):
-    """A store's address, packs, and each sample's pack, offset and length."""
-    store = draw(TEXT)
-    packs = draw(st.lists(TEXT, unique=True, max_size=count)) if store else []
-    if not packs:
-        return store, (), (), (), ()
+    """A kind, and its store's address, packs, and each sample's pack, offset and length."""
+    kind = draw(st.sampled_from([RequestKind.DECODE, RequestKind.DECODE_TO_POINTERS, RequestKind.RESTORE]))
+    store = "" if kind is RequestKind.DECODE else draw(TEXT.filter(bool))
+    if kind is not RequestKind.RESTORE:
+        return kind, store, (), (), (), ()
+    packs = draw(st.lists(TEXT, unique=True, min_size=1, max_size=count))
     more = st.integers(0, len(packs) - 1)
     spare = [draw(more) for _ in range(count - len(packs))]
     pack_of = draw(st.permutations([*range(len(packs)), *spare]))
     counts = st.tuples(*[COUNT] * count)
-    return store, tuple(packs), tuple(pack_of), draw(counts), draw(counts)
+    return kind, store, tuple(packs), tuple(pack_of), draw(counts), draw(counts)
 
 
 @st.composite
@@ -131,15 +134,15 @@ def test_a_traced_request_has_its_context_and_others_lack_it():
 def test_golden_json():
     """Functions and coordinators of one request version understand each other."""
     assert REQUEST.to_json() == (
-        '{"super_request":3,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
+        '{"super_request":4,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
-        '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],'
+        '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],"kind":"decode",'
         '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
         '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[],'
-        '"alias":"","prefix":"","pointers":false,"from_cache":false}'
+        '"alias":"","prefix":""}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
-        '{"super_result": 3, "request_id": "r", "function_version": "1", "cold_start": true, '
+        '{"super_result": 4, "request_id": "r", "function_version": "1", "cold_start": true, '
         '"outcomes": ["cached", "missing"], "fetch_us": [1, 2], "decode_us": [3, 4], "push_us": [5, 6], '
         '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10, '
         '"billed_us": 0, "memory_mb": 0, "clock_s": 0.0, "pack": "", "offsets": [], "lengths": [], '
@@ -161,6 +164,7 @@ BAD_REQUESTS = {
     "super_request": [None, 1, "2"],
     "alias": [None, 5, "my/pets", "größe", "p" * 65],
     "prefix": [None, "k"],
+    "kind": [None, 1, "", "steal", ["decode"], "restore", "save", "decode_to_store"],
 }
 
 
@@ -169,12 +173,18 @@ BAD_REQUESTS = {
 )
 def test_bad_requests(name, value):
     mapping = json.loads(REQUEST.to_json()) | {name: value}
-    with pytest.raises(ConfigError, match=f"{name}|version 3|as many versions|lower-case hex"):
+    with pytest.raises(ConfigError, match=f"{name}|version 4|as many versions|lower-case hex|a restore has"):
         PrefetchRequest.from_mapping(mapping)
 
 
 RESTORE = replace(
-    REQUEST, store="/store", packs=("a.pack", "b.pack"), pack_of=(1, 0), offsets=(64, 128), lengths=(9, 9)
+    REQUEST,
+    kind=RequestKind.RESTORE,
+    store="/store",
+    packs=("a.pack", "b.pack"),
+    pack_of=(1, 0),
+    offsets=(64, 128),
+    lengths=(9, 9),
 )
 BAD_PLACES = {
     "store": ["", None, 1, "\ud800"],
@@ -182,7 +192,7 @@ BAD_PLACES = {
     "pack_of": [[], [1], [0, 2], [1, 1], [-1, 0], [True, False], [1, 0, 0], None],
     "offsets": [[], [64], [64, -1], [64, 2**63], [64, 1.0], ["64", "128"]],
     "lengths": [[], [9], [9, 9, 9], [9, -9], {"0": 9, "1": 9}],
-    "pointers": [0, 1, "true", None],
+    "kind": ["decode", "decode_to_store", "save", None],
 }
 
 
@@ -192,8 +202,7 @@ BAD_PLACES = {
 def test_bad_places(name, value):
     mapping = json.loads(RESTORE.to_json())
     assert PrefetchRequest.from_mapping(mapping) == RESTORE
-    assert RESTORE.restores
-    with pytest.raises(ConfigError, match=f"{name}|lone surrogate"):
+    with pytest.raises(ConfigError, match=f"{name}|lone surrogate|a restore has"):
         PrefetchRequest.from_mapping(mapping | {name: value})
 
 
@@ -240,7 +249,7 @@ BAD_RESULTS = {
     ("name", "value"), [(name, value) for name, values in BAD_RESULTS.items() for value in values]
 )
 def test_bad_results(name, value):
-    with pytest.raises(ConfigError, match=f"{name}|version 3|differ in length|unknown outcomes"):
+    with pytest.raises(ConfigError, match=f"{name}|version 4|differ in length|unknown outcomes"):
         PrefetchResult.from_mapping(RESULT.to_mapping() | {name: value})
 
 
@@ -291,10 +300,10 @@ def test_what_is_packed_is_read(answer):
         ({b"r": b""}, "an outcome is JSON"),
         ({b"r": b"\xff\xfe"}, "an outcome is JSON"),
         ({b"r": b"[" * 100_000}, "an outcome is JSON"),
-        ({b"r": b"[]"}, "reads results of version 3"),
-        ({b"r": b"{}"}, "reads results of version 3"),
-        ({b"r": b'{"super_failure":2}'}, "reads failures of version 3"),
-        ({b"r": b'{"super_failure":3}'}, "lacks 'request_id'"),
+        ({b"r": b"[]"}, "reads results of version 4"),
+        ({b"r": b"{}"}, "reads results of version 4"),
+        ({b"r": b'{"super_failure":2}'}, "reads failures of version 4"),
+        ({b"r": b'{"super_failure":4}'}, "lacks 'request_id'"),
         ({b"r": b" " * (MAX_OUTCOME_BYTES + 1)}, "16,777,217 bytes is over"),
     ],
 )

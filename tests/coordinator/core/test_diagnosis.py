@@ -14,6 +14,7 @@ from superdl.coordinator.core.events import (
 )
 from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.samples import footprint
+from superdl.super_wire.request import RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
 ALL = tuple(range(8))
@@ -91,7 +92,7 @@ def test_the_store_is_the_cause_where_records_were_on_their_way_from_there():
     driver.read(1)
     driver.read(2)
     driver.read(3, missed=ALL)
-    assert driver.requests[0].restore
+    assert driver.requests[0].kind is RequestKind.RESTORE
     driver.answer_all()
     stalled(driver, 3)
     assert causes(driver) == [Cause.STORE]

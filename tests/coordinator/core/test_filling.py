@@ -15,7 +15,7 @@ from superdl.coordinator.core import (
     SampleState,
 )
 from superdl.coordinator.core.samples import footprint
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
 EACH = int(footprint(np.array([RECORD_BYTES]))[0])
@@ -65,7 +65,7 @@ def test_it_ends_at_so_many_bytes(to_store):
     pack = 0
     while driver.requests:
         pack += 1
-        driver.answer(driver.requests[0], **({"pack": pack} if driver.requests[0].save else {}))
+        driver.answer(driver.requests[0], **({"pack": pack} if driver.requests[0].kind.writes_pack else {}))
     there, _, ended = state_of(driver)
     assert ended == "max_bytes"
     assert 50 <= there <= (82 if to_store else 50)  # what was under way is not known to be stored
@@ -119,8 +119,7 @@ def test_the_store_is_filled_through_a_cache_that_is_smaller():
     pack, decoded = 1, []
     while driver.requests:
         request = driver.requests[0]
-        assert request.save
-        assert not request.restore
+        assert request.kind is RequestKind.DECODE_TO_STORE
         pack += 1
         decoded += request.indices.tolist()
         driver.answer(request, pack=pack)
@@ -139,7 +138,7 @@ def test_what_was_cached_before_is_saved_for_the_store():
     driver.wait(1.0)
     pack = 0
     while driver.requests:
-        assert driver.requests[0].from_cache
+        assert driver.requests[0].kind is RequestKind.SAVE
         pack += 1
         driver.answer(driver.requests[0], pack=pack)
         driver.wait(1.0)
@@ -155,8 +154,8 @@ def test_functions_that_do_not_see_the_store_decode_and_others_save():
     for _ in range(200):
         while driver.requests:
             request = driver.requests[0]
-            pack += request.from_cache
-            driver.answer(request, **({"pack": pack} if request.from_cache else {}))
+            pack += request.kind is RequestKind.SAVE
+            driver.answer(request, **({"pack": pack} if request.kind is RequestKind.SAVE else {}))
         driver.wait(1.0)
         if state_of(driver)[2]:
             break

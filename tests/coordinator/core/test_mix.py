@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from superdl.coordinator.core import dispatching
 from superdl.coordinator.core.events import (
     ExecutorResized,
     ExecutorsIneligible,
@@ -14,7 +15,6 @@ from superdl.coordinator.core.events import (
     JobClosed,
     RecordsStored,
 )
-from superdl.coordinator.core.fleet import EligibleExecutors
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.settings import ExecutorFacts, Prices
 from superdl.super_wire.request import Outcome
@@ -92,7 +92,7 @@ def test_a_rank_that_may_decode_or_restore_waits_no_longer_than_the_sooner_says(
     driver.ask(0, 8)
     decoding = driver.state.fleet.groups[0]
     monkeypatch.setattr(
-        EligibleExecutors, "choose", lambda self, now, **how: (None, times_s[self is not decoding])
+        dispatching, "pick", lambda executors, *_, **__: (None, times_s[executors is not decoding])
     )
     driver.step(ExecutorResized(8))
     until_s = driver.state.fleet.groups[0].deferred.soonest_s()

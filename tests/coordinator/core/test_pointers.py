@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import ExecutorResized, PacksLost, RecordsStored, SampleState, footprint
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
 POINTER_BYTES = 126
@@ -24,7 +24,7 @@ def started(*, sees_store: bool = True, **settings) -> Driver:
 
 def point(driver: Driver, request, pack: int = 1) -> None:
     """A function has written a pack, and pointers into it."""
-    assert request.pointers
+    assert request.kind is RequestKind.DECODE_TO_POINTERS
     pointers = np.ones(request.indices.size, dtype=np.bool_)
     driver.answer(request, record_bytes=POINTER_BYTES, pack=pack, pointers=pointers)
 
@@ -44,7 +44,9 @@ def second_job(driver: Driver, *, sees_store: bool = False) -> None:
 
 
 def restored(driver: Driver) -> list[int]:
-    return sorted(index for it in driver.requests if it.restore for index in it.indices.tolist())
+    return sorted(
+        index for it in driver.requests if it.kind is RequestKind.RESTORE for index in it.indices.tolist()
+    )
 
 
 def test_pointers_take_what_they_take_and_say_nothing_of_records():
@@ -71,9 +73,9 @@ def test_who_gets_records(why):
             driver.answer(request, store_trouble="disk full")
         driver.wait(60.0)
         driver.read(0, after_s=1.0)
-        assert any(request.save for request in driver.requests)  # it is tried
+        assert any(request.kind.writes_pack for request in driver.requests)  # it is tried
     assert driver.requests
-    assert not any(request.pointers for request in driver.requests)
+    assert not any(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
 
 
 def test_a_job_that_does_not_see_the_store_gets_records_in_their_stead():
@@ -106,7 +108,7 @@ def test_pointers_into_packs_that_are_lost_go_with_them():
     (drop,) = driver.drops
     assert drop.indices.tolist() == lying
     (again,) = driver.requests
-    assert (again.indices.tolist(), again.restore, again.pointers) == (lying, False, True)
+    assert (again.indices.tolist(), again.kind) == (lying, RequestKind.DECODE_TO_POINTERS)
 
 
 def test_a_pointer_that_a_reader_cannot_follow_is_restored_and_for_a_while_none_is_made():
@@ -116,17 +118,17 @@ def test_a_pointer_that_a_reader_cannot_follow_is_restored_and_for_a_while_none_
     driver.tell(whole, [POINTER_BYTES], pointers=True)
     assert [drop.indices.tolist() for drop in driver.drops] == [[3]]
     (restore,) = driver.requests
-    assert (restore.restore, restore.indices.tolist()) == (True, [3])
+    assert (restore.kind, restore.indices.tolist()) == (RequestKind.RESTORE, [3])
     driver.answer(restore, Outcome.NOT_STORED)
     (decode,) = (request for request in driver.requests if 3 in request.indices)
-    assert (decode.restore, decode.save, decode.pointers) == (False, True, False)
+    assert decode.kind is RequestKind.DECODE_TO_STORE
     driver.answer(decode, pack=9)
     driver.read(0)
     assert driver.requests
-    assert not any(request.pointers for request in driver.requests)
+    assert not any(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
     driver.answer_all()
     driver.read(1, after_s=61.0)
-    assert all(request.pointers for request in driver.requests)
+    assert all(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
 
 
 @pytest.mark.parametrize("sees_store", [True, False])
@@ -162,7 +164,7 @@ def test_what_was_written_last_is_accounted_for(first):
         driver.answer(request)
     driver.wait(1.0)
     rival = next(request for request in driver.requests if request.hedge_of == hanging.request_id)
-    assert (hanging.pointers, rival.pointers) == (True, False)
+    assert (hanging.kind, rival.kind) == (RequestKind.DECODE_TO_POINTERS, RequestKind.DECODE)
     if first == "pointers":
         point(driver, hanging)
         assert driver.state.reserved_bytes >= 4 * RECORD_BYTES

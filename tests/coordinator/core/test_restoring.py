@@ -16,7 +16,7 @@ from superdl.coordinator.core import (
     RecordsStored,
     SampleState,
 )
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
 EVENS = np.arange(0, 64, 2)
@@ -36,20 +36,24 @@ def opened(indices=EVENS, *, packs=1, ask: bool = True, **settings) -> Driver:
 
 
 def restored(driver: Driver) -> list[int]:
-    return sorted(index for it in driver.requests if it.restore for index in it.indices.tolist())
+    return sorted(
+        index for it in driver.requests if it.kind is RequestKind.RESTORE for index in it.indices.tolist()
+    )
 
 
 def decoded(driver: Driver) -> list[int]:
-    return sorted(index for it in driver.requests if not it.restore for index in it.indices.tolist())
+    return sorted(
+        index for it in driver.requests if it.kind is not RequestKind.RESTORE for index in it.indices.tolist()
+    )
 
 
 def test_what_is_stored_is_restored_and_what_is_decoded_is_kept():
     driver = opened(lookahead_batches=4, capacity=20)
     assert restored(driver) == list(range(0, 32, 2))
     assert decoded(driver) == list(range(1, 32, 2))
-    assert all(request.save != request.restore for request in driver.requests)
+    assert {request.kind for request in driver.requests} == {RequestKind.RESTORE, RequestKind.DECODE_TO_STORE}
     for request in list(driver.requests):
-        driver.answer(request, store_bytes=5, **({} if request.restore else {"pack": 2}))
+        driver.answer(request, store_bytes=5, **({} if request.kind is RequestKind.RESTORE else {"pack": 2}))
     counters = driver.core.job("job").counters
     assert (counters.samples_restored, counters.samples_produced) == (16, 16)
     driver.requests.clear()
@@ -64,14 +68,14 @@ def test_random_recipes_and_a_core_without_a_store_have_nothing_to_do_with_it():
         driver.step(RecordsStored(DATASET, ALL, np.ones(64, dtype=np.uint32)))
         driver.ask(0, 8)
         assert driver.requests
-        assert not any(request.restore or request.save for request in driver.requests)
+        assert {request.kind for request in driver.requests} == {RequestKind.DECODE}
         assert all(samples.packs is None for samples in driver.state.sets.values())
 
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_STORED, Outcome.STORE_ERROR, FailureKind.CRASHED])
 def test_what_no_restore_brings_is_decoded_at_once_and_costs_no_attempt(outcome):
     driver = opened(lookahead_batches=2, attempts=1)
-    first = next(request for request in driver.requests if request.restore)
+    first = next(request for request in driver.requests if request.kind is RequestKind.RESTORE)
     lost = first.indices.tolist()
     if isinstance(outcome, FailureKind):
         driver.fail(first, outcome)
@@ -102,12 +106,12 @@ def test_one_request_tries_a_store_that_had_trouble_while_all_else_is_decoded():
         look_again(driver)
         assert not restored(driver)
         look_again(driver, after_s=pause_s)
-        probe = next(request for request in driver.requests if request.restore)
+        probe = next(request for request in driver.requests if request.kind is RequestKind.RESTORE)
         assert sorted(decoded(driver) + probe.indices.tolist()) == list(range(16))
         driver.answer(probe, Outcome.STORE_ERROR, after_s=0.0)
     assert len(driver.warnings) == 1
     look_again(driver, after_s=30.0)
-    driver.answer(next(request for request in driver.requests if request.restore))
+    driver.answer(next(request for request in driver.requests if request.kind is RequestKind.RESTORE))
     look_again(driver)
     assert driver.core.store_trouble == ""
     assert restored(driver) == list(range(16))
@@ -116,23 +120,27 @@ def test_one_request_tries_a_store_that_had_trouble_while_all_else_is_decoded():
 def test_a_full_store_is_read_and_tried_again():
     driver = opened(lookahead_batches=2, request_samples=4)
     for request in list(driver.requests):
-        driver.answer(request, **({} if request.restore else {"store_trouble": "disk full"}), after_s=0.0)
+        driver.answer(
+            request,
+            **({} if request.kind is RequestKind.RESTORE else {"store_trouble": "disk full"}),
+            after_s=0.0,
+        )
     assert "disk full" in driver.core.store_trouble
     assert len(driver.warnings) == 1
     look_again(driver)
     assert restored(driver) == list(range(0, 16, 2))
-    assert not any(request.save for request in driver.requests)
+    assert not any(request.kind.writes_pack for request in driver.requests)
     look_again(driver, after_s=0.5)
-    (probe,) = (request for request in driver.requests if request.save)
+    (probe,) = (request for request in driver.requests if request.kind.writes_pack)
     driver.answer(probe, pack=9)
     look_again(driver)
     assert driver.core.store_trouble == ""
-    assert all(request.save != request.restore for request in driver.requests)
+    assert {request.kind for request in driver.requests} <= {RequestKind.RESTORE, RequestKind.DECODE_TO_STORE}
 
 
 def test_a_store_that_holds_up_those_who_write_is_left_alone():
     driver = opened(request_samples=4)
-    saving = [request for request in driver.requests if request.save]
+    saving = [request for request in driver.requests if request.kind.writes_pack]
     for number, request in enumerate(saving[:3]):
         assert driver.core.store_trouble == "", f"a sample may be to blame: {number} failures"
         driver.fail(request, FailureKind.TIMED_OUT)
@@ -140,9 +148,13 @@ def test_a_store_that_holds_up_those_who_write_is_left_alone():
     assert [warning.message for warning in driver.warnings].count(driver.core.store_trouble) == 1
     before = list(driver.requests)
     driver.wait(0.3)
-    again = [request for request in driver.requests if request not in before and not request.restore]
+    again = [
+        request
+        for request in driver.requests
+        if request not in before and request.kind is not RequestKind.RESTORE
+    ]
     assert again
-    assert not any(request.save for request in again)
+    assert not any(request.kind.writes_pack for request in again)
 
 
 def test_executors_that_do_not_see_the_store_neither_restore_nor_save():
@@ -154,14 +166,15 @@ def test_executors_that_do_not_see_the_store_neither_restore_nor_save():
     driver.ask(0, 8)
     driver.step(ExecutorResized(20))
     assert driver.requests
-    assert {(request.executor, request.restore, request.save) for request in driver.requests} == {
-        (0, False, False)
+    assert {(request.executor, request.kind) for request in driver.requests} == {
+        (0, RequestKind.DECODE)
     }  # nobody that sees the store is there
     driver.requests.clear()
     driver.step(ExecutorResized(20, executor=1))
     driver.step(CacheReset())
     driver.read(4, missed=(0, 1, 2, 3))
-    assert {(request.executor, request.restore) for request in driver.requests} == {(0, False), (1, True)}
+    asked = {(request.executor, request.kind) for request in driver.requests}
+    assert asked == {(0, RequestKind.DECODE), (1, RequestKind.RESTORE)}
 
 
 def test_a_straight_job_wants_in_the_cache_only_what_is_not_stored_or_missed():
@@ -207,7 +220,7 @@ def test_whole_packs_come_along_in_free_room_as_far_as_one_request_goes(roomy):
     made = 0
     while driver.requests:
         request = driver.requests[0]
-        assert request.restore
+        assert request.kind is RequestKind.RESTORE
         assert request.indices.size <= 16
         made += 1
         driver.answer(request, after_s=0.001)
@@ -224,14 +237,12 @@ def test_a_hanging_restore_is_raced_by_decoding_where_a_reader_waits():
         driver.answer(driver.requests[0])
     hanging = driver.requests[0]
     driver.wait(10.0)
-    assert all(request.restore for request in driver.requests)
+    assert all(request.kind is RequestKind.RESTORE for request in driver.requests)
     driver.ask(0, 8, yielded=8)
     batch, offset = divmod(int(hanging.indices[0]), 8)
     driver.read(batch, missed=(offset,))
     rivals = [request for request in driver.requests if request.hedge_of is not None]
-    assert [(rival.hedge_of, rival.restore, rival.save) for rival in rivals] == [
-        (hanging.request_id, False, False)
-    ]
+    assert [(rival.hedge_of, rival.kind) for rival in rivals] == [(hanging.request_id, RequestKind.DECODE)]
     driver.answer(rivals[0])
     assert set(hanging.indices.tolist()) <= set(driver.in_state(SampleState.RESIDENT))
 

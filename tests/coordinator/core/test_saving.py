@@ -16,7 +16,7 @@ from superdl.coordinator.core import (
     SampleState,
 )
 from superdl.coordinator.core.queues import UnsavedQueue
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
 BLIND, STORE = ExecutorFacts("blind", sees_store=False), ExecutorFacts("local", decodes=False)
@@ -32,24 +32,24 @@ def opened(*executors: ExecutorFacts, capacity: int = 2, **settings) -> Driver:
 
 
 def saves(driver: Driver) -> list[list[int]]:
-    return [request.indices.tolist() for request in driver.requests if request.from_cache]
+    return [request.indices.tolist() for request in driver.requests if request.kind is RequestKind.SAVE]
 
 
 def decode_all(driver: Driver) -> None:
     """Answer all that decodes, and no save."""
-    while decoding := [request for request in driver.requests if not request.from_cache]:
+    while decoding := [request for request in driver.requests if request.kind.fills_cache]:
         driver.answer(decoding[0], after_s=0.0)
 
 
 def test_what_was_decoded_is_saved_in_the_order_of_its_coming_and_then_restored():
     driver = opened()
     driver.ask(0, 8)
-    assert {(request.executor, request.save) for request in driver.requests} == {(0, False)}
+    assert {(request.executor, request.kind) for request in driver.requests} == {(0, RequestKind.DECODE)}
     decode_all(driver)
     assert saves(driver) == [list(range(16))]  # one at a time, of two functions
     for pack in range(1, 5):
         (request,) = driver.requests
-        assert (request.executor, request.save, request.restore) == (1, True, False)
+        assert (request.executor, request.kind) == (1, RequestKind.SAVE)
         driver.answer(request, pack=pack)
     assert not driver.requests
     assert driver.state.sets[driver.key()].stored(np.arange(64)).all()
@@ -57,7 +57,7 @@ def test_what_was_decoded_is_saved_in_the_order_of_its_coming_and_then_restored(
     assert (counters.samples_produced, counters.samples_restored, counters.requests_in_flight) == (64, 0, 0)
     assert counters.record_bytes == 64 * RECORD_BYTES
     driver.step(CacheReset())
-    assert {(request.executor, request.restore) for request in driver.requests} == {(1, True)}
+    assert {(request.executor, request.kind) for request in driver.requests} == {(1, RequestKind.RESTORE)}
 
 
 def test_a_few_wait_a_moment_for_others():
@@ -133,9 +133,9 @@ def test_those_that_see_the_store_save_for_those_that_do_not_and_all_others_neve
     seeing = ExecutorFacts("seeing")
     mixed = opened(BLIND, seeing, capacity=4)
     mixed.ask(0, 8)
-    while any(not request.from_cache for request in mixed.requests):
-        request = next(request for request in mixed.requests if not request.from_cache)
-        mixed.answer(request, **({"pack": 1} if request.save else {}), after_s=0.0)
+    while any(request.kind.fills_cache for request in mixed.requests):
+        request = next(request for request in mixed.requests if request.kind.fills_cache)
+        mixed.answer(request, **({"pack": 1} if request.kind.writes_pack else {}), after_s=0.0)
     mixed.wait(1.0)
     saved = {index for indices in saves(mixed) for index in indices}
     stored = mixed.state.sets[mixed.key()].stored(np.arange(64))
@@ -162,7 +162,7 @@ def test_who_sees_the_store_saves_of_a_source_too_that_it_may_not_read():
     driver.ask(0, 8)
     decode_all(driver)
     driver.wait(1.0)
-    assert [(request.executor, request.from_cache) for request in driver.requests] == [(1, True)]
+    assert [(request.executor, request.kind) for request in driver.requests] == [(1, RequestKind.SAVE)]
 
 
 def all_stored(**settings) -> Driver:
@@ -178,7 +178,7 @@ def all_stored(**settings) -> Driver:
 def test_an_executor_for_the_store_alone_restores_though_no_other_is_there():
     driver = all_stored()
     driver.read(7, missed=(0, 1))
-    assert {(request.executor, request.restore) for request in driver.requests} == {(1, True)}
+    assert {(request.executor, request.kind) for request in driver.requests} == {(1, RequestKind.RESTORE)}
     driver.answer_all()
     assert driver.in_state(SampleState.RESIDENT) == list(range(64))
     assert driver.core.job("job").counters.samples_restored == 64
@@ -187,17 +187,17 @@ def test_an_executor_for_the_store_alone_restores_though_no_other_is_there():
 def test_one_for_the_store_alone_that_fails_is_left_alone_and_tried_by_one_request():
     driver = all_stored(lease_s=1e6, forget_s=1e6)
     driver.step(ExecutorResized(8))
-    while restoring := [request for request in driver.requests if request.restore]:
+    while restoring := [request for request in driver.requests if request.kind is RequestKind.RESTORE]:
         driver.fail(restoring[0], FailureKind.UNAVAILABLE)
     driver.answer_all()
     assert driver.in_state(SampleState.RESIDENT) == list(range(64))
     assert driver.core.job("job").counters.samples_produced > 0
     driver.step(CacheReset(), after_s=60.0)
-    (probe,) = [request for request in driver.requests if request.restore]
+    (probe,) = [request for request in driver.requests if request.kind is RequestKind.RESTORE]
     driver.answer(probe)
     driver.answer_all()
     driver.step(CacheReset())
-    assert {request.restore for request in driver.requests} == {True}
+    assert {request.kind for request in driver.requests} == {RequestKind.RESTORE}
 
 
 @given(

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from superdl.coordinator.core.events import ExecutorResized
 from superdl.coordinator.core.throttling import OPEN_MAX_S, CircuitBreaker, Concurrency
 
 
 def made(capacity=100, *, backlog=0, burst=None, per_s=math.inf) -> Concurrency:
     concurrency = Concurrency()
-    concurrency.resize(capacity, backlog=backlog, burst=burst, per_s=per_s, now=0.0)
+    concurrency.resize(ExecutorResized(capacity, burst, per_s, backlog), 0.0)
     return concurrency
 
 

@@ -142,7 +142,7 @@ def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room
         for path in old:
             path.write_bytes(bytes(45_000))
         await keeper.opened(dataset)
-        assert keeper.saves
+        assert keeper.takes_packs
 
         def heard(indices: list[int], size: int) -> None:
             written = write_pack(one.path, dataset, indices)
@@ -153,10 +153,10 @@ def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room
         keeper._store = ThenAnother.open(one.path, create=False)
         keeper._store.others = lambda: [heard(*pack) for pack in islice(late, 1)]
         heard([0, 1], 6_000)
-        assert not keeper.saves
+        assert not keeper.takes_packs
         assert not keeper.unwritten  # what fills the store goes on
         await keeper._upkeep  # it has begun by itself
-        assert keeper.saves
+        assert keeper.takes_packs
         assert not any(path.exists() for path in old)
         assert keeper.stored(dataset.content)[0].indices.tolist() == [0, 1, 2, 3, 4, 5]
         assert not [line for line in caplog.messages if "is full" in line]
@@ -265,7 +265,7 @@ def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, 
         for _ in range(3):  # it looks, makes it, and finds nothing wrong
             keeper.step()
             await keeper._upkeep
-        assert (keeper.saves, keeper.trouble) == (True, "")
+        assert (keeper.takes_packs, keeper.trouble) == (True, "")
         assert stat.S_IMODE(one.path.stat().st_mode) == 0o700
         assert keeper.store_id == DirectoryStore.open(one.path, create=False).id
         assert keeper.stored(dataset.content) == []
@@ -285,7 +285,7 @@ def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, 
             keeper.step()
             await keeper._upkeep
         assert not one.path.exists()
-        assert (keeper.saves, "does not exist" in keeper.trouble) == (False, True)
+        assert (keeper.takes_packs, "does not exist" in keeper.trouble) == (False, True)
 
     kept(work)
 
@@ -366,7 +366,7 @@ def test_the_default_store_that_is_none_is_done_without(source):
         choice = StoreChoice(str(source), by_default=True)
         keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
         await keeper.open()
-        assert not keeper.saves
+        assert not keeper.takes_packs
         assert "kept in the cache alone" in keeper.told
         await keeper.close()
 
@@ -392,7 +392,7 @@ def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, monkeypa
         may_end.set()
         monkeypatch.setattr(module, "_OPENING_S", 60.0)
         await keeper.open()
-        assert keeper.saves
+        assert keeper.takes_packs
         assert len(begun) == 1
         await keeper.close()
 

@@ -10,6 +10,7 @@ from superdl.coordinator.catalog import list_source
 from superdl.main import main
 from superdl.super_wire.ids import Naming
 from superdl.super_wire.recipe import Recipe
+from superdl.super_wire.request import RequestKind
 from tests.fixtures.images import SIDE
 from tests.lambda_prefetch.prefetching import Context, request_for, run
 
@@ -41,7 +42,7 @@ def fill(
     for at in range(0, len(samples), _AT_A_TIME):
         some = dict(samples[at : at + _AT_A_TIME])
         request = request_for(catalog.bucket, some, cache, recipe, alias=naming.alias)
-        answers.append(run(replace(request, store=store), Context()))
+        answers.append(run(replace(request, kind=RequestKind.DECODE_TO_STORE, store=store), Context()))
     monkeypatch.delenv("SUPER_STORE")
     assert all(answer.pack and not answer.store_trouble for answer in answers), answers
     return answers
