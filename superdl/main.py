@@ -21,6 +21,7 @@ __all__ = ["main"]
 # The others are superdl.NAME_command.
 _MODULES = {
     "coordinator": "superdl.coordinator.__main__",
+    "demo": "superdl.demo.command",
     "index": "superdl.index.command",
     "store": "superdl.store.command",
     "top": "superdl.top.command",
@@ -32,6 +33,7 @@ _COMMANDS = {
     "compare": "run the loaders of a spec side by side, and say how they differ",
     "evaluate": "say what a run's checkpoint is worth on validation images, class by class",
     "report": "make the page of a run anew, from the files in its directory",
+    "demo": "see SUPER beside DataLoader on this machine",
     "data": "make the image sets of the experiments, or list them",
     "coordinator": "run a coordinator",
     "worker": "run functions for a coordinator, on this machine or another",

@@ -1,0 +1,145 @@
+"""``superdl demo``: read images by a DataLoader with Pillow and by SUPER, and show what each takes here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from superdl.options import above_zero
+from superdl.super_wire.errors import BadSampleError, ConfigError, SuperError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from superdl.demo.measuring import Epoch, Task
+
+__all__ = ["add_arguments", "run"]
+
+_MADE, _MADE_SET = "data/demo", "imagenet-like"
+_IMAGES, _FEWEST = 1500, 64
+_DECODING_S = 50.0  # of large photos fewer are read, so that all epochs decode for so long
+_DECODING_EPOCHS = 4
+_PROBED = 8
+_BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
+_ENDING_S = 20.0  # for SUPER's services, before the next process is measured
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options."""
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        metavar="FOLDER",
+        help=f"your images, with a folder for each class (default: {_IMAGES:,} that are drawn into {_MADE})",
+    )
+    parser.add_argument(
+        "--images",
+        type=int,
+        metavar="N",
+        help=f"how many of them to read (default: {_IMAGES:,}, and fewer where decoding takes long)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, show, and write the page."""
+    from superdl.demo.measuring import PILLOW, SUPER, Task  # --help needs none of this
+    from superdl.demo.showing import Shown
+    from superdl.experiments.console import Console, say
+    from superdl.experiments.output import new_directory, tell_json, write_whole
+    from superdl.experiments.reporting.page import PAGE_NAME
+    from superdl.sampler.embedded import usable_cores
+
+    if arguments.images is not None:
+        above_zero("--images", arguments.images)
+    console, cores = Console(stderr=arguments.json, highlight=False), usable_cores()
+    tell = partial(say, console)
+    directory = _directory(arguments.directory, tell)
+    epochs: dict[str, list[Epoch]] = {PILLOW: [], SUPER: []}
+    with tempfile.TemporaryDirectory(prefix="super-demo-", ignore_cleanup_errors=True) as scratch:
+        key_list, count, total = _chosen(directory, arguments.images, cores, Path(scratch))
+        read = f"{count:,} images" if count == total else f"{count:,} of {total:,} images"
+        tell(f"reading {read} of {directory}, resized to {_RESIZE} and cropped to {_CROP}")
+        task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, cores, _RESIZE, _CROP)
+        for number, loader in ((2, PILLOW), (2, SUPER), (1, PILLOW), (1, SUPER)):
+            tell(f"  {loader}: {'two epochs' if number > 1 else 'an epoch'} in a fresh process")
+            epochs[loader] += _measured(replace(task, loader=loader, epochs=number), f"{scratch}/store")
+    shown = Shown(read, count, task, epochs)
+    page = new_directory("runs", "demo") / PAGE_NAME
+    write_whole(shown.page(), page)
+    if not arguments.json:
+        shown.print(console, page)
+    told = {loader: [asdict(epoch) for epoch in each] for loader, each in epochs.items()}
+    tell_json({"directory": str(directory), "page": str(page), **told}, shown=arguments.json)
+    return 0
+
+
+def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
+    """The user's folder, or that of drawn images, which are made once."""
+    if named is not None:
+        directory = Path(named).expanduser().absolute()
+        if not directory.is_dir():
+            raise ConfigError(f"{named} is no folder of this machine; the demo reads files alone")
+        return directory
+    from superdl.experiments.data import MADE_SETS, make_set
+
+    return make_set(MADE_SETS[_MADE_SET], _MADE, samples=_IMAGES, tell=tell) / "train"
+
+
+def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
+    """How many images are read of how many, after a key list of them, evenly spread; None: all are."""
+    from superdl.experiments.data import Source
+    from superdl.experiments.loaders.samples import ImageMaker, list_samples
+    from superdl.experiments.spec import RecipeSpec
+
+    samples = list_samples(Source(f"file://{directory}"), "torch")
+    total = len(samples)
+    if asked is None:
+        make = ImageMaker(RecipeSpec(resize=_RESIZE, crop=_CROP), samples)
+        probed = range(0, total, -(-total // _PROBED))
+        began_s = time.perf_counter()
+        for index in probed:
+            try:
+                make(samples.read(index), samples.keys[index], 0)
+            except BadSampleError:  # both loaders skip it
+                continue
+        each_s = (time.perf_counter() - began_s) / len(probed)
+        asked = min(_IMAGES, max(_FEWEST, int(_DECODING_S * cores / _DECODING_EPOCHS / each_s)))
+    if asked >= total:
+        return None, total, total
+    key_list = scratch / "images.jsonl"
+    rows = [
+        {"key": samples.keys[index], "label": samples.classes[samples.labels[index]]}
+        for index in (number * total // asked for number in range(asked))
+    ]
+    key_list.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(key_list), asked, total
+
+
+def _measured(task: Task, store: str) -> list[Epoch]:
+    """Read by a process of its own; its services have ended when this returns."""
+    from superdl.demo.measuring import Epoch
+
+    # A coordinator, cache or store that the user has would be measured along.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
+    command = [sys.executable, "-P", "-m", "superdl.demo.measuring", json.dumps(asdict(task))]
+    done = subprocess.run(
+        command, env=own | {"SUPER_STORE": store}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SuperError(f"{task.loader} failed: {done.stderr.strip()}")
+    told = json.loads(done.stdout)
+    services = [psutil.Process(pid) for pid in told["services"] if psutil.pid_exists(pid)]
+    psutil.wait_procs(services, timeout=_ENDING_S)
+    return [Epoch(**epoch) for epoch in told["epochs"]]
