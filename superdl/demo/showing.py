@@ -12,7 +12,7 @@ from superdl.demo.measuring import PILLOW, SUPER
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.machine import describe_hardware
 from superdl.experiments.reporting.page import Table, draw_bars, height_of_bars, plot_of, render
-from superdl.experiments.reporting.quantities import count, number
+from superdl.experiments.reporting.quantities import count, number, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +28,7 @@ _COLUMNS = ("first epoch", "second epoch", "fresh process")
 _BAR = 44  # characters of the longest
 _FEW = 1.5  # times; less is a percentage
 
+_NOTHING_TRAINED = "Nothing is trained: batches are read and dropped"
 _WHYS = (
     "It starts its services, and decodes each image for the only time.",
     "Nothing is decoded.",
@@ -78,7 +79,7 @@ class Shown:
 
     def print(self, console: Console, page: Path) -> None:
         """Print all of it."""
-        print_rows(console, ("", *_COLUMNS), self._rows())
+        print_rows(console, ("", *_COLUMNS), self._rows(), title=_NOTHING_TRAINED)
         rates = self._bars(_RATE)
         width, longest = max(map(len, rates)), max(rates.values())
         say(console, "images/s")
@@ -102,7 +103,7 @@ class Shown:
             "demo.html",
             title=f"{SUPER} beside {PILLOW}",
             subtitle=f"{self.read}, on {self.task.workers} cores of {describe_hardware()['cpu']}",
-            table=Table("Nothing is trained: batches are read and dropped", ("", *_COLUMNS), self._rows()),
+            table=Table(_NOTHING_TRAINED, ("", *_COLUMNS), self._rows()),
             plot=plot_of("Each bar is one epoch.", drawings, row_in=height_of_bars(2 * len(_COLUMNS))),
             sentences=list(self._sentences()),
             lines=self.lines(),
@@ -136,6 +137,8 @@ class Shown:
             f"Its start (about {number(fresh.wall_s - second.wall_s, 2)} s) is in the first and the last "
             "column: the more images, the less it counts. CPU is that of all processes; imports are in none."
         )
+        ten = {name: each[0].wall_s + 9 * each[1].wall_s for name, each in self.epochs.items()}
+        yield "Ten such epochs: " + ", ".join(f"{seconds(s)} with {name}" for name, s in ten.items()) + "."
         if bad := self.count - first.images:
             yield (
                 f"{count(bad, 'image')} cannot be decoded, and both skip it: superdl doctor "
