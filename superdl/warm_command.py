@@ -18,7 +18,7 @@ from rich.filesize import decimal
 from rich.progress import Progress, TextColumn
 
 from superdl.coordinator.core import footprint
-from superdl.cost.scenario import PRESETS
+from superdl.cost.scenario import Scenario
 from superdl.options import above_zero, add_recipe_options, agreed, recipe_of
 from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client, checked_address
 from superdl.super_wire import coordinator_pb2 as pb
@@ -184,7 +184,7 @@ def _estimate(
     Where the recipe does not fix ``record_bytes``, nobody knows how many samples fit: the work is that of all
     of them, and dollars lack the transfer of records.
     """
-    shape, count, rates = dataset.recipe.output_shape, samples, PRESETS["imagenet"]
+    shape, count, rates = dataset.recipe.output_shape, samples, Scenario()
     record_bytes = fits = taken_bytes = None
     if shape is not None:
         record_bytes = HEADER_BYTES + math.prod(shape)
