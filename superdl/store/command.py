@@ -32,7 +32,7 @@ __all__ = ["add_arguments", "run"]
 _ACTIONS = {
     "ls": "show what lies in a store: bucket, recipe, packs, records, bytes, when last used",
     "du": "show how many bytes a store takes, and what is free beside it; reads no pack",
-    "verify": "check a share of the records: header, hash, and the pixels decoded again",
+    "verify": "check every index, and the header and hash of a share of the records",
     "prune": "drop packs that are not worth their room; never those that somebody has open",
     "clear": "drop all packs and the whole index",
 }
@@ -49,16 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         if name == "verify":
             action.add_argument("--share", type=float, default=0.01, help="of the records, 0 to 1 (0.01)")
-            action.add_argument(
-                "--source",
-                action="append",
-                default=[],
-                metavar="URL",
-                help="list this for keys, not its whole bucket; also where a set with an alias lies",
-            )
-            action.add_argument(
-                "--key-list", metavar="URL", help="of the source, for members of shards, and fields"
-            )
         if name == "prune":
             which = action.add_mutually_exclusive_group(required=True)
             which.add_argument("--bytes", metavar="SIZE", help="keep so much, such as 100gb")
@@ -147,17 +137,13 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
     def note(text: str) -> None:
         sys.stderr.write(f"{shown(text)}\n")
 
-    named = {"sources": arguments.source, "key_list": arguments.key_list}
-    seen = verify(store, _decoder(), share=arguments.share, **named, tell=note)
-    for why, count in list(seen.not_decoded.items())[:_SHOWN]:
-        console.print(f"{counted(count, 'record')} by header and hash alone: {shown(why)}")
+    seen = verify(store, share=arguments.share, tell=note)
     for one in seen.wrong[:_SHOWN]:
-        console.print(f"wrong: {one.pack} {one.sample} {shown(one.key)}: {shown(one.why)}")
+        console.print(f"wrong: {one.pack} {one.sample}: {shown(one.why)}")
     wrong = seen.wrong_packs
     console.print(
         f"{store.address}: {counted(seen.packs, 'pack')}; of {counted(seen.records, 'record')} "
-        f"{seen.checked:,} checked, {seen.decoded:,} decoded again; "
-        f"{len(seen.wrong):,} wrong, in {counted(len(wrong), 'pack')}"
+        f"{seen.checked:,} checked; {len(seen.wrong):,} wrong, in {counted(len(wrong), 'pack')}"
     )
     dropped: list[str] = []
     if wrong and (arguments.yes or sys.stdin.isatty()):
