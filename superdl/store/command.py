@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _ACTIONS = {
-    "ls": "show what lies in a store: bucket, recipe, packs, records, bytes, when last used",
-    "du": "show how many bytes a store takes, and what is free beside it; reads no pack",
+    "ls": "show what lies in a store: bucket, recipe, packs, records, bytes, when last used; what is free",
     "verify": "check every index, and the header and hash of a share of the records",
     "prune": "drop packs that are not worth their room; never those that somebody has open",
     "clear": "drop all packs and the whole index",
@@ -73,7 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=arguments.json, highlight=False, markup=False, soft_wrap=True)
     actions: dict[str, Callable[[argparse.Namespace, Store, Console], tuple[dict[str, Any], int]]] = {
         "ls": _ls,
-        "du": _du,
         "verify": _verify,
         "prune": _prune,
         "clear": _clear,
@@ -86,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
+    from superdl.super_wire.store import is_bucket
+
     contents = _contents(store)
     for one in _by_use(contents):
         decoders = ", ".join(f"{shown(name[:8])} ({count:,})" for name, count in one.decoders.items())
@@ -97,7 +97,11 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
         )
     for pack, why in list(contents.broken.items())[:_SHOWN]:
         console.print(f"not readable: {pack}: {shown(str(why))}; superdl store verify drops what is broken")
-    console.print(f"{store.address}: {_sum_text(contents)}")
+    free: dict[str, int] = {}
+    if not is_bucket(store.address):
+        free = {"disk_free_bytes": shutil.disk_usage(store.address).free}
+    room = "".join(f"; {_size(size)} free on its disk" for size in free.values())
+    console.print(f"{store.address}: {_sum_text(contents)}{room}")
     rows = [
         {**asdict(one), "packs": len(one.packs), "size_bytes": one.size_bytes} for one in _by_use(contents)
     ]
@@ -105,26 +109,8 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
         "collections": rows,
         "broken": {pack: str(why) for pack, why in contents.broken.items()},
         "users": contents.users,
+        **free,
     }, 0
-
-
-def _du(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    from superdl.store.contents import collection_name
-    from superdl.super_wire.store import is_bucket
-
-    sizes: dict[str, int] = {}
-    for pack, size in store.packs().items():
-        sizes[collection_name(pack)] = sizes.get(collection_name(pack), 0) + size
-    for name, size in sorted(sizes.items(), key=lambda row: -row[1]):
-        console.print(f"{_size(size):>12}  collection {name}")
-    mapping: dict[str, Any] = {"size_bytes": sum(sizes.values()), "collections": sizes}
-    line = f"{_size(mapping['size_bytes']):>12}  {store.address}"
-    if not is_bucket(store.address):
-        disk = shutil.disk_usage(store.address)
-        mapping |= {"disk_free_bytes": disk.free, "disk_bytes": disk.total}
-        line += f"; {_size(disk.free)} of {_size(disk.total)} are free on its disk"
-    console.print(line)
-    return mapping, 0
 
 
 def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
