@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -71,12 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
         key_list, count, total = _chosen(directory, arguments.images, cores, Path(scratch))
         read = f"{count:,} images" if count == total else f"{count:,} of {total:,} images"
         tell(f"reading {read} of {directory}, resized to {_RESIZE} and cropped to {_CROP}")
-        task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, cores, _RESIZE, _CROP)
+        page = new_directory("runs", "demo") / PAGE_NAME
+        workers = min(cores, -(-count // _BATCH_SIZE))
+        task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, workers, _RESIZE, _CROP)
         for number, loader in ((2, PILLOW), (2, SUPER), (1, PILLOW), (1, SUPER)):
             tell(f"  {loader}: {'two epochs' if number > 1 else 'an epoch'} in a fresh process")
             epochs[loader] += _measured(replace(task, loader=loader, epochs=number), f"{scratch}/store")
     shown = Shown(read, count, task, epochs)
-    page = new_directory("runs", "demo") / PAGE_NAME
     write_whole(shown.page(), page)
     if not arguments.json:
         shown.print(console, page)
@@ -98,7 +100,10 @@ def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
 
 
 def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
-    """How many images are read of how many, after a key list of them, evenly spread; None: all are."""
+    """How many images are read of how many, after a key list of them, evenly spread; None: all are.
+
+    Each is read here, so that the loaders, whichever comes first, find it in the page cache.
+    """
     from superdl.experiments.data import Source
     from superdl.experiments.loaders.samples import ImageMaker, list_samples
     from superdl.experiments.spec import RecipeSpec
@@ -116,13 +121,13 @@ def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tu
                 continue
         each_s = (time.perf_counter() - began_s) / len(probed)
         asked = min(_IMAGES, max(_FEWEST, int(_DECODING_S * cores / _DECODING_EPOCHS / each_s)))
-    if asked >= total:
+    chosen = [number * total // asked for number in range(asked)] if asked < total else range(total)
+    for index in chosen:
+        samples.read(index)
+    if len(chosen) == total:
         return None, total, total
     key_list = scratch / "images.jsonl"
-    rows = [
-        {"key": samples.keys[index], "label": samples.classes[samples.labels[index]]}
-        for index in (number * total // asked for number in range(asked))
-    ]
+    rows = [{"key": samples.keys[index], "label": samples.classes[samples.labels[index]]} for index in chosen]
     key_list.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(key_list), asked, total
 
@@ -140,6 +145,9 @@ def _measured(task: Task, store: str) -> list[Epoch]:
     if done.returncode:
         raise SuperError(f"{task.loader} failed: {done.stderr.strip()}")
     told = json.loads(done.stdout)
-    services = [psutil.Process(pid) for pid in told["services"] if psutil.pid_exists(pid)]
+    services = []
+    for pid in told["services"]:
+        with suppress(psutil.NoSuchProcess):  # it has ended already
+            services.append(psutil.Process(pid))
     psutil.wait_procs(services, timeout=_ENDING_S)
     return [Epoch(**epoch) for epoch in told["epochs"]]
