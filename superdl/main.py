@@ -23,7 +23,6 @@ __all__ = ["main"]
 # The others are superdl.NAME_command.
 _MODULES = {
     "coordinator": "superdl.coordinator.__main__",
-    "demo": "superdl.demo.command",
     "index": "superdl.index.command",
     "store": "superdl.store.command",
     "top": "superdl.top.command",

@@ -1,4 +1,4 @@
-"""A process that reads epochs with one loader: ``python -m superdl.demo.measuring TASK`` prints figures.
+"""A process that reads epochs with one loader: ``python -m MODULE TASK`` prints figures.
 
 Imports are over before the clock starts. Opening the loader, with all that it starts, is part of the first
 epoch.
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from torch.utils.data import DataLoader, Dataset
 
-from superdl import Recipe, SuperDataset, SuperLoader
-from superdl.coordinator.catalog import lister  # noqa: F401  # list_samples imports it when it is called
+from superdl.coordinator import catalog  # noqa: F401  # list_samples imports it when it is called
 from superdl.experiments.data import Source
 from superdl.experiments.loaders.samples import ImageMaker, Samples, list_samples
 from superdl.experiments.loaders.workers import stack
 from superdl.experiments.spec import RecipeSpec
+from superdl.sampler import SuperSampler
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from superdl.super_wire.errors import BadSampleError, SuperError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _open_super(task: Task) -> Any:
         key_list=task.key_list,
         on_bad_sample="skip",
     )
-    return SuperLoader(dataset, batch_size=task.batch_size, shuffle=True)
+    return SuperLoader(dataset, SuperSampler(dataset, batch_size=task.batch_size))
 
 
 def _cpu_s() -> float:

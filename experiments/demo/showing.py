@@ -1,4 +1,4 @@
-"""What ``superdl demo`` shows: table, bars and sentences, in a terminal and as a page; lines for a script."""
+"""What a demo shows: table, bars and sentences, in a terminal and as a page; lines for a script."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from superdl.demo.measuring import PILLOW, SUPER
 from superdl.experiments.console import print_rows, say
+from superdl.experiments.demo.measuring import PILLOW, SUPER
 from superdl.experiments.machine import describe_hardware
 from superdl.experiments.reporting.page import Table, draw_bars, height_of_bars, plot_of, render
 from superdl.experiments.reporting.quantities import count, number, seconds
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from superdl.demo.measuring import Epoch, Task
+    from superdl.experiments.demo.measuring import Epoch, Task
 
 __all__ = ["Shown"]
 

@@ -1,4 +1,4 @@
-"""``superdl demo``: read images by a DataLoader with Pillow and by SUPER, and show what each takes here."""
+"""Chooses images, has a process read them with each loader in turn, and hands their figures on."""
 
 from __future__ import annotations
 
@@ -12,22 +12,29 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from superdl.options import above_zero
+from superdl.experiments.console import say
+from superdl.experiments.data import MADE_SETS, Source, make_set
+from superdl.experiments.demo.measuring import PILLOW, SUPER, Epoch, Task
+from superdl.experiments.demo.showing import Shown
+from superdl.experiments.loaders.samples import ImageMaker, list_samples
+from superdl.experiments.output import new_directory, write_whole
+from superdl.experiments.reporting.page import PAGE_NAME
+from superdl.experiments.spec import RecipeSpec
+from superdl.sampler.embedded import usable_cores
 from superdl.super_wire.errors import BadSampleError, ConfigError, SuperError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
-    from superdl.demo.measuring import Epoch, Task
+    from superdl.experiments.console import Console
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["demo"]
 
-_MADE, _MADE_SET = "data/demo", "imagenet-like"
+_MADE_IN, _MADE_SET = "data/demo", "imagenet-like"
 _IMAGES, _FEWEST = 1500, 64
 _DECODING_S = 50.0  # of large photos fewer are read, so that all epochs decode for so long
 _DECODING_EPOCHS = 4
@@ -36,40 +43,23 @@ _BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
 _ENDING_S = 20.0  # for SUPER's services, before the next process is measured
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's options."""
-    parser.add_argument(
-        "directory",
-        nargs="?",
-        metavar="FOLDER",
-        help=f"your images, with a folder for each class (default: {_IMAGES:,} that are drawn into {_MADE})",
-    )
-    parser.add_argument(
-        "--images",
-        type=int,
-        metavar="N",
-        help=f"how many of them to read (default: {_IMAGES:,}, and fewer where decoding takes long)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
+    """Measure both loaders, print what they took, and write it as a page; what there is to tell, for JSON.
 
+    Args:
+        named: a folder of images, with a folder for each class; None: drawn ones, in ``data/demo``.
+        images: how many of them to read; None: 1,500, and fewer where decoding takes long.
+        console: gets all words.
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, show, and write the page."""
-    from superdl.demo.measuring import PILLOW, SUPER, Task  # --help needs none of this
-    from superdl.demo.showing import Shown
-    from superdl.experiments.console import Console, say
-    from superdl.experiments.output import new_directory, tell_json, write_whole
-    from superdl.experiments.reporting.page import PAGE_NAME
-    from superdl.sampler.embedded import usable_cores
+    Raises:
+        SuperError: the images cannot be read, or a process failed; the message has its reason.
 
-    if arguments.images is not None:
-        above_zero("--images", arguments.images)
-    console, cores = Console(stderr=arguments.json, highlight=False), usable_cores()
-    tell = partial(say, console)
-    directory = _directory(arguments.directory, tell)
+    """
+    tell, cores = partial(say, console), usable_cores()
+    directory = _directory(named, tell)
     epochs: dict[str, list[Epoch]] = {PILLOW: [], SUPER: []}
     with tempfile.TemporaryDirectory(prefix="super-demo-", ignore_cleanup_errors=True) as scratch:
-        key_list, count, total = _chosen(directory, arguments.images, cores, Path(scratch))
+        key_list, count, total = _chosen(directory, images, cores, Path(scratch))
         read = f"{count:,} images" if count == total else f"{count:,} of {total:,} images"
         tell(f"reading {read} of {directory}, resized to {_RESIZE} and cropped to {_CROP}")
         page = new_directory("runs", "demo") / PAGE_NAME
@@ -80,11 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
             epochs[loader] += _measured(replace(task, loader=loader, epochs=number), f"{scratch}/store")
     shown = Shown(read, count, task, epochs)
     write_whole(shown.page(), page)
-    if not arguments.json:
-        shown.print(console, page)
+    shown.print(console, page)
     told = {loader: [asdict(epoch) for epoch in each] for loader, each in epochs.items()}
-    tell_json({"directory": str(directory), "page": str(page), **told}, shown=arguments.json)
-    return 0
+    return {"directory": str(directory), "page": str(page), **told}
 
 
 def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
@@ -94,9 +82,7 @@ def _directory(named: str | None, tell: Callable[[str], None]) -> Path:
         if not directory.is_dir():
             raise ConfigError(f"{named} is no folder of this machine; the demo reads files alone")
         return directory
-    from superdl.experiments.data import MADE_SETS, make_set
-
-    return make_set(MADE_SETS[_MADE_SET], _MADE, samples=_IMAGES, tell=tell) / "train"
+    return make_set(MADE_SETS[_MADE_SET], _MADE_IN, samples=_IMAGES, tell=tell) / "train"
 
 
 def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
@@ -104,10 +90,6 @@ def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tu
 
     Each is read here, so that the loaders, whichever comes first, find it in the page cache.
     """
-    from superdl.experiments.data import Source
-    from superdl.experiments.loaders.samples import ImageMaker, list_samples
-    from superdl.experiments.spec import RecipeSpec
-
     samples = list_samples(Source(f"file://{directory}"), "torch")
     total = len(samples)
     if asked is None:
@@ -134,11 +116,9 @@ def _chosen(directory: Path, asked: int | None, cores: int, scratch: Path) -> tu
 
 def _measured(task: Task, store: str) -> list[Epoch]:
     """Read by a process of its own; its services have ended when this returns."""
-    from superdl.demo.measuring import Epoch
-
     # A coordinator, cache or store that the user has would be measured along.
     own = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
-    command = [sys.executable, "-P", "-m", "superdl.demo.measuring", json.dumps(asdict(task))]
+    command = [sys.executable, "-P", "-m", "superdl.experiments.demo.measuring", json.dumps(asdict(task))]
     done = subprocess.run(
         command, env=own | {"SUPER_STORE": store}, capture_output=True, text=True, check=False
     )

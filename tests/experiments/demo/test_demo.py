@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from superdl.demo.measuring import PILLOW, SUPER, Epoch, Task
-from superdl.demo.showing import Shown
 from superdl.experiments.console import Console
+from superdl.experiments.demo.measuring import PILLOW, SUPER, Epoch, Task
+from superdl.experiments.demo.showing import Shown
 from superdl.main import main
 from tests.fixtures.images import write_images
 
