@@ -40,6 +40,7 @@ _DECODING_S = 50.0  # of large photos fewer are read, so that all epochs decode 
 _DECODING_EPOCHS = 4
 _PROBED = 8
 _BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
+_BUSY = 0.5
 _ENDING_S = 20.0  # for SUPER's services, before the next process is measured
 
 
@@ -56,6 +57,11 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
 
     """
     tell, cores = partial(say, console), usable_cores()
+    load, _, _ = os.getloadavg()
+    if load > _BUSY * cores:
+        tell(
+            f"this machine is busy (load {load:.1f} on {cores} cores): the figures will be of a busy machine"
+        )
     directory = _directory(named, tell)
     epochs: dict[str, list[Epoch]] = {PILLOW: [], SUPER: []}
     with tempfile.TemporaryDirectory(prefix="super-demo-", ignore_cleanup_errors=True) as scratch:

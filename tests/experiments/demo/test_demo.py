@@ -112,3 +112,10 @@ def test_wrong_use_is_refused_before_anything_is_made(words, reason, tmp_path, m
     assert main(["demo", *words]) == 2
     assert reason in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.0, False), (1000.0, True)])
+def test_a_busy_machine_is_named(load, told, monkeypatch, capsys):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    assert main(["demo", "nowhere"]) == 2
+    assert ("this machine is busy" in capsys.readouterr().out) is told
