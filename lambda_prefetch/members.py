@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from superdl.lambda_prefetch.row_groups import read_rows
-from superdl.lambda_prefetch.sources import SampleFailedError, read_object, spoiled
+from superdl.lambda_prefetch.sources import spoiled
 from superdl.super_wire.objects import Span
 from superdl.super_wire.request import is_row
 
 if TYPE_CHECKING:
-    from superdl.super_wire.objects import Bucket
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["MAX_RANGE_BYTES", "MemberRange", "content_of", "ranges_of", "read_alone"]
+__all__ = ["MAX_RANGE_BYTES", "MemberRange", "content_of", "ranges_of"]
 
 MAX_RANGE_BYTES = 16 * 2**20
 MAX_GAP_BYTES = 256 * 1024
@@ -67,26 +65,6 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
         ranges.append(MemberRange([index], Span(begin, end)))
     count = len(request.ids)
     return sorted([*ranges, *groups.values()], key=lambda one: min(index % count for index in one.indices))
-
-
-def read_alone(request: PrefetchRequest, index: int, bucket: Bucket) -> bytes | bytearray:
-    """The bytes of a part of a request's samples as its decoder takes them, by reads for it alone.
-
-    Raises:
-        SampleFailedError: they cannot be read or unpacked.
-    """
-    whole: Any = {"limit_bytes": request.limits.object_bytes, "reserve": lambda _: None}
-    key, version = request.keys[index], request.versions[index]
-    if not request.members or not request.members[index]:
-        return read_object(bucket, key, version, **whole)
-    if request.encodings and is_row(request.encodings[index]):
-        content = read_rows(request, [index], bucket, whole["reserve"]).contents[index]
-        if isinstance(content, SampleFailedError):
-            raise content
-        return content
-    begin = request.member_offsets[index]
-    span = Span(begin, begin + request.member_lengths[index])
-    return content_of(request, index, read_object(bucket, key, version, **whole, span=span))
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:

@@ -41,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--store", help="directory, s3://bucket/prefix or none; default SUPER_STORE, else your cache's")
     add("--stack", metavar="FILE", help="what aws cloudformation describe-stacks printed of a deployed stack")
     add("--executor", help="how functions run; default the coordinator's, else local")
-    add("--batch-size", type=int, default=256, help="samples in a batch; default 256")
-    add("--batches-per-s", type=float, help="what the training loop takes a second")
-    add("--workers", type=int, default=4, help="reading processes or threads; default 4")
+    add("--batch-size", type=int, default=256, help="samples in a batch, with --all; default 256")
     patience = "for the first sample; default 120"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     add("--all", action="store_true", help="decode every sample, and list all bad ones")
@@ -93,7 +91,7 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     names = [one.name for one in fields(Settings) if _OF_FUNCTIONS.match(one.name)]
     named = {name: os.environ.get(f"SUPER_{name.upper()}") or None for name in names}
     named["executor"] = arguments.executor or named["executor"]
-    function, wanted = stack.get("FunctionArn"), arguments.batches_per_s
+    function = stack.get("FunctionArn")
     if function and not (named["executor"] or named["lambda_function"]):
         named |= {"executor": "lambda", "lambda_function": function, "lambda_region": stack.get("Region", "")}
     if arguments.key_list:
@@ -111,8 +109,6 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         named_cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.get("CacheAddress", ""),
         named_store=arguments.store or os.environ.get("SUPER_STORE", ""),
         batch_size=above_zero("--batch-size", arguments.batch_size),
-        batches_per_s=0.0 if wanted is None else above_zero("--batches-per-s", wanted),
-        workers=above_zero("--workers", arguments.workers),
         patience_s=above_zero("--patience", arguments.patience),
     )
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import textwrap
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -26,25 +28,38 @@ _MODULES = {
     "top": "superdl.top.command",
     "worker": "superdl.lambda_prefetch.worker.command",
 }
-_COMMANDS = {
-    "run": "train from a spec and report",
-    "advise": "foretell a run from a probe of ten seconds, and name the change that helps most",
-    "compare": "run the loaders of a spec side by side, and say how they differ",
-    "evaluate": "say what a run's checkpoint is worth on validation images, class by class",
-    "report": "make the page of a run anew, from the files in its directory",
-    "data": "make the image sets of the experiments, or list them",
-    "coordinator": "run a coordinator",
-    "worker": "run functions for a coordinator, on this machine or another",
-    "cost": "say what an epoch and a month cost, by way of loading",
-    "simulate": "predict throughput, waiting and cost of jobs, functions and cache",
-    "index": "write the key list of samples that lie in shards: tars, zips, TFRecords, Parquet, MDS, LitData",
-    "warm": "fill the cache or the store ahead of the jobs that will read it",
-    "store": "look after a store of decoded records: what lies in it, whether it is right, what may go",
-    "doctor": "see what would keep this machine from training, and what to do about it",
-    "stats": "show what a coordinator's jobs do, or what happened to a batch",
-    "top": "show live what a coordinator's jobs, functions, cache and dollars do",
-    "bench": "measure SUPER beside other loaders (needs a checkout)",
+_GROUPS = {
+    "load": {
+        "doctor": "find what would stop your training, and how to fix it",
+        "index": "make the key list by which tars, zips, TFRecords, Parquet, MDS, LitData load as they are",
+        "warm": "have images decoded ahead of the jobs that will read them",
+        "store": "see, check and clear out what was decoded and kept",
+    },
+    "watch": {
+        "top": "watch jobs, functions, cache and cost live, in a terminal or a browser",
+        "stats": "see once what jobs do, or what happened to a batch",
+    },
+    "train": {
+        "run": "train a model from a spec, and get a report of where the time went",
+        "compare": "train with several loaders in turn, and see how they differ",
+        "report": "get the page of a run again, or one page of many runs",
+        "evaluate": "get the accuracy of a checkpoint, class by class",
+        "data": "get images to try things on, or send a folder to a bucket",
+        "demo": "see SUPER beside DataLoader on this machine in a minute, with your images or drawn ones",
+        "bench": "repeat the measurements of SUPER beside other loaders (needs a checkout)",
+    },
+    "plan": {
+        "cost": "get the cost of your epochs in US dollars, by five ways of loading",
+        "advise": "learn from a probe of ten seconds how a run will go, and what would help it most",
+        "simulate": "predict throughput, waiting and cost of jobs that you describe",
+    },
+    "serve": {
+        "coordinator": "start a coordinator that jobs share",
+        "worker": "lend the cores of this machine to a coordinator",
+    },
 }
+_COMMANDS = {name: text for commands in _GROUPS.values() for name, text in commands.items()}
+_INDENT, _NARROWEST = 18, 40
 
 
 def _module(name: str) -> ModuleType:
@@ -54,14 +69,34 @@ def _module(name: str) -> ModuleType:
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     from importlib.metadata import version  # only when the command runs
 
-    parser = argparse.ArgumentParser(prog="superdl", description="SUPER: a data loader for PyTorch.")
+    parser = argparse.ArgumentParser(
+        prog="superdl",
+        usage="superdl [-h] [--version] COMMAND ...",
+        description="SUPER: a data loader for PyTorch. 'superdl COMMAND --help' lists a command's options.",
+        epilog=_overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"superdl {version('superdl')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog="superdl", help=argparse.SUPPRESS
+    )
     for name, text in _COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command = commands.add_parser(name, description=text[0].upper() + text[1:] + ".")
         if name == chosen:
             _module(name).add_arguments(command)
     return parser
+
+
+def _overview() -> str:
+    """All commands by what they are for, as wide as the terminal."""
+    width, lines = max(shutil.get_terminal_size().columns, _NARROWEST), []
+    for group, commands in _GROUPS.items():
+        lines.append(f"{group}:")
+        for name, text in commands.items():
+            lines += textwrap.wrap(
+                text, width, initial_indent=f"    {name:{_INDENT - 4}}", subsequent_indent=" " * _INDENT
+            )
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

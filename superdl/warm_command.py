@@ -11,15 +11,12 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.filesize import decimal
 from rich.progress import Progress, TextColumn
 
-from superdl.coordinator.core import footprint
-from superdl.cost.scenario import PRESETS
-from superdl.options import above_zero, add_recipe_options, agreed, recipe_of
+from superdl.options import above_zero, add_recipe_options, recipe_of
 from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client, checked_address
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import CacheError, ConfigError, CoordinatorError, UnknownJobError
@@ -82,13 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=math.inf, metavar="SECONDS", help="stop after so long"
     )
-    parser.add_argument("--estimate", action="store_true", help="say what it would take, and end")
-    parser.add_argument("--yes", action="store_true", help="do not ask whether to begin")
     parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Estimate, ask, fill, report."""
+    """Fill and report."""
     from superdl.experiments.console import Console
     from superdl.experiments.output import tell_json
     from superdl.super_dataset import SuperDataset
@@ -119,16 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"the coordinator at {client.address} has no store: start it with --store, or warm --to cache"
         )
-    estimate = _estimate(facts.size, dataset, stats, to_store=bounds.to_store)
-    _print_estimate(estimate, target, stats.cache, console)
-    if arguments.estimate:
-        tell_json({"estimate": estimate}, shown=arguments.json)
-        return 0
-    otherwise = "--yes begins without asking, --estimate only prints the estimate"
-    if not agreed(f"fill the {target}?", yes=arguments.yes, otherwise=otherwise):
-        console.print("nothing was done")
-        return 0
-    fitting = int(_BATCH_SHARE * stats.cache.budget_bytes / (estimate["record_bytes"] or 1))
+    shape = recipe.output_shape
+    record_bytes = HEADER_BYTES + math.prod(shape) if shape else 1
+    fitting = int(_BATCH_SHARE * stats.cache.budget_bytes / record_bytes)
     job = pb.OpenJobRequest(
         job=bounds.job,
         batch_size=max(1, min(_BATCH, facts.size, fitting)),
@@ -144,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress.bar:
         filling.run(progress)
     _print_report(report, target, console)
-    tell_json({"estimate": estimate, **asdict(report)}, shown=arguments.json)
+    tell_json(asdict(report), shown=arguments.json)
     if report.ended == "interrupted":
         return 130
     return 1 if report.failed or report.ended not in {"all", "full", "max_bytes"} else 0
@@ -174,46 +162,6 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/augmentation.md)"
         )
     return recipe
-
-
-def _estimate(
-    samples: int, dataset: SuperDataset, stats: pb.JobStatsList, *, to_store: bool
-) -> dict[str, Any]:
-    """Predict what filling takes if none of the samples is there, at the coordinator's prices.
-
-    Where the recipe does not fix ``record_bytes``, nobody knows how many samples fit: the work is that of all
-    of them, and dollars lack the transfer of records.
-    """
-    shape, count, rates = dataset.recipe.output_shape, samples, PRESETS["imagenet"]
-    record_bytes = fits = taken_bytes = None
-    if shape is not None:
-        record_bytes = HEADER_BYTES + math.prod(shape)
-        each = record_bytes if to_store else int(footprint(np.array([record_bytes]))[0])
-        count = fits = int(min(samples, _free_bytes(stats.cache, to_store=to_store) // each))
-        taken_bytes = fits * each
-    invocations = math.ceil(count / rates.request_samples)
-    gets = 0 if dataset.source.startswith("file:") else count
-    usd = {}
-    for price in stats.prices:
-        core = rates.lambda_vcpu if price.name == "lambda" else 1.0
-        busy_s = count * rates.function_cpu_ms / 1000 / core + invocations * rates.request_s
-        gb_usd = rates.source_bytes * price.source_gb + (record_bytes or 0) * price.record_gb
-        calls_usd = invocations * price.invocation + gets * price.source_request
-        usd[price.name] = calls_usd + busy_s * rates.function_mb / 1024 * price.gb_s + count * gb_usd / 2**30
-    return {
-        "samples": samples,
-        "record_bytes": record_bytes,
-        "fits": fits,
-        "cache_bytes": taken_bytes,
-        "invocations": invocations,
-        "gets": gets,
-        "usd": usd,
-    }
-
-
-def _free_bytes(cache: pb.CacheStats, *, to_store: bool) -> float:
-    free_bytes = (cache.store_room_bytes or math.inf) - cache.store_used_bytes
-    return max(0.0, free_bytes if to_store else cache.free_bytes)
 
 
 @dataclass(slots=True)
@@ -342,23 +290,6 @@ class WarmProgress:
         if self.bar.disable and report.seconds >= self._next_s:
             self._next_s = report.seconds + _LINE_EVERY_S
             self.bar.console.print(f"{done:,} of {report.samples:,}  {phrase}")
-
-
-def _print_estimate(estimate: dict[str, Any], target: str, cache: pb.CacheStats, console: Console) -> None:
-    free_bytes = _free_bytes(cache, to_store=target == "store")
-    free = "no bound" if free_bytes == math.inf else f"{decimal(int(free_bytes))} free"
-    if estimate["fits"] is None:
-        size = "of a size unknown until the first are there: what follows is for all, without their transfer"
-        console.print(f"samples: {estimate['samples']:,}, {size}")
-        console.print(f"{target}: {free}")
-    else:
-        console.print(f"samples: {estimate['samples']:,}, of {estimate['record_bytes']:,} bytes each")
-        fitting = f"{estimate['fits']:,} samples fit and take {decimal(estimate['cache_bytes'])}"
-        console.print(f"{target}: {free}; {fitting}")
-    work = f"{estimate['invocations']:,} invocations, {estimate['gets']:,} GETs"
-    console.print(f"work, if none of them is there: {work}")
-    for executor, usd in estimate["usd"].items():
-        console.print(f"cost with {executor}: {usd:.4f} USD, at rates for images of 110 KB (docs/cost.md)")
 
 
 def _print_report(report: Report, target: str, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""What an epoch and a month of training cost, by way of loading, and what a run has cost.
+"""What the epochs of jobs cost, by way of loading, and what a run has cost.
 
 :mod:`~superdl.cost.scenario` has the inputs and where each is from, :mod:`~superdl.cost.model` the
 arithmetic, both for ``superdl cost``; :mod:`~superdl.cost.bill` bills runs. All prices come from the price

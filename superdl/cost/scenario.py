@@ -24,12 +24,11 @@ from superdl.experiments.schema import (
     apply_overrides,
     build,
 )
-from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PRESETS", "Scenario", "load_scenario"]
+__all__ = ["Scenario", "load_scenario"]
 
 
 def _given(about: str, unit: str = "", default: Any = None, basis: str = "chosen") -> Any:
@@ -48,7 +47,6 @@ def _assumed(about: str, unit: str, default: float, why: str) -> Any:
 class Scenario:
     """A workload, where it runs, and the rates of its parts; each field says what it is."""
 
-    name: Text = _given("name of the preset", default="mine")
     samples: AtLeastOne = _given("samples of the dataset", default=1_281_167)
     source_bytes: AtLeastOne = _given("mean size of an encoded image", "bytes", 110_000)
     record_bytes: AtLeastOne = _given("a decoded sample in the cache, header included", "bytes", 150_592)
@@ -124,51 +122,24 @@ class Scenario:
     reserved_share: Share = _given("memory of a cache node that ElastiCache keeps", default=0.15)
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Name, value, unit, about and basis of all inputs; the basis of one that is not the preset's own is
-        that it was given.
+        """Name, value, unit, about and basis of all inputs; the basis of one that was changed is that it was
+        given.
         """
-        preset, found = PRESETS.get(self.name), []
-        for entry in fields(self)[1:]:
-            value, row = getattr(self, entry.name), dict(entry.metadata)
-            row["basis"] = _BASES.get(self.name, {}).get(entry.name, row["basis"])
-            if preset is not None and value != getattr(preset, entry.name):
-                row["basis"] = "given"
-            found.append({"name": entry.name, "value": value, **row})
-        return found
+        return [
+            {
+                "name": entry.name,
+                "value": (value := getattr(self, entry.name)),
+                **entry.metadata,
+                "basis": entry.metadata["basis"] if value == entry.default else "given",
+            }
+            for entry in fields(self)
+        ]
 
 
-PRESETS = {
-    "imagenet": Scenario(name="imagenet"),
-    "tiny-imagenet-64": Scenario(
-        name="tiny-imagenet-64",
-        samples=100_000,
-        source_bytes=2_100,
-        record_bytes=12_352,
-        images_per_s=4000.0,
-        function_cpu_ms=0.096,
-        s3_cpu_ms=0.835,
-        litdata_cpu_ms=0.05,
-        read_cpu_ms=0.0129,
-    ),
-}
-"""Workloads that are known by name: uint8 at 224x224, or at 64x64."""
-
-_BASES = {
-    "tiny-imagenet-64": {
-        "source_bytes": "assumed: about what its files have",
-        "images_per_s": "assumed: a small network at 64x64 on a T4; set your own",
-        "litdata_cpu_ms": "assumed: 0.023 from a disk by superdl bench read, the rest for fetching",
-    }
-}
-"""Where a preset's own figures are from."""
-
-
-def load_scenario(preset: str, overrides: Sequence[str] = ()) -> Scenario:
-    """A preset with values replaced, each given as ``key=value``.
+def load_scenario(overrides: Sequence[str] = ()) -> Scenario:
+    """ImageNet on one T4, with values replaced, each given as ``key=value``.
 
     Raises:
-        ConfigError: there is no such preset or input, or the value is none that it may have.
+        ConfigError: there is no such input, or the value is none that it may have.
     """
-    if preset not in PRESETS:
-        raise ConfigError(f"a preset is one of {', '.join(PRESETS)}; not {preset!r}")
-    return build(Scenario, apply_overrides(asdict(PRESETS[preset]), overrides))
+    return build(Scenario, apply_overrides(asdict(Scenario()), overrides))

@@ -11,7 +11,7 @@ from superdl.doctor.cache import check_cache, check_coordinator, check_memory
 from superdl.doctor.checking import Case, Check, CheckStatus, Finding, run_checks
 from superdl.doctor.function import check_function
 from superdl.doctor.preflight import preflight
-from superdl.doctor.sample import check_bandwidth, check_dataset_fits, check_sample, check_shared_memory
+from superdl.doctor.sample import check_dataset_fits, check_sample, check_shared_memory
 from superdl.doctor.source import check_credentials, check_listing
 from superdl.doctor.store import check_store
 
@@ -29,7 +29,6 @@ CHECKS = (
     Check("function", check_function, needs=("coordinator",), limit_s=210.0, by_role=True),
     Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0),
     Check("dataset fits", check_dataset_fits, needs=("sample",)),
-    Check("bandwidth", check_bandwidth, needs=("sample",)),
     Check("shared memory", check_shared_memory),
 )
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.server.settings import Settings
     from superdl.super_dataset import SuperDataset
-    from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.coordinator_pb2 import Coordinating
     from superdl.super_wire.recipe import Recipe
 
@@ -142,8 +141,6 @@ class Case:
     named_cache: str = ""
     named_store: str = ""
     batch_size: int = 256
-    batches_per_s: float = 0.0
-    workers: int = 4
     patience_s: float = 120.0
 
     coordinating: Coordinating | None = None
@@ -152,7 +149,6 @@ class Case:
     budget_bytes: int = 0
     record_bytes: int = 0
     dataset: SuperDataset | None = None
-    ref: BatchRef | None = None
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closed when all checks have ended."""
 

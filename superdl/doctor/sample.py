@@ -1,9 +1,8 @@
 """One small batch through the whole path, as a training job would have it: planned, produced, read.
 
-The job stays open until all checks have ended, so that its records are there for the bandwidth. What goes
-wrong is told in the words that a training job would hear. Samples that the cache has already would say
-nothing of functions: so they are asked for under names of their own. Beside it, the shared memory in which
-workers hand over what they made.
+What goes wrong is told in the words that a training job would hear. Samples that the cache has already would
+say nothing of functions: so they are asked for under names of their own. Beside it, the shared memory in
+which workers hand over what they made.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.doctor.checking import bad, doubtful, good, size_text, skipped
@@ -27,19 +24,13 @@ if TYPE_CHECKING:
     from superdl.super_wire.recipe import Recipe
 
 __all__ = [
-    "check_bandwidth",
     "check_dataset_fits",
     "check_sample",
     "check_shared_memory",
-    "judge_bandwidth",
     "planned_by",
-    "samples_at_once",
 ]
 
 _SAMPLES = 4
-_MEASURED_S = 0.5
-_MEASURED_BYTES = 2 * 2**30
-_READ_BYTES = 2**25  # by all readers at a time, so that a slow network is measured and not given up
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, never written to
 _ENOUGH_BYTES = 256 * 2**20
 _MORE_MEMORY = (
@@ -57,7 +48,7 @@ def check_sample(case: Case) -> Finding:
     sampler = planned_by(case, _fresh(case.recipe), _SAMPLES, return_info=True)
     case.closing.callback(sampler.close)
     dataset = case.dataset = sampler.dataset
-    ref = case.ref = next(iter(sampler))
+    ref = next(iter(sampler))
     planned_s = time.monotonic() - began_s
     first: BatchInfo = dataset[ref][-1]
     produced_s = time.monotonic() - began_s - planned_s
@@ -154,59 +145,6 @@ def check_dataset_fits(case: Case) -> Finding:
     why = f"{words}, {room}: {1 - case.budget_bytes / need:.0%} are made anew each epoch"
     remedy = "a larger cache, or smaller samples; superdl simulate tells what each costs"
     return doubtful(why, remedy, need_bytes=need, budget_bytes=case.budget_bytes)
-
-
-def check_bandwidth(case: Case) -> Finding:
-    """The sample's own records, read again and again, by as many readers as the loop has."""
-    if case.ref is None:
-        return skipped("no sample was read")
-    from superdl.super_dataset.memory import RecycledMemory
-    from superdl.super_dataset.reading import BatchReader, ReadSettings
-    from superdl.super_wire.record import HEADER_BYTES
-
-    record_bytes = max(case.record_bytes, HEADER_BYTES)
-    count = samples_at_once(case, record_bytes)
-    ids = case.ref.sample_ids * -(-count // len(case.ref))  # the same samples over and over
-    ref = replace(case.ref, sample_ids=ids[: count * 16], labels=b"", padding=b"", keys=())
-    reader = BatchReader(ReadSettings(read_timeout_s=10.0, record_bytes=record_bytes))
-    began_s = time.monotonic()
-
-    def read(_: int) -> int:
-        memory, size = RecycledMemory(), 0
-        while time.monotonic() < began_s + _MEASURED_S and size < _MEASURED_BYTES // case.workers:
-            size += reader.read(ref, memory).size_bytes
-        return size
-
-    with ThreadPoolExecutor(case.workers) as pool:
-        total = sum(pool.map(read, range(case.workers)))
-    return judge_bandwidth(case, total / (time.monotonic() - began_s), record_bytes)
-
-
-def samples_at_once(case: Case, record_bytes: int) -> int:
-    """What each reader asks for in one read: a batch, or less where that would take a slow network long."""
-    return min(case.batch_size, max(1, _READ_BYTES // (case.workers * record_bytes)))
-
-
-def judge_bandwidth(case: Case, bytes_per_s: float, record_bytes: int) -> Finding:
-    """What bytes a second of all readers together mean, for samples of so many bytes."""
-    images = bytes_per_s / record_bytes
-    batches = images / case.batch_size
-    words = (
-        f"{bytes_per_s / 1e9:.2f} GB/s by {case.workers} readers: {images:,.0f} samples or {batches:.1f} "
-        f"batches of {case.batch_size} a second"
-    )
-    measured = {"bytes_per_s": bytes_per_s, "batches_per_s": round(batches, 3)}
-    if not case.batches_per_s:
-        return good(f"{words} (--batches-per-s says what your loop takes)", **measured)
-    need = case.batches_per_s * case.batch_size * record_bytes
-    words += f"; {case.batches_per_s:g} are wanted, which are {need / 1e9:.2f} GB/s"
-    if batches >= case.batches_per_s:
-        return good(words, **measured)
-    remedy = (
-        "put trainer and cache into one zone, take a cache node (or more of them) and a machine with more "
-        "network, or make samples smaller (crop)"
-    )
-    return doubtful(words, remedy, **measured)
 
 
 def check_shared_memory(_: Case) -> Finding:

@@ -1,7 +1,7 @@
 """Looks after a store of decoded records: what ``superdl store`` does.
 
-``contents`` says what lies in it, ``removing`` drops packs, ``verifying`` decodes a share
-of the records again and compares bytes. ``command`` asks and prints.
+``contents`` says what lies in it, ``removing`` drops packs, ``verifying`` checks indexes and records.
+``command`` asks and prints.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import sys
 import pytest
 import yaml
 
+from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.schema import apply_overrides, apply_values
 from superdl.experiments.spec import LOADER_KINDS, Spec, load_spec, parse_spec
 from superdl.super_wire.errors import ConfigError
@@ -105,7 +106,6 @@ def test_values_are_set_by_dotted_keys_in_a_copy():
         (None, r"no spec at .*study\.yaml; .* built-in spec: digits"),
         ("a: [", r"the spec .*study\.yaml"),
         ("[1, 2]", r"study\.yaml: a spec must be a mapping"),
-        ("epochs: 1", r"study\.yaml: it has no section quick"),
         ("quick: {loader.batchsize: 2}", r"study\.yaml: unknown key loader\.batchsize"),
         ("quick: 5", r"study\.yaml: quick must be a mapping of dotted keys to values, not 5"),
     ],
@@ -115,7 +115,7 @@ def test_a_file_that_is_wrong_is_named(tmp_path, content, message):
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=message):
-        load_spec(path, quick=content == "epochs: 1")
+        load_spec(path)
 
 
 def test_a_quick_variant_is_applied_when_asked_for_and_before_overrides(tmp_path):
@@ -124,6 +124,16 @@ def test_a_quick_variant_is_applied_when_asked_for_and_before_overrides(tmp_path
     assert load_spec(path).epochs == 25
     small = load_spec(path, ["loader.batch_size=4", "optimizer.lr=1e-3"], quick=True)
     assert (small.epochs, small.loader.batch_size, small.optimizer.lr) == (2, 4, 0.001)
+    assert small.training.steps_per_epoch is None, "its own section alone"
+
+
+def test_a_spec_without_a_section_for_it_has_a_quick_variant_too(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("epochs: 25\ncompare: {warmup_epochs: 5}\n")
+    small = load_spec(path, ["loader.batch_size=4"], quick=True)
+    assert (small.epochs, small.training.steps_per_epoch, small.loader.batch_size) == (2, 20, 4)
+    assert len(arms_of(small, ["super", "torch"])) == 2
+    assert load_spec(path).epochs == 25
 
 
 def test_the_loaders_of_the_spec_are_those_that_exist():

@@ -190,14 +190,9 @@ def test_pairs_in_tars_come_back_out_of_the_store(
         release_all()
         if len(produced) == 1:
             store = str(tmp_path / "cache" / "superdl" / "store")
-            assert main(["store", "verify", store, "--share", "1", "--source", str(directory), "--json"]) == 0
-            assert (
-                "its samples have fields" in json.loads(capsys.readouterr().out)["not_decoded"].popitem()[0]
-            )
-            where = ("--source", str(directory), "--key-list", key_list)
-            assert main(["store", "verify", store, "--share", "1", *where, "--json"]) == 0
+            assert main(["store", "verify", store, "--share", "1", "--json"]) == 0
             told = json.loads(capsys.readouterr().out)
-            assert (told["decoded"], told["wrong"], told["not_decoded"]) == (COUNT, [], {})
+            assert (told["checked"], told["wrong"]) == (COUNT, [])
         for shard in directory.glob("*.tar"):  # who reads it finds nothing any more
             found = shard.stat()
             shard.write_bytes(bytes(found.st_size))

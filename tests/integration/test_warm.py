@@ -4,19 +4,21 @@ when it stops.
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+from superdl.coordinator.core import footprint
 from superdl.sampler import SuperSampler
+from superdl.sampler.rpc import FIRST_CONTACT, Client
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.keys import cache_keys
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import expected_pixels, write_images
 from tests.fixtures.stack import Stack
-from tests.integration.warming import LARGE, SIDE, records, told, warm
+from tests.integration.warming import LARGE, SIDE, told, warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,13 +67,12 @@ def test_a_job_that_follows_finds_everything(
     warmed_by: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_images(tmp_path, 150, seed=1)
-    assert warm(warmed_by, source, "--yes", "--json") == 0
+    assert warm(warmed_by, source, "--json") == 0
     report = told(capsys)
     assert (report["samples"], report["warm"], report["produced"], report["failed"]) == (150, 150, 150, 0)
     assert report["ended"] == "all"
-    assert report["estimate"]["fits"] == 150
-    assert report["estimate"]["gets"] == report["source_requests"] == 0
-    assert 150 * (64 + SIDE * SIDE * 3) < report["record_bytes"] == report["estimate"]["cache_bytes"]
+    assert report["source_requests"] == 0
+    assert report["record_bytes"] == 150 * int(footprint(np.array([64 + SIDE * SIDE * 3]))[0])
 
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     with SuperSampler(dataset, batch_size=20, shuffle=True, coordinator=warmed_by.address) as sampler:
@@ -82,7 +83,7 @@ def test_a_job_that_follows_finds_everything(
     assert [info.misses for _, _, info in found] == [0] * len(found)
     assert (stats.samples_produced, stats.invocations) == (0, 0)
 
-    assert warm(warmed_by, source, "--yes", "--json") == 0
+    assert warm(warmed_by, source, "--json") == 0
     again = told(capsys)
     assert (again["warm"], again["hits"], again["produced"], again["invocations"]) == (150, 150, 0, 0)
 
@@ -94,60 +95,25 @@ def test_what_cannot_be_decoded_is_listed(
     (source / "ant" / "broken.jpg").write_bytes(b"no image")
     (source / "bee" / "empty.jpg").write_bytes(b"")
     for _ in range(2):
-        assert warm(warmed_by, source, "--yes", "--json") == 1
+        assert warm(warmed_by, source, "--json") == 1
         report = told(capsys)
         assert (report["ended"], report["warm"], report["failed"]) == ("all", 40, 2)
         reasons = {failure["key"]: failure["reason"] for failure in report["failures"]}
         assert reasons.keys() == {"ant/broken.jpg", "bee/empty.jpg"}
         assert "no image" in reasons["ant/broken.jpg"]
         assert "empty" in reasons["bee/empty.jpg"]
-    assert warm(warmed_by, source, "--yes") == 1
+    assert warm(warmed_by, source) == 1
     assert "  ant/broken.jpg: " in capsys.readouterr().err
-
-
-def test_an_estimate_produces_nothing(
-    warmed_by: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_images(tmp_path, 30, seed=3)
-    before = records(warmed_by)
-    assert warm(warmed_by, source, "--estimate", "--json") == 0
-    estimate = told(capsys)["estimate"]
-    assert (estimate["samples"], estimate["fits"], estimate["invocations"]) == (30, 30, 1)
-    assert estimate["usd"] == {"local": 0.0}
-    assert warm(warmed_by, source) == 2
-    assert "--yes begins without asking" in capsys.readouterr().err
-    assert records(warmed_by) == before
-
-
-@pytest.mark.parametrize(("answer", "made"), [("y", 30), ("n", 0), ("", 0)])
-def test_a_terminal_is_asked(
-    warmed_by: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, made: int
-) -> None:
-    source = write_images(tmp_path, 30, seed=10 + len(answer) + ord((answer or "a")[0]))
-    before = records(warmed_by)
-    ours, theirs = os.openpty()
-    with os.fdopen(theirs, encoding="utf-8") as terminal, os.fdopen(os.dup(theirs), "w") as screen:
-        monkeypatch.setattr(sys, "stdin", terminal)
-        monkeypatch.setattr(sys, "stderr", screen)
-        os.write(ours, answer.encode() + b"\n")
-        assert warm(warmed_by, source) == 0
-        screen.flush()
-        monkeypatch.undo()
-    shown = b""
-    while b"fill the cache? [y/N]" not in shown:
-        shown += os.read(ours, 65536)
-    os.close(ours)
-    assert b"samples: 30" in shown
-    assert records(warmed_by) - before == made
 
 
 def test_a_cache_that_is_too_small_holds_what_is_read_first(
     pressed: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_images(tmp_path, 600, side=LARGE)
-    assert warm(pressed, source, "--yes", "--json", "--shuffle", "--seed", "7", side=LARGE) == 0
+    stats = Client(pressed.address).call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
+    fits = stats.cache.free_bytes // int(footprint(np.array([64 + LARGE * LARGE * 3]))[0])
+    assert warm(pressed, source, "--json", "--shuffle", "--seed", "7", side=LARGE) == 0
     report = told(capsys)
-    fits = report["estimate"]["fits"]
     assert 300 < fits < 400
     assert (report["ended"], report["dropped"], report["failed"]) == ("full", 0, 0)
     assert 0.9 * fits < report["warm"] <= fits
@@ -171,11 +137,11 @@ def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(
 ) -> None:
     source, place = write_images(tmp_path / "images", 600, side=LARGE), tmp_path / "store"
     with Stack(maxmemory="24mb", arguments=("--slots", "2", "--store", str(place))) as stack:
-        assert warm(stack, source, "--yes", "--json", "--to", "cache", "--max-bytes", "5mb", side=LARGE) == 0
+        assert warm(stack, source, "--json", "--to", "cache", "--max-bytes", "5mb", side=LARGE) == 0
         report = told(capsys)
         assert report["ended"] == "max_bytes"
         assert 4 * 2**20 < report["record_bytes"] <= 5 * 2**20
-        assert warm(stack, source, "--yes", "--json", side=LARGE) == 0
+        assert warm(stack, source, "--json", side=LARGE) == 0
         report = told(capsys)
         assert (report["ended"], report["warm"], report["failed"], report["to_store"]) == (
             "all",
@@ -188,5 +154,5 @@ def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(
         store = DirectoryStore.open(place, create=False, read_only=True)
         packed = [len(store.read_index(pack, size).entries) for pack, size in store.packs().items()]
         assert 600 <= sum(packed) < 660
-        assert warm(stack, source, "--yes", "--json", side=LARGE) == 0
+        assert warm(stack, source, "--json", side=LARGE) == 0
         assert told(capsys)["invocations"] == 0

@@ -39,7 +39,7 @@ def half_warm(tmp_path: Path) -> Iterator[tuple[Stack, Path]]:
     """A running stack and 800 images, a third of which are warm; its functions are suspended."""
     with Stack(arguments=("--slots", "1", "--request-samples", "8")) as stack:
         source = write_images(tmp_path, 800)
-        assert warm(stack, source, "--yes", "--max-bytes", "1mb") == 0
+        assert warm(stack, source, "--max-bytes", "1mb") == 0
         functions = stack.functions()
         for process in functions:
             process.suspend()
@@ -56,7 +56,7 @@ def test_a_cache_that_is_gone_ends_it_with_a_report(
     with half_warm(tmp_path) as (stack, source):
         capsys.readouterr()
         hook = Hook(monkeypatch, stack.valkey.kill)
-        assert warm(stack, source, "--yes", "--json", "--patience", "1") == 1
+        assert warm(stack, source, "--json", "--patience", "1") == 1
         report = told(capsys)
         assert hook.done
         assert (report["ended"], report["samples"]) == ("stalled", 800)
@@ -69,13 +69,13 @@ def test_money_bounds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     prices.write_text("[local]\ninvocation = 0.001\n")
     with Stack(arguments=("--slots", "2", "--prices", str(prices), "--request-samples", "2")) as stack:
         source = write_images(tmp_path / "images", 800)
-        assert warm(stack, source, "--yes", "--json", "--max-usd", "0.2") == 1
+        assert warm(stack, source, "--json", "--max-usd", "0.2") == 1
         report = told(capsys)
         assert report["ended"] == "max_usd"
         assert 0.1 < report["usd"] <= 0.25  # the last requests are smaller, and so dearer, than the mean
         assert 0 < report["warm"] <= 500
         assert report["invocations"] * 0.001 == pytest.approx(report["usd"])
-        assert warm(stack, source, "--yes", "--json", "--max-usd", "0.00001") == 1
+        assert warm(stack, source, "--json", "--max-usd", "0.00001") == 1
         assert told(capsys)["invocations"] == 0
 
 
@@ -87,7 +87,7 @@ def test_functions_and_a_coordinator_that_are_killed_are_got_over(
         for number, act in enumerate((lambda: kill_functions(stack), lambda: restart(stack))):
             hook = Hook(monkeypatch, act)
             source = write_images(tmp_path / str(number), 700, seed=number)
-            assert warm(stack, source, "--yes", "--json") == 0
+            assert warm(stack, source, "--json") == 0
             assert hook.done
             assert told(capsys)["warm"] == 700
             monkeypatch.undo()
@@ -113,7 +113,7 @@ def test_an_interrupt_ends_it_with_a_report(
     with half_warm(tmp_path) as (stack, source):
         capsys.readouterr()
         hook = Hook(monkeypatch, interrupt)
-        assert warm(stack, source, "--yes", "--json") == 130
+        assert warm(stack, source, "--json") == 130
         report = told(capsys)
         assert hook.done
         assert report["ended"] == "interrupted"
@@ -123,5 +123,5 @@ def test_an_interrupt_ends_it_with_a_report(
         monkeypatch.undo()
         for process in stack.functions():
             process.resume()
-        assert warm(stack, source, "--yes", "--json") == 0
+        assert warm(stack, source, "--json") == 0
         assert told(capsys)["hits"] >= report["warm"]

@@ -67,5 +67,4 @@ def here(text: str, images: Path) -> str:
     """
     text = re.sub(r"(?:s3://[\w/-]+|/data/[\w/-]+)/(train|val)\b(?!\.)", rf"{images}/\1", text)
     text = text.replace("<this repository>", str(ROOT)).replace(", 90)", ", 2)")
-    text = text.replace("superdl compare", "superdl compare --repeats 1")
     return text if torch.cuda.is_available() else text.replace('"cuda"', '"cpu"')

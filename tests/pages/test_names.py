@@ -58,6 +58,7 @@ def test_the_readme_names_the_system_and_the_least_versions():
     systems = [words for words in project["classifiers"] if words.startswith("Operating System")]
     assert systems == ["Operating System :: POSIX :: Linux"]
     assert "macOS" not in readme
+    assert len(readme.encode()) < 8000, "it is for deciding; the pages say the rest"
 
 
 def test_the_readmes_figures_are_those_of_the_pages_that_measured_them():

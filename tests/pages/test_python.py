@@ -55,9 +55,9 @@ PYTHON = {
 
 @pytest.fixture(scope="module")
 def names() -> Iterator[dict[str, object]]:
-    """Names that examples use, in a folder with eight ``images`` of four classes and a ``bucket``."""
+    """Names that examples use, in a folder with eight ``images`` of four classes, a ``bucket``, a demo's."""
     folder, patch = Path(tempfile.mkdtemp(prefix="super-x-")), pytest.MonkeyPatch()
-    for place in ("images", "bucket/train", "bucket/val"):
+    for place in ("images", "bucket/train", "bucket/val", "data/demo/train"):
         write_images(folder / place, 8)
     patch.chdir(folder)
     patch.setattr(tempfile, "tempdir", str(folder))  # short: socket paths have 107 bytes
@@ -102,10 +102,12 @@ def test_the_code_of_a_page_runs_and_its_dataset_reads(names: dict[str, object],
 
 
 def test_the_readmes_snippet_trains_when_it_is_pasted(names: dict[str, object]) -> None:
-    write_images(Path("many/train"), IMAGES)
+    write_images(Path("many/data/demo/train"), IMAGES)
     (block,) = PYTHON["README.md"]
     read = "print(images.dtype, *images.shape, images.stride()[1], labels.dtype, *labels.shape)"
-    Path("pasted.py").write_text(here(block.text, Path("many").absolute()).replace("...", read))
-    done = subprocess.run([sys.executable, "pasted.py"], capture_output=True, text=True, check=False)
+    Path("many/pasted.py").write_text(block.text.replace("...", read))
+    done = subprocess.run(
+        [sys.executable, "pasted.py"], cwd="many", capture_output=True, text=True, check=False
+    )
     batches = [f"torch.uint8 {count} 3 224 224 1 torch.int64 {count}" for count in (256, IMAGES - 256)]
     assert done.stdout.splitlines() == 3 * batches, done.stderr

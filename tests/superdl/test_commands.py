@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,29 @@ def superdl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     return subprocess.run(  # our own command
         [str(SUPERDL), *words], capture_output=True, text=True, timeout=280, check=False, cwd=cwd
     )
+
+
+@pytest.mark.parametrize("columns", ["10", "80", "200"])
+def test_help_groups_the_commands_by_what_they_are_for(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    groups: dict[str, list[str]] = {}
+    overview = capsys.readouterr().out.partition("\nload:")[2]
+    for line in f"load:{overview}".splitlines():
+        if group := re.fullmatch(r"(\w+):", line):
+            groups[group[1]] = []
+        elif command := re.match(r"    (\w+) +\S", line):
+            groups[list(groups)[-1]].append(command[1])
+    assert groups == {
+        "load": ["doctor", "index", "warm", "store"],
+        "watch": ["top", "stats"],
+        "train": ["run", "compare", "report", "evaluate", "data", "demo", "bench"],
+        "plan": ["cost", "advise", "simulate"],
+        "serve": ["coordinator", "worker"],
+    }
 
 
 @pytest.mark.timeout(300)

@@ -17,7 +17,7 @@ def working_directory(tmp_path, monkeypatch):
     [
         (["digits", "--repeats", "0"], "compare.repeats must be at least 1, not 0"),
         (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none to compare"),
-        (["digits", "--quick"], "no section quick"),
+        (["digits", "--quick", "--warmup-epochs", "2"], "compare.warmup_epochs=2 leaves none to compare"),
         (["--runs", "nowhere"], "nowhere holds no report.json"),
         (["--runs", "nowhere", "--repeats", "2"], "--runs compares what is there"),
         (["--runs", "nowhere", "--warmup-epochs", "-1"], "--warmup-epochs is a whole number of at least 0"),

@@ -47,7 +47,7 @@ def folder(images, tmp_path):
     return root
 
 
-@pytest.mark.parametrize("action", ["ls", "du", "verify", "prune --older-than 0 --yes"])
+@pytest.mark.parametrize("action", ["ls", "verify", "prune --older-than 0 --yes"])
 def test_a_planted_pack(capsys, tmp_path, action):
     store = DirectoryStore.open(tmp_path / "store", create=True)
     recipe = json.dumps({"steps": [{"op": HOSTILE}]})
@@ -68,11 +68,13 @@ COMMANDS = {
     "evaluate": [["evaluate", FILE]],
     "report": [["report", FILE], ["report", "--book", FILE]],
     "data": [["data", "import", FILE], ["data", "make", HOSTILE]],
-    "cost": [["cost", HOSTILE], ["cost", "--set", f"{HOSTILE}=1"]],
+    "demo": [["demo", FILE], ["demo", HOSTILE]],
+    "cost": [["cost", "--machine", HOSTILE], ["cost", "--set", f"{HOSTILE}=1"]],
     "index": [["index", FILE, "-o", "/nowhere/x.jsonl"]],
     "warm": [["warm", FILE, "--recipe", FILE], ["warm", FILE, "--coordinator", HOSTILE]],
     "doctor": [["doctor", FILE, "--stack", FILE]],
     "store": [["store", "ls", FILE]],
+    "coordinator": [["coordinator", "--listen", HOSTILE]],
     "worker": [["worker", "--coordinator", HOSTILE]],
     "stats": [["stats", "--coordinator", HOSTILE]],
     "top": [["top", "--once", "--coordinator", HOSTILE]],
@@ -94,7 +96,7 @@ def test_a_price_table_with_hostile_names(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "prices.toml"))
     told = said(capsys, ["cost", "--set", f"machine={name}"])
     assert "[red]" in told
-    assert "list prices on demand" in told
+    assert "List prices" in told
 
 
 def test_the_table_has_every_command(capsys):
@@ -122,5 +124,5 @@ def test_a_coordinator_with_a_hostile_source(capsys, stack, folder):
         assert len(str(caught.value)) < 6000
         for words in (["stats"], ["stats", "--history"], ["top", "--once"]):
             assert "pwned" in said(capsys, [*words, "--coordinator", stack.address])
-    said(capsys, ["warm", f"file://{folder}", "--coordinator", stack.address, "--resize", "8", "--yes"])
+    said(capsys, ["warm", f"file://{folder}", "--coordinator", stack.address, "--resize", "8"])
     said(capsys, ["doctor", f"file://{folder}", "--coordinator", stack.address])

@@ -9,13 +9,13 @@ import pytest
 from superdl.coordinator.executors.price_table import load_prices
 from superdl.cost import bills, left_out
 from superdl.cost.model import MONTH_HOURS, Bill, cache_samples, produced
-from superdl.cost.scenario import PRESETS, Scenario
+from superdl.cost.scenario import Scenario
 from superdl.experiments.simulator.predict import predict
 from superdl.experiments.simulator.spec import load_points
 from superdl.super_wire.errors import ConfigError
 
 PRICES = load_prices()
-IMAGENET = PRESETS["imagenet"]
+IMAGENET = Scenario()
 WHOLE = replace(IMAGENET, cache_node="cache.r7g.12xlarge")
 FAST = replace(IMAGENET, images_per_s=2000.0, machine="g5.xlarge")
 SAMPLES = IMAGENET.samples
@@ -62,7 +62,10 @@ def test_a_small_sum_by_hand():
         (IMAGENET, ALL),
         (replace(IMAGENET, random=True), [LAMBDA, EMBEDDED, DECODING]),
         (replace(IMAGENET, machine="p3.2xlarge"), [LAMBDA, EMBEDDED, DECODING, CONVERTED]),  # has no NVMe
-        (PRESETS["tiny-imagenet-64"], [LAMBDA, EMBEDDED, DECODING, CONVERTED]),  # memory holds all of it
+        (
+            replace(IMAGENET, samples=20_000),
+            [LAMBDA, EMBEDDED, DECODING, CONVERTED],
+        ),  # memory holds all of it
     ],
 )
 def test_ways_have_a_bill_or_a_reason(scenario, tags):

@@ -5,28 +5,25 @@ from __future__ import annotations
 import pytest
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.cost.scenario import PRESETS, load_scenario
+from superdl.cost.scenario import Scenario, load_scenario
 from superdl.super_wire.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_input_says_what_it_is_and_where_it_is_from(name):
-    known = ("measured: superdl bench", "assumed: ", "derived: ")
-    for one in PRESETS[name].inputs():
+def test_every_input_says_what_it_is_and_where_it_is_from():
+    known = ("measured: superdl bench", "assumed: ")
+    for one in Scenario().inputs():
         assert one["about"], one["name"]
         assert one["basis"] == "chosen" or one["basis"].startswith(known), one["name"]
 
 
 def test_what_was_given_is_not_said_to_be_measured():
-    bases = {one["name"]: one["basis"] for one in load_scenario("imagenet", ["read_cpu_ms=1"]).inputs()}
+    bases = {one["name"]: one["basis"] for one in load_scenario(["read_cpu_ms=1"]).inputs()}
     assert bases["read_cpu_ms"] == "given"
     assert bases["s3_cpu_ms"] == "measured: superdl bench read"
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_name_what_the_price_table_has(name):
-    scenario, prices = PRESETS[name], load_prices()
-    assert scenario.name == name
+def test_the_price_table_has_what_the_default_case_names():
+    scenario, prices = Scenario(), load_prices()
     prices.machine(scenario.machine)
     prices.machine(scenario.cpu_host)
     prices.cache_node(scenario.cache_node)
@@ -34,11 +31,11 @@ def test_presets_name_what_the_price_table_has(name):
 
 def test_values_are_replaced_by_their_types():
     scenario = load_scenario(
-        "imagenet", ["jobs=8", "in_step=false", "machine=g5.xlarge", "images_per_s=1_200", "request_s=0"]
+        ["jobs=8", "in_step=false", "machine=g5.xlarge", "images_per_s=1_200", "request_s=0"]
     )
     assert (scenario.jobs, scenario.in_step, scenario.machine) == (8, False, "g5.xlarge")
     assert (scenario.images_per_s, scenario.request_s) == (1200.0, 0.0)
-    assert scenario.samples == PRESETS["imagenet"].samples
+    assert scenario.samples == Scenario().samples
 
 
 @pytest.mark.parametrize(
@@ -58,4 +55,4 @@ def test_values_are_replaced_by_their_types():
 )
 def test_what_cannot_be_reckoned_with_is_refused(text, reason):
     with pytest.raises(ConfigError, match=reason):
-        load_scenario("imagenet", [text])
+        load_scenario([text])

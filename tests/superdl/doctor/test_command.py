@@ -47,7 +47,7 @@ def test_with_nothing_named_it_says_what_to_name(capsys):
     [
         (["--recipe", "/no/such/file"], "--recipe /no/such/file cannot be read"),
         (["--recipe", "file", "--crop", "8"], "not by both"),
-        (["--batches-per-s", "-1"], "--batches-per-s"),
+        (["--batch-size", "-1"], "--batch-size"),
         (["--patience", "0"], "--patience"),
         (["--executor", "carrier-pigeon"], "executor is one of"),
         (["--stack", "no/such.json"], "cannot be read"),

@@ -19,7 +19,7 @@ metadata.version = lambda name: "9.9.9" if name == "superdl" else real(name)
 RECIPE = ("--resize", "32", "--crop", "32")
 ALL = (
     *("listing", "coordinator", "cache", "cache memory"),
-    *("sample", "dataset fits", "bandwidth"),
+    *("sample", "dataset fits"),
 )
 
 
@@ -29,10 +29,6 @@ def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
         *RECIPE,
         "--coordinator",
         stack.address,
-        "--batch-size",
-        "16",
-        "--batches-per-s",
-        "5",
     )
     code, found = asked(capsys, *words)
     assert code == 0, found
@@ -43,7 +39,6 @@ def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
     assert (
         found["dataset fits"]["measured"]["need_bytes"] == 150 * found["sample"]["measured"]["record_bytes"]
     )
-    assert found["bandwidth"]["measured"]["batches_per_s"] > 5
     assert not stack.log.read_text().count("WARNING")
     code, found = asked(capsys, *words)  # functions are tried again, although the cache has all of it
     assert code == 0, found
@@ -68,7 +63,7 @@ def test_what_people_see_of_it(stack, monkeypatch, capsys):
 def test_the_embedded_default(images, capsys):
     code, found = asked(capsys, images.as_uri(), *RECIPE)
     assert code == 0, found
-    assert found["sample"]["verdict"] == found["bandwidth"]["verdict"] == "ok"
+    assert found["sample"]["verdict"] == "ok"
     assert found["coordinator"]["verdict"] == "skip"
 
 

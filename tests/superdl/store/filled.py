@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.catalog import list_source
 from superdl.main import main
-from superdl.super_wire.ids import Naming
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import RequestKind
 from tests.fixtures.images import SIDE
@@ -33,15 +32,14 @@ def fill(
     images: Path,
     cache: str,
     recipe: Recipe = RECIPE,
-    naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> list[PrefetchResult]:
     """What the function answered, asked for all images, 16 in a request; one pack is written for each."""
     monkeypatch.setenv("SUPER_STORE", store)
-    catalog, answers = list_source(str(images), naming=naming), []
+    catalog, answers = list_source(str(images)), []
     samples = list(zip(map(bytes.decode, catalog.keys), map(bytes.decode, catalog.versions), strict=True))
     for at in range(0, len(samples), _AT_A_TIME):
         some = dict(samples[at : at + _AT_A_TIME])
-        request = request_for(catalog.bucket, some, cache, recipe, alias=naming.alias)
+        request = request_for(catalog.bucket, some, cache, recipe)
         answers.append(run(replace(request, kind=RequestKind.DECODE_TO_STORE, store=store), Context()))
     monkeypatch.delenv("SUPER_STORE")
     assert all(answer.pack and not answer.store_trouble for answer in answers), answers

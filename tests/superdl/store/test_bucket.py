@@ -21,7 +21,7 @@ def test_a_store_in_s3(object_store, tmp_path, valkey, monkeypatch, capsys):
     code, seen = asked(capsys, "ls", "s3://data/kept/here")
     assert (code, [(one["records"], one["packs"]) for one in seen["collections"]]) == (0, [(20, 2)])
     code, seen = asked(capsys, "verify", "s3://data/kept/here", "--share", "1")
-    assert (code, seen["decoded"], seen["wrong"]) == (0, 20, [])
+    assert (code, seen["checked"], seen["wrong"]) == (0, 20, [])
 
     file = object_store.directory / "data" / "kept" / "here" / "packs" / answers[0].pack
     entry = store.read_index(answers[0].pack, file.stat().st_size).entries[0]

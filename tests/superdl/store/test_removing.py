@@ -95,8 +95,8 @@ def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, val
         [(collection_of_pack(new[0]), 40, 3, False), (collection_of_pack(old[0]), 40, 3, False)],
     )
     assert {one["bucket"] for one in seen["collections"]} == {f"file://{filled.images}"}
-    code, seen = asked(capsys, "du", store.address)
-    assert (code, seen["size_bytes"]) == (0, sum(store.packs().values()))
+    assert sum(one["size_bytes"] for one in seen["collections"]) == sum(store.packs().values())
+    assert 0 < seen["disk_free_bytes"] <= shutil.disk_usage(store.address).total
 
     assert main(["store", "prune", store.address, "--older-than", "30"]) == 2, "nobody can be asked"
     assert "--yes" in capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_clear_touches_nothing_that_the_store_did_not_name(filled, tmp_path, cap
     assert snapshot(outside) == before, "a folder of the store that leads elsewhere is not followed"
 
 
-@pytest.mark.parametrize("action", ["ls", "du", "verify", "prune", "clear"])
+@pytest.mark.parametrize("action", ["ls", "verify", "prune", "clear"])
 def test_what_is_no_store_is_refused(tmp_path, action, capsys):
     words = ["--yes"] if action == "clear" else ["--bytes", "0", "--yes"] if action == "prune" else []
     pictures = tmp_path / "pictures"
@@ -168,13 +168,13 @@ def test_what_is_no_store_is_refused(tmp_path, action, capsys):
 
 def test_the_store_that_is_meant(monkeypatch, tmp_path, filled, capsys):
     monkeypatch.setenv("SUPER_STORE", filled.address)
-    assert asked(capsys, "du")[1]["store"] == filled.address
+    assert asked(capsys, "ls")[1]["store"] == filled.address
     for none in ("none", "None"):
         monkeypatch.setenv("SUPER_STORE", none)
-        assert main(["store", "du"]) == 2
+        assert main(["store", "ls"]) == 2
         assert "SUPER_STORE=none" in capsys.readouterr().err
     monkeypatch.delenv("SUPER_STORE")
-    assert main(["store", "du"]) == 1
+    assert main(["store", "ls"]) == 1
     assert str(tmp_path / "cache-of-the-user" / "superdl" / "store") in capsys.readouterr().err
     assert main(["store", "ls", filled.address]) == 0
     shown = capsys.readouterr().out
