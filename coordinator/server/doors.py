@@ -7,6 +7,7 @@ it may use. Where functions run in workers, those call in first.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ import grpc
 
 from superdl.coordinator.executors.workers import Workers, WorkersExecutor
 from superdl.coordinator.server.listening import Health, listen, listen_for_health
-from superdl.coordinator.server.metrics_port import listen_for_metrics
 from superdl.coordinator.server.tls import ServerTls
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets
 
 if TYPE_CHECKING:
     import contextlib
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.tokens import Tokens
 
 __all__ = ["Doors", "Reception"]
+
+_log = logging.getLogger(__name__)
 
 _DRAIN_S = 5.0
 _MAX_EXIT_CODE = 255
@@ -121,10 +124,16 @@ class Doors:
             await self._listen()
         self._health.serves = True
         if metrics is not None and self._settings.metrics_listen:
-            scraped = await listen_for_metrics(
-                self._settings.metrics_listen, metrics.look, tls=self._tls, tokens=self._tokens
+            scraped = await listen_for_gets(
+                self._settings.metrics_listen,
+                "metrics_listen",
+                {"/metrics": Page(metrics.look, OPEN_METRICS)},
+                tls=self._tls.context() if self._tls else None,
+                accepts=self._tokens.accept if self._tokens else None,
             )
             self._stack.callback(scraped.close)
+            scheme = "https" if self._tls else "http"
+            _log.info("metrics at %s://%s/metrics", scheme, self._settings.metrics_listen)
         self._stack.callback(self._close)
 
     def _close(self) -> None:

@@ -64,9 +64,16 @@ class _BrokenError(Exception):
     """The stream broke; reconnecting may help."""
 
 
-async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, trouble: str = "") -> int:
+async def serve(
+    settings: WorkerSettings,
+    slots: Slots,
+    stop: asyncio.Event,
+    trouble: str = "",
+    *,
+    connected: asyncio.Event | None = None,
+) -> int:
     """Call in and run requests until ``stop`` is set or the coordinator says goodbye; or say what ``trouble``
-    keeps the slots from starting.
+    keeps the slots from starting. ``connected`` is set while the stream is up.
 
     Returns:
         The exit code of the coordinator's goodbye; 0 without one.
@@ -77,7 +84,7 @@ async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, tro
     loop = asyncio.get_running_loop()
     heard_s, pause_s, is_told, is_first = loop.time(), _FIRST_PAUSE_S, False, True
     while not stop.is_set():
-        call = _Call(settings, slots, stop, trouble, is_first=is_first)
+        call = _Call(settings, slots, stop, trouble, connected or asyncio.Event(), is_first=is_first)
         is_first = False
         try:
             await call.run()
@@ -109,10 +116,11 @@ class _Call:
         slots: Slots,
         stop: asyncio.Event,
         trouble: str,
+        connected: asyncio.Event,
         *,
         is_first: bool,
     ) -> None:
-        self._trouble, self._is_first = trouble, is_first
+        self._trouble, self._connected, self._is_first = trouble, connected, is_first
         self._settings, self._slots, self._stop = settings, slots, stop
         self._outgoing: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -149,6 +157,7 @@ class _Call:
                     raise _BrokenError(f"nothing came from it for {_SILENCE_S:g} s") from None
                 raise
             finally:
+                self._connected.clear()
                 stream.cancel()
                 for task in beside:
                     task.cancel()
@@ -157,6 +166,7 @@ class _Call:
     async def _read(self, stream: Any) -> None:
         async for message in stream:
             if self.heard_s is None:
+                self._connected.set()
                 _log.info("called in at %s with %d slots", self._settings.coordinator, self._slots.count)
             self.heard_s = asyncio.get_running_loop().time()
             if message.HasField("request"):

@@ -22,6 +22,8 @@ class WorkerSettings:
         linger_s: how long to wait for an unreachable coordinator, in seconds.
         grace_s: how long running requests may take after SIGTERM, in seconds.
         credentials: token and certificates.
+        metrics_listen: where Prometheus finds metrics, ``host:port``; empty: nowhere.
+        health_listen: the same for probes of health.
     """
 
     coordinator: str
@@ -32,3 +34,5 @@ class WorkerSettings:
     linger_s: float = 300.0
     grace_s: float = 30.0
     credentials: CoordinatorCredentials = field(default_factory=CoordinatorCredentials)
+    metrics_listen: str = ""
+    health_listen: str = ""

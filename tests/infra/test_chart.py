@@ -177,6 +177,11 @@ def test_workers_call_the_coordinator_and_scale_by_what_waits(rendered):
     assert given["SUPER_COORDINATOR"] == f"super-coordinator.ml.svc:{port}"
     paths = {one["mountPath"] for one in container["volumeMounts"]}
     assert {str(Path(path).parent) for name, path in given.items() if name.endswith("_FILE")} <= paths
+    port = container["command"][container["command"].index("--health-listen") + 1].rpartition(":")[2]
+    assert {"name": "health", "containerPort": int(port)} in container["ports"]
+    probes = {name: container[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")}
+    assert {probe["port"] for probe in probes.values()} == {"health"}
+    assert [probe["path"] for probe in probes.values()] == ["/healthz", "/livez"]
     scaler = made["HorizontalPodAutoscaler", "super-worker"]["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 10)
     (metric,) = (one["external"] for one in scaler["metrics"])
