@@ -23,18 +23,28 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "main", "run"]
 
+_log = logging.getLogger(__name__)
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve with parsed options; give the exit code."""
-    from superdl.coordinator.server.server import serve  # grpc is slow to import, and --help does not need it
+    # grpc is slow to import, and --help does not need it.
+    from superdl.coordinator.server.server import serve
+    from superdl.coordinator.server.upkeep import DecoderReplacedError
 
+    decoder = ""
     try:
         settings = load_settings(vars(arguments), os.environ, arguments.config)
         handler = RepeatedLines(sys.stderr)
         handler.setFormatter(LINE_FORMATS[settings.log_format]())
         logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
         keep_secrets_out_of_logs()
-        return asyncio.run(serve(settings))
+        while True:
+            try:
+                return asyncio.run(serve(settings, decoder))
+            except DecoderReplacedError as error:
+                _log.warning("starting again: %s", error)
+                decoder = error.decoder
     except SuperError as error:
         sys.stderr.write(shown_lines(f"superdl coordinator: {error}\n"))
         return 2 if isinstance(error, ConfigError) else 1

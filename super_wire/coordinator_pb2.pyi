@@ -454,14 +454,16 @@ class Warned(_message.Message):
     def __init__(self, at_s: _Optional[float] = ..., level: _Optional[str] = ..., times: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("name", "slots", "cpu_s")
+    __slots__ = ("name", "slots", "cpu_s", "waits")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     CPU_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     name: str
     slots: int
     cpu_s: float
-    def __init__(self, name: _Optional[str] = ..., slots: _Optional[int] = ..., cpu_s: _Optional[float] = ...) -> None: ...
+    waits: bool
+    def __init__(self, name: _Optional[str] = ..., slots: _Optional[int] = ..., cpu_s: _Optional[float] = ..., waits: bool = ...) -> None: ...
 
 class TeamStats(_message.Message):
     __slots__ = ("name", "share", "priority", "max_usd", "jobs", "in_flight", "requests", "usd", "stopped")

@@ -129,8 +129,8 @@ class ExecutorContext:
         environment: variables for functions on this machine: what the coordinator allows, they are allowed.
         outcomes: brings answers through the cache; there only if an executor answers so.
         scratch: a directory, made when it is needed, for what functions on this machine keep while it runs.
-        workers: those that call in (:class:`superdl.coordinator.executors.workers.Workers`); there only in a
-            coordinator.
+        workers: those that call in (:class:`superdl.coordinator.executors.worker_streams.Workers`); there
+            only in a coordinator.
         sockets: the directory of the coordinator's unix socket; empty where it listens on a port.
     """
 

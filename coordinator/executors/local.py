@@ -22,7 +22,8 @@ import grpc
 
 from superdl.coordinator.executors.base import ExecutorError, setting
 from superdl.coordinator.executors.scratch import Scratch
-from superdl.coordinator.executors.workers import Workers, WorkersExecutor
+from superdl.coordinator.executors.worker_streams import Workers
+from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError

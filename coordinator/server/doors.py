@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from superdl.coordinator.executors.workers import Workers, WorkersExecutor
+from superdl.coordinator.executors.worker_streams import Workers
+from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.listening import Health, listen, listen_for_health
 from superdl.coordinator.server.tls import ServerTls
 from superdl.super_wire import coordinator_pb2 as pb
@@ -33,6 +34,7 @@ __all__ = ["Doors", "Reception"]
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE_S = 30.0
 _DRAIN_S = 5.0
 _MAX_EXIT_CODE = 255
 
@@ -104,7 +106,10 @@ class Doors:
         given = settings.tls_cert, settings.tls_key, settings.tls_client_ca
         self._tls = ServerTls(*given) if settings.tls_cert else None
         self._settings, self._tokens, self._stack = settings, tokens, stack
-        self.workers = Workers() if WorkersExecutor.name in settings.executors else None
+        # Beside another executor a decoder stays: they decode alike.
+        patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
+        calls_in = WorkersExecutor.name in settings.executors
+        self.workers = Workers(patience_s=patience_s) if calls_in else None
         """Those that call in, if any may."""
         self._reception = Reception(self.workers, run_ended if settings.ends_with_run else None)
         self._health = Health()

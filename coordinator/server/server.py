@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
+from superdl.coordinator.cache.cache import Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
@@ -35,11 +35,16 @@ from superdl.coordinator.server.settings import allowed_to_listings, executor_co
 from superdl.coordinator.server.tokens import Tokens
 from superdl.coordinator.server.tracing import Tracing
 from superdl.coordinator.server.trust import warn_if_insecure
-from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
+from superdl.coordinator.server.upkeep import (
+    DecoderReplacedError,
+    Upkeep,
+    agree_on_fingerprint,
+    warm_and_take_over,
+)
 from superdl.coordinator.server.watching import Watch
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.cancelling import cancel_and_wait
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import BatchRead, DatasetFacts
     from superdl.coordinator.executors import ExecutorContext
+    from superdl.coordinator.executors.worker_streams import Workers
     from superdl.coordinator.server.settings import Settings
 
 __all__ = ["serve"]
@@ -66,15 +72,21 @@ _SHARDS = "shards"
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
-async def serve(settings: Settings) -> int:
+async def serve(settings: Settings, decoder: str = "") -> int:
     """Run a coordinator until SIGTERM, SIGINT or (if set) the end of stdin or of its run; then drain.
+
+    Args:
+        settings: how it runs.
+        decoder: the fingerprint of the one to use, whatever the cache holds records of; by default that one.
 
     Returns:
         The exit code: 0, or that of its run.
 
     Raises:
         SuperError: it cannot start, or it lost its cache to another coordinator.
+        DecoderReplacedError: it is to start again with another decoder.
     """
+    faulthandler.cancel_dump_traceback_later()  # of one before
     raise_limit_of_open_files()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -91,7 +103,7 @@ async def serve(settings: Settings) -> int:
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
         stack.push_async_callback(cancel_and_wait, stopped)
-        starting = loop.create_task(_start(settings, stack, run_ended), name="start")
+        starting = loop.create_task(_start(settings, stack, run_ended, decoder), name="start")
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             _bound_the_end()
@@ -122,7 +134,7 @@ def _bound_the_end() -> None:
 
 
 async def _start(
-    settings: Settings, stack: contextlib.AsyncExitStack, run_ended: Callable[[int], None]
+    settings: Settings, stack: contextlib.AsyncExitStack, run_ended: Callable[[int], None], decoder: str
 ) -> tuple[Engine, _Steps]:
     """Start everything, the door last; what has been started is on the stack, to be ended in reverse.
 
@@ -144,7 +156,7 @@ async def _start(
     manager = _manager(settings, context, scratch)
     stack.push_async_callback(manager.close)
     datasets, keeper = await _with_store(settings, state, stack)
-    info = await _warm_and_take_over(manager, cache)
+    info = await warm_and_take_over(manager, cache, doors.workers, decoder)
     if outcomes is not None:
         await outcomes.begin()
     await manager.agree(partial(agree_on_fingerprint, cache))
@@ -202,7 +214,7 @@ async def _start(
         watch.step()
 
     steps: _Steps = {
-        "upkeep": (upkeep.once, _UPKEEP_S),
+        "upkeep": (partial(_look_after, upkeep, engine, doors.workers), _UPKEEP_S),
         "executors": (follow_executors, _UPKEEP_S),
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
@@ -244,6 +256,16 @@ def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) 
         for read in reads:
             tracing.read(read, engine.core)
     engine.post_all(reads)
+
+
+async def _look_after(upkeep: Upkeep, engine: Engine, workers: Workers | None) -> None:
+    """Look at the cache, and whether another decoder takes the place of the one whose records it has."""
+    await upkeep.once()
+    is_needed = bool(engine.core.jobs)
+    if workers is not None and (decoder := workers.successor(is_needed=is_needed)):
+        if is_needed:
+            _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
+        raise DecoderReplacedError(decoder)
 
 
 def _emf(engine: Engine, owner: str) -> _Steps:
@@ -288,25 +310,6 @@ def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
         of_its_work = replace(prices.of(LocalExecutor.name), hour=0.0, coordinator_hour=0.0)
         facts.append(ExecutorFacts(LocalExecutor.name, of_its_work, decodes=False))
     return tuple(facts)
-
-
-async def _warm_and_take_over(manager: ExecutorManager, cache: Cache) -> CacheInfo:
-    """Start functions while the cache is reached: both take a while.
-
-    Those that cost money are started once the cache is ours: a coordinator that finds another one there ends.
-    """
-    info = await take_over(cache) if manager.remote else None
-    warming = asyncio.create_task(manager.start(), name="warm")
-    try:
-        if info is None:
-            info = await take_over(cache)
-        while not (await asyncio.wait([warming], timeout=LOCK_TTL_S / 4))[0]:
-            with contextlib.suppress(CacheUnreachableError):  # the upkeep will tell
-                await cache.hold_lock()
-        await warming
-    finally:
-        await cancel_and_wait(warming)
-    return info
 
 
 def _core_settings(

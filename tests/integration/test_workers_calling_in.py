@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,11 +14,11 @@ from superdl.sampler.rpc.connection import CallFailedError, connection_to
 from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
-from tests.fixtures.workers import WorkerProcess, workers
+from tests.fixtures.workers import WorkerProcess, until, workers
 from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.fixtures.object_store import ObjectStore
@@ -100,14 +99,6 @@ def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code() -> No
             assert [stack.process.returncode, *(one.ended() for one in both)] == [7, 7, 7]
     finally:
         stack.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait, bounded, for what other processes do."""
-    deadline_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

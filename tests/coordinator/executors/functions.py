@@ -184,6 +184,14 @@ def with_a_clock_ahead(event, context):
     return handler.handler(event, context)
 
 
+def of_another_decoder(event, context):
+    """The real function, which says that it decodes otherwise than others do."""
+    from superdl.lambda_prefetch import handler
+
+    answer = handler.handler(event, context)
+    return {**answer, "golden": FINGERPRINT} if "super_warm" in event else answer
+
+
 def answering_elsewhere(event, context):
     """The real function, whose outcomes never reach the stream that the coordinator follows."""
     from superdl.lambda_prefetch import handler

@@ -17,13 +17,13 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
     ThrottledError,
 )
-from superdl.coordinator.executors.workers import Workers
+from superdl.coordinator.executors.worker_streams import Workers
 from superdl.coordinator.server.doors import Reception
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
 
-FINGERPRINT = "a" * 32
+FINGERPRINT, OTHER = "a" * 32, "b" * 32
 SAME = {"protocol_version": PROTOCOL_VERSION, "version": installed_version(), "fingerprint": FINGERPRINT}
 
 
@@ -92,6 +92,47 @@ def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, words)
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
             assert words in refused.value.details()
             assert workers.slots == 1
+
+    asyncio.run(main())
+
+
+def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use(tmp_path, caplog):
+    async def main():
+        async with coordinator(tmp_path, patience_s=0.0) as (workers, stub):
+            first = await call_in(stub, name="first")
+            await call_in(stub, name="second", fingerprint=OTHER, slots=4)
+            assert (workers.slots, workers.fingerprint) == (1, FINGERPRINT)
+            assert [one.waits for one in workers.stats] == [False, True]
+            assert "the worker second decodes as" in caplog.text
+            runs = [asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0)) for _ in range(2)]
+            request = await request_of(first)
+            assert workers.successor(is_needed=False) == ""  # it works
+            await first.write(answer(request, result=b"done"))
+            assert await runs[0] == b"done"
+            await first.write(answer(await request_of(first), result=b"done"))
+            assert await runs[1] == b"done"
+            assert workers.successor(is_needed=True) == ""
+            assert workers.successor(is_needed=False) == OTHER
+            first.cancel()
+            async with asyncio.timeout(20):
+                while len(workers.stats) == 2:  # noqa: ASYNC110  # nobody tells of it
+                    await asyncio.sleep(0)
+            assert workers.successor(is_needed=True) == OTHER
+
+    asyncio.run(main())
+
+
+def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_path):
+    async def main():
+        async with coordinator(tmp_path, patience_s=0.2) as (workers, stub):
+            workers.fingerprint = FINGERPRINT
+            first = asyncio.create_task(workers.first())
+            await call_in(stub, fingerprint=OTHER)
+            assert not first.done()
+            await first
+            assert (workers.fingerprint, workers.slots) == (OTHER, 1)
+            await call_in(stub, name="z")
+            assert [one.waits for one in workers.stats] == [False, True]
 
     asyncio.run(main())
 

@@ -7,7 +7,6 @@ import http.client
 import os
 import signal
 import ssl
-import time
 
 import pytest
 
@@ -18,7 +17,7 @@ from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError
 from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
-from tests.fixtures.workers import WorkerProcess
+from tests.fixtures.workers import WorkerProcess, until
 
 TOKEN = "a-token-of-more-than-16"
 
@@ -34,14 +33,6 @@ def got(port, path, token="", tls=None):
             return 0, ""
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
-
-
-def until(condition):
-    """Wait, bounded, for what another process does."""
-    deadline_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def test_health_follows_the_stream_and_figures_need_the_token(certificates):
