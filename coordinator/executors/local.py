@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import grpc
 
 from superdl.coordinator.executors.base import ExecutorError, setting
+from superdl.coordinator.executors.called_in import Workers
 from superdl.coordinator.executors.scratch import Scratch
-from superdl.coordinator.executors.worker_streams import Workers
+from superdl.coordinator.executors.worker_streams import serve
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
@@ -212,7 +213,7 @@ class _Door(pb_grpc.CoordinatorServicer):
         self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ToWorker]:
         """The worker's stream."""
-        async for message in self._workers.serve(incoming, context):
+        async for message in serve({True: self._workers}, incoming, context):
             yield message
 
 

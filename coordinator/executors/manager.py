@@ -20,7 +20,7 @@ from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import SuperError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from superdl.coordinator.core import Event
     from superdl.coordinator.executors import Executor
@@ -65,6 +65,11 @@ class ManagedExecutor:
     def connected(self) -> Sequence[pb.WorkerStats]:
         """The workers that are connected to it."""
         return self._made.connected
+
+    @property
+    def slot_failures(self) -> Mapping[str, int]:
+        """What became of their slots."""
+        return self._made.slot_failures
 
     @property
     def keeps_shards(self) -> bool:

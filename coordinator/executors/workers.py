@@ -15,12 +15,14 @@ from superdl.coordinator.executors.messages import read_object, read_result
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from superdl.coordinator.executors.base import ExecutorContext
-    from superdl.coordinator.executors.worker_streams import Workers
+    from superdl.coordinator.executors.called_in import Workers
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["WorkersExecutor", "WorkersSettings"]
+__all__ = ["StoreWorkersExecutor", "WorkersExecutor", "WorkersSettings"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +65,11 @@ class WorkersExecutor(Executor):
         return self._workers.stats
 
     @property
+    def slot_failures(self) -> Mapping[str, int]:  # type: ignore[override]  # they grow
+        """What became of their slots."""
+        return self._workers.failures
+
+    @property
     def fingerprint(self) -> str:  # type: ignore[override]  # it is the first worker's
         """What the workers decode images to."""
         return self._workers.fingerprint
@@ -74,11 +81,15 @@ class WorkersExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request in a free slot; see :class:`.base.Executor`."""
+        of_store = request.restores or request.from_cache
 
-        def made(ahead_s: float) -> bytes:
-            return replace(request, expires_at=request.expires_at + ahead_s).to_json().encode()
+        def made(ahead_s: float, sees_store: bool) -> bytes:  # noqa: FBT001  # as it is called
+            theirs = replace(request, expires_at=request.expires_at + ahead_s)
+            if not (sees_store or of_store):
+                theirs = replace(theirs, store="", pointers=False)
+            return theirs.to_json().encode()
 
-        answer = await self._workers.run(made, timeout_s)
+        answer = await self._workers.run(made, timeout_s, of_store=of_store)
         result = read_result(read_object(answer, "a worker"), request.request_id, "a worker")
         messages, samples = result.messages, len(result.outcomes)
         if len(messages) > samples:
@@ -88,3 +99,13 @@ class WorkersExecutor(Executor):
     async def close(self) -> None:
         """End the workers' streams. They wait for the next coordinator, or end by themselves."""
         self._workers.close()
+
+
+class StoreWorkersExecutor(WorkersExecutor):
+    """Restores and saves in the workers that call in for that alone; there may be none."""
+
+    def __init__(self, settings: WorkersSettings, context: ExecutorContext) -> None:
+        super().__init__(settings, replace(context, workers=context.savers))
+
+    async def start(self) -> None:
+        """Wait for nobody."""

@@ -21,9 +21,9 @@ from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
+from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.doors import Doors
 from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import BatchRead, DatasetFacts
     from superdl.coordinator.executors import ExecutorContext
-    from superdl.coordinator.executors.worker_streams import Workers
+    from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.server.settings import Settings
 
 __all__ = ["serve"]
@@ -151,17 +151,17 @@ async def _start(
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
     doors = Doors(settings, tokens, stack, run_ended)
-    await doors.open_to_workers()
-    context = replace(executor_context(settings, outcomes), workers=doors.workers)
+    datasets, keeper = await _with_store(settings, state, stack)
+    await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
+    context = replace(executor_context(settings, outcomes), workers=doors.workers, savers=doors.savers)
     manager = _manager(settings, context, scratch)
     stack.push_async_callback(manager.close)
-    datasets, keeper = await _with_store(settings, state, stack)
     info = await warm_and_take_over(manager, cache, doors.workers, decoder)
     if outcomes is not None:
         await outcomes.begin()
     await manager.agree(partial(agree_on_fingerprint, cache))
     core_settings = replace(
-        _core_settings(settings, info, facts, await cache.spent_usd()),
+        _core_settings(settings, info, _seen(facts, doors.workers), await cache.spent_usd()),
         teams=tokens.teams_now() if tokens is not None else (),
         teams_usd=await cache.teams_usd(),
     )
@@ -231,7 +231,7 @@ def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None)
     decoding = replace(context, scratch=scratch)
     return ExecutorManager(
         [partial(executor, settings, decoding) for executor in executor_classes(settings.executors)],
-        [partial(make, context) for make in settings.store_only],
+        [partial(executor, given, context) for executor, given in settings.store_only],
     )
 
 
@@ -306,10 +306,17 @@ def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
         ExecutorFacts(one.name, prices.of(one.name), sees_store=one.sees_store(settings, store))
         for one in classes
     ]
-    for _ in settings.store_only:  # the hours of its machine are what they are without it
-        of_its_work = replace(prices.of(LocalExecutor.name), hour=0.0, coordinator_hour=0.0)
-        facts.append(ExecutorFacts(LocalExecutor.name, of_its_work, decodes=False))
+    for one, _ in settings.store_only:  # the hours of their machines are what they are without them
+        of_its_work = replace(prices.of(one.name), hour=0.0, coordinator_hour=0.0)
+        facts.append(ExecutorFacts(one.name, of_its_work, decodes=False))
     return tuple(facts)
+
+
+def _seen(facts: tuple[ExecutorFacts, ...], workers: Workers | None) -> tuple[ExecutorFacts, ...]:
+    """What the core is told, now that workers have said whether they see the store."""
+    if workers is None or not workers.all_see_store:
+        return facts
+    return tuple(replace(one, sees_store=True) if one.name == WorkersExecutor.name else one for one in facts)
 
 
 def _core_settings(

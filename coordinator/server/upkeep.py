@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.coordinator.cache.read_reports import ReportReader
     from superdl.coordinator.cache.sweeping import Ids
+    from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.executors.manager import ExecutorManager
-    from superdl.coordinator.executors.worker_streams import Workers
     from superdl.coordinator.server.engine import Engine
 
 __all__ = ["DecoderReplacedError", "Upkeep", "agree_on_fingerprint", "take_over", "warm_and_take_over"]

@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--grace", type=float, default=30.0, metavar="S", help="after SIGTERM, finish for so long (30)")
     add("--function", default=_FUNCTION, help=f"module:attribute that the slots run ({_FUNCTION})")
+    add("--store", default="", help="the coordinator's store, if this host sees it (SUPER_STORE)")
+    add("--store-only", action="store_true", help="restore and save alone, for functions elsewhere")
     add("--metrics-listen", default="", help="host:port where Prometheus finds metrics (nowhere)")
     add("--health-listen", default="", help="host:port, in plain text, for probes of /healthz and /livez")
     add(
@@ -76,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.nice,
         arguments.linger,
         arguments.grace,
+        store=arguments.store,
+        store_only=arguments.store_only,
         metrics_listen=arguments.metrics_listen,
         health_listen=arguments.health_listen,
     )

@@ -9,9 +9,10 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from superdl.lambda_prefetch.settings import store_in
 from superdl.lambda_prefetch.worker.showing import check_listening, show
 from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
-from superdl.super_wire.errors import SuperError
+from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.protocol import host_and_port
 
 if TYPE_CHECKING:
@@ -32,7 +33,14 @@ def work(settings: WorkerSettings) -> int:
     credentials.check_suffices(host_and_port(settings.coordinator)[0])
     settings = replace(settings, credentials=credentials)
     check_listening(settings)
-    return asyncio.run(_work(settings))
+    if settings.store:
+        os.environ["SUPER_STORE"] = settings.store  # for the slots
+    store = store_in(os.environ)
+    if settings.store_only and not store:
+        raise ConfigError(
+            "a worker that only restores and saves has a store: name it by --store (SUPER_STORE)"
+        )
+    return asyncio.run(_work(replace(settings, store=store)))
 
 
 async def _work(settings: WorkerSettings) -> int:
