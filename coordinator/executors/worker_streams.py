@@ -16,6 +16,7 @@ import grpc
 
 from superdl.coordinator.executors.base import MAX_KIND, one_line
 from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError, ProtocolMismatchError, SuperError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION, installed_version
 
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.executors.called_in import ConnectedWorker, Workers
 
-__all__ = ["serve"]
+__all__ = ["WorkServicer"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_SLOTS = 1024
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_STUCK_S = 1.0
+_STUCK_S, _SILENCE_S = 1.0, 15.0
 _NO_DECODERS = (
-    "this coordinator's functions run elsewhere: name workers among its executors (SUPER_EXECUTOR=workers), "
-    "or start this worker with --store-only"
+    "no workers call in here: name them among the executors (SUPER_EXECUTOR=workers), or start this one with "
+    "--store-only"
 )
 _NO_SAVERS = (
     "this coordinator has no work for a worker that only restores and saves: its functions see its store, or "
@@ -41,21 +42,33 @@ _NO_SAVERS = (
 )
 
 
-async def serve(
-    workers: Mapping[bool, Workers],
-    incoming: AsyncIterator[pb.FromWorker],
-    context: grpc.aio.ServicerContext[Any, Any],
-) -> AsyncIterator[pb.ToWorker]:
-    """Answer the RPC ``Work``: one worker's stream, for as long as both sides live.
+class WorkServicer(pb_grpc.CoordinatorServicer):
+    """Answers workers alone: the RPC ``Work`` is one worker's stream, for as long as both sides live.
 
     Args:
         workers: those that decode (``True``) and those that only restore and save (``False``), where such may
             call in.
-        incoming: what the worker says; its hello first.
-        context: of the call.
     """
+
+    def __init__(self, workers: Mapping[bool, Workers]) -> None:
+        self.workers = workers
+
+    async def Work(  # noqa: N802  # the protocol's name
+        self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ToWorker]:
+        """Take a worker by its hello, and yield what is said to it."""
+        async for said in _serve(self.workers, incoming, context):
+            yield said
+
+
+async def _serve(
+    workers: Mapping[bool, Workers],
+    incoming: AsyncIterator[pb.FromWorker],
+    context: grpc.aio.ServicerContext[Any, Any],
+) -> AsyncIterator[pb.ToWorker]:
     hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
-    await asyncio.wait([hello], timeout=min(one.silence_s for one in workers.values()))
+    silence_s = min((one.silence_s for one in workers.values()), default=_SILENCE_S)
+    await asyncio.wait([hello], timeout=silence_s)
     if not hello.done():  # the end of the call ends the read, by an error that is this one
         hello.add_done_callback(asyncio.Future.exception)
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from superdl.coordinator.executors.called_in import Workers
-from superdl.coordinator.executors.worker_streams import serve
+from superdl.coordinator.executors.worker_streams import WorkServicer
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.listening import Health, listen, listen_for_health
 from superdl.coordinator.server.tls import ServerTls
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from superdl.coordinator.server.metrics import Metrics
     from superdl.coordinator.server.service import CoordinatorService
@@ -40,12 +39,11 @@ _DRAIN_S = 5.0
 _MAX_EXIT_CODE = 255
 
 
-class Reception(pb_grpc.CoordinatorServicer):
+class Reception(WorkServicer):
     """A servicer of the protocol, as :func:`superdl.coordinator.server.listening.listen` takes one.
 
     Args:
-        workers: those that have called in, as
-            :func:`superdl.coordinator.executors.worker_streams.serve` takes them; empty where none may.
+        workers: those that have called in, as :class:`WorkServicer` takes them; empty where none may.
         run_ended: is told the exit code of a run that has ended; ``None`` where the coordinator is not one
             run's.
     """
@@ -53,7 +51,8 @@ class Reception(pb_grpc.CoordinatorServicer):
     def __init__(
         self, workers: Mapping[bool, Workers], run_ended: Callable[[int], None] | None = None
     ) -> None:
-        self._workers, self._run_ended = workers, run_ended
+        super().__init__(workers)
+        self._run_ended = run_ended
         self.service: CoordinatorService | None = None
         """What answers samplers; ``None`` until it can."""
         for name in pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name:
@@ -66,17 +65,6 @@ class Reception(pb_grpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
         return await getattr(self.service, name)(request, context)
 
-    async def Work(  # noqa: N802  # the protocol's name
-        self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.ToWorker]:
-        """A worker's stream, for as long as both sides live."""
-        if not self._workers:
-            why = "no workers call in here: name them among the executors (SUPER_EXECUTOR=workers)"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-            return
-        async for message in serve(self._workers, incoming, context):
-            yield message
-
     async def EndRun(  # noqa: N802  # the protocol's name
         self, request: pb.EndRunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndRunReply:
@@ -84,7 +72,7 @@ class Reception(pb_grpc.CoordinatorServicer):
         if self._run_ended is None or request.exit_code > _MAX_EXIT_CODE:
             why = "this coordinator does not end with a run (--ends-with-run), or the exit code is none"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-        for workers in self._workers.values():
+        for workers in self.workers.values():
             workers.say_goodbye(request.exit_code)
         self._run_ended(request.exit_code)
         return pb.EndRunReply()

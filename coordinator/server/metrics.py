@@ -270,10 +270,10 @@ class Metrics:
             yield "super_executor_usd_total", name, told.usd
             yield "super_cold_starts_total", name, member.cold_starts
             yield "super_cold_start_seconds_total", name, member.cold_s
-            waiting = sum(worker.waits for worker in executor.connected)
-            yield "super_workers", (*name, "working"), len(executor.connected) - waiting
+            waiting = sum(worker.waits for worker in executor.made.connected)
+            yield "super_workers", (*name, "working"), len(executor.made.connected) - waiting
             yield "super_workers", (*name, "waiting"), waiting
-            for kind, count in executor.slot_failures.items():
+            for kind, count in executor.made.slot_failures.items():
                 yield "super_slot_failures_total", (*name, kind), count
 
     def _of_teams(self) -> Iterator[tuple[str, tuple[str, ...], float]]:

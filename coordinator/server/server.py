@@ -237,7 +237,7 @@ def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None)
 
 def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool) -> DatasetFacts:
     """What the core is told of a dataset, as its functions are now."""
-    keeps_shards = all(executor.keeps_shards for executor in manager.decoding)
+    keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
     return dataset.facts(known_absent=known_absent, keeps_shards=keeps_shards)
 
 

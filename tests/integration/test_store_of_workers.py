@@ -79,7 +79,7 @@ def test_a_worker_for_the_store_alone_saves_for_functions_on_lambda(
     arguments = ("--executor", "lambda", "--lambda-warm", "2", "--request-samples", "4", "--store", store)
     with Stack(arguments=arguments, cache=valkey.url) as stack:
         for options, words in (
-            ((), "or start this worker with --store-only"),
+            ((), "or start this one with --store-only"),
             (("--store-only", "--store", str(tmp_path)), f"does not see the store {store}"),
         ):
             stranger = WorkerProcess(stack.address, *options)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 def metrics_of(coordinator: Running) -> Metrics:
     workers = [pb.WorkerStats(waits=False), pb.WorkerStats(waits=True), pb.WorkerStats(waits=True)]
-    executor = SimpleNamespace(absence="", connected=workers, slot_failures={"crashed": 2})
-    return Metrics(coordinator.engine, [executor])
+    made = SimpleNamespace(connected=workers, slot_failures={"crashed": 2})
+    return Metrics(coordinator.engine, [SimpleNamespace(absence="", made=made)])
 
 
 def parsed(text: bytes) -> dict[tuple[str, ...], float]:
