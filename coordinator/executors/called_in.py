@@ -101,6 +101,7 @@ class Workers:
         self._all: set[ConnectedWorker] = set()
         self._waiting: deque[tuple[asyncio.Future[ConnectedWorker], bool]] = deque()
         self._numbers = itertools.count(1)
+        self._exit_code: int | None = None
         self._came, self._some = asyncio.Event(), asyncio.Event()
         self._needed_s = time.monotonic()
         self.failures = dict.fromkeys(FAILURES, 0)
@@ -126,7 +127,8 @@ class Workers:
         return sorted(told, key=lambda one: one.name)
 
     def say_goodbye(self, exit_code: int) -> None:
-        """Have all workers end with an exit code."""
+        """Have all workers end with an exit code, those too that call in later."""
+        self._exit_code = exit_code
         for worker in self._all:
             worker.say(goodbye=pb.Goodbye(exit_code=exit_code))
 
@@ -250,7 +252,11 @@ class Workers:
         self.fingerprint = self.fingerprint or worker.fingerprint
         self._all.add(worker)
         self._some.set()
-        self._take_up(worker)
+        if self._exit_code is None:
+            self._take_up(worker)
+        else:
+            worker.is_draining = True
+            worker.say(goodbye=pb.Goodbye(exit_code=self._exit_code))
         _log.info("the worker %s called in with %d slots", worker.name, worker.slots)
         if worker.waits:
             _log.warning(

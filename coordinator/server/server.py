@@ -64,6 +64,7 @@ _log = logging.getLogger(__name__)
 
 _UPKEEP_S = 1.0
 _RETRY_S = 0.2
+_GOODBYE_S = 5.0
 _DRAIN_MAX_S = 9.0  # the embedded supervisor kills after ten
 _CACHE_END_S = 2.0
 _STDIN = 0
@@ -98,7 +99,7 @@ async def serve(settings: Settings, decoder: str = "") -> int:
 
     def run_ended(code: int) -> None:
         codes.append(code)
-        stop.set()
+        loop.call_later(_GOODBYE_S, stop.set)  # workers that call in late are to hear of it
 
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
