@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "main", "parsed", "run", "serve_with"]
 
+_log = logging.getLogger(__name__)
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve with parsed options; return the exit code."""
@@ -41,14 +43,22 @@ def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) ->
     Raises:
         SuperError: a setting is wrong, or it cannot start or go on.
     """
-    from superdl.coordinator.server.server import serve  # grpc is slow to import, and --help does not need it
+    # grpc is slow to import, and --help does not need it.
+    from superdl.coordinator.server.server import serve
+    from superdl.coordinator.server.upkeep import DecoderReplacedError
 
     settings = load_settings(vars(arguments), os.environ, arguments.config)
     handler = RepeatedLines(sys.stderr)
     handler.setFormatter(LINE_FORMATS[settings.log_format]())
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
     keep_secrets_out_of_logs()
-    return asyncio.run(serve(settings, holders))
+    decoder = ""
+    while True:
+        try:
+            return asyncio.run(serve(settings, holders, decoder))
+        except DecoderReplacedError as error:
+            _log.warning("starting again: %s", error)
+            decoder = error.decoder
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:

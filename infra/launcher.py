@@ -46,6 +46,7 @@ _CONFIG, _FAILURE = Path("/opt/ml/input/config"), Path("/opt/ml/output/failure")
 _PORTS = "50051,50052,29500"
 _PYTHON = (sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m")
 _CONNECT_S = "600"
+_GOODBYE_S = 20.0
 _SIGNAL = 128
 _PR_SET_PDEATHSIG = 1
 
@@ -161,10 +162,12 @@ def _words(parameters: Mapping[str, str]) -> list[str]:
 def _preprocess(run: Run, directory: Path) -> int:
     """A CPU host's part; the exit code that the coordinator's goodbye brings."""
     with contextlib.ExitStack() as stack:
-        if run.current == run.leader:
-            _start_services(run, directory, stack)
+        coordinator = _start_services(run, directory, stack) if run.current == run.leader else None
         words = ("--coordinator", run.coordinator, "--name", run.current)
         code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *words], stack).wait()
+        if coordinator is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                coordinator.wait(_GOODBYE_S)  # it says goodbye to workers that are late
         return code if code >= 0 else _SIGNAL - code
 
 
@@ -221,8 +224,8 @@ def _tell_the_end(coordinator: str, code: int) -> None:
         _log.warning("the coordinator was not told that the run has ended: %s", error)
 
 
-def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> None:
-    """Start the cache, unless ``SUPER_CACHE`` names one, and the coordinator."""
+def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+    """Start the cache, unless ``SUPER_CACHE`` names one, and the coordinator, which is returned."""
     address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
     if not cache:
         _start(_cache_command(address, run.ports[1], directory), stack)
@@ -236,7 +239,7 @@ def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> N
         "--owner": f"launcher-{run.name}",
     }
     words = [word for option in options.items() for word in option]
-    _start([*_PYTHON, "superdl.coordinator", *words, "--ends-with-run"], stack)
+    return _start([*_PYTHON, "superdl.coordinator", *words, "--ends-with-run"], stack)
 
 
 def _cache_command(address: str, port: int, directory: Path) -> list[str]:

@@ -88,7 +88,7 @@ class FunctionSettings:
             step_modules=frozenset(name for name in modules if name),
             file_roots=tuple(os.path.realpath(root) for root in roots if root),
             http_hosts=parse_http_hosts(variables.get("SUPER_HTTP_HOSTS", ""), "SUPER_HTTP_HOSTS") or None,
-            store=_store(variables),
+            store=store_in(variables),
             store_read_only=_one_of(variables, "SUPER_STORE_READ_ONLY", _SWITCH) in _SWITCH[3:],
             shard_cache=variables.get("SUPER_SHARDS", ""),
             shard_cache_bytes=_whole(variables, "SUPER_SHARDS_BYTES", 0, 2**60, 0),
@@ -103,7 +103,12 @@ class FunctionSettings:
         )
 
 
-def _store(variables: Mapping[str, str]) -> str:
+def store_in(variables: Mapping[str, str]) -> str:
+    """The normal address of the store that ``SUPER_STORE`` names; empty for none.
+
+    Raises:
+        ConfigError: it names no store.
+    """
     text = variables.get("SUPER_STORE", "").strip()
     try:
         return "" if text.lower() in _NO_STORE else parse_store(text)

@@ -28,7 +28,7 @@ class FromWorker(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., answer: _Optional[_Union[WorkerAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "version", "name", "fingerprint", "slots", "trouble", "clock_s")
+    __slots__ = ("protocol_version", "version", "name", "fingerprint", "slots", "trouble", "clock_s", "store_only", "store", "store_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,9 @@ class WorkerHello(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    STORE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     name: str
@@ -43,7 +46,10 @@ class WorkerHello(_message.Message):
     slots: int
     trouble: str
     clock_s: float
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., trouble: _Optional[str] = ..., clock_s: _Optional[float] = ...) -> None: ...
+    store_only: bool
+    store: str
+    store_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., trouble: _Optional[str] = ..., clock_s: _Optional[float] = ..., store_only: bool = ..., store: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
 
 class WorkerAnswer(_message.Message):
     __slots__ = ("call", "result", "failure")
@@ -66,10 +72,16 @@ class WorkerFailure(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., ran_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("cpu_s",)
+    __slots__ = ("cpu_s", "crashed", "timed_out", "restarted")
     CPU_S_FIELD_NUMBER: _ClassVar[int]
+    CRASHED_FIELD_NUMBER: _ClassVar[int]
+    TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    RESTARTED_FIELD_NUMBER: _ClassVar[int]
     cpu_s: float
-    def __init__(self, cpu_s: _Optional[float] = ...) -> None: ...
+    crashed: int
+    timed_out: int
+    restarted: int
+    def __init__(self, cpu_s: _Optional[float] = ..., crashed: _Optional[int] = ..., timed_out: _Optional[int] = ..., restarted: _Optional[int] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ()
@@ -476,14 +488,22 @@ class Warned(_message.Message):
     def __init__(self, at_s: _Optional[float] = ..., level: _Optional[str] = ..., times: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("name", "slots", "cpu_s")
+    __slots__ = ("name", "slots", "cpu_s", "waits", "crashed", "timed_out", "restarted")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     CPU_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    CRASHED_FIELD_NUMBER: _ClassVar[int]
+    TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    RESTARTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     slots: int
     cpu_s: float
-    def __init__(self, name: _Optional[str] = ..., slots: _Optional[int] = ..., cpu_s: _Optional[float] = ...) -> None: ...
+    waits: bool
+    crashed: int
+    timed_out: int
+    restarted: int
+    def __init__(self, name: _Optional[str] = ..., slots: _Optional[int] = ..., cpu_s: _Optional[float] = ..., waits: bool = ..., crashed: _Optional[int] = ..., timed_out: _Optional[int] = ..., restarted: _Optional[int] = ...) -> None: ...
 
 class TeamStats(_message.Message):
     __slots__ = ("name", "share", "priority", "max_usd", "jobs", "in_flight", "requests", "usd", "stopped")

@@ -175,14 +175,24 @@ class Cache:
         await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
 
     @_as_asked
+    async def fingerprint(self) -> str:
+        """The decoder fingerprint of this cache's records; empty where nobody has written one."""
+        agreed = string(await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY) or b"")
+        if agreed and not _DIGEST.fullmatch(agreed):
+            raise ValueError(f"{agreed!r} is no digest")
+        return agreed.decode()
+
+    @_as_asked
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
         """The decoder fingerprint of this cache's records, and whether it was written just now."""
-        agreed = await self._nodes.one(FINGERPRINT_KEY, "GET", FINGERPRINT_KEY)
-        if agreed is None and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
+        agreed = await self.fingerprint()
+        if not agreed and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
-        if not _DIGEST.fullmatch(string(agreed or b"")):
-            raise ValueError(f"{agreed!r} is no digest")
-        return string(agreed).decode(), False
+        return agreed or await self.fingerprint(), False
+
+    async def replace_fingerprint(self, digest: str) -> None:
+        """Say that the records of this cache are of another decoder from now on: those before are dropped."""
+        await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest)
 
     @_as_asked
     async def spent_usd(self) -> float:

@@ -157,7 +157,7 @@ class Plan:
     only_epoch: int | None = None
     _drawing: Drawing | None = field(init=False, repr=False, compare=False, default=None)
     _mixing: Mixing | None = field(init=False, repr=False, compare=False, default=None)
-    _ends: NDArray[np.int64] | None = field(init=False, repr=False, compare=False, default=None)
+    _ends: Ints | None = field(init=False, repr=False, compare=False, default=None)
     """The order positions at which batches of given lengths end."""
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class Plan:
                 f"use a smaller batch_size or drop_last=False"
             )
 
-    def _checked_ends(self, draws: Draws) -> NDArray[np.int64]:
+    def _checked_ends(self, draws: Draws) -> Ints:
         lengths = draws.length_array
         if self.replicas > 1 or self.shuffle or self.drop_last or self.mix or self.only_epoch is None:
             raise PlanError("batches of given lengths are those of one epoch and one rank, in their order")
@@ -242,7 +242,7 @@ class Plan:
     def batches_per_epoch(self) -> int:
         """Global batches per epoch, which is also every rank's batches."""
         if self._ends is not None:
-            return self._ends.size
+            return int(self._ends.size)
         full, rest = divmod(self._slots, self.global_batch_size)
         return full if self.drop_last or not rest else full + 1
 

@@ -58,6 +58,8 @@ class Ranks:
         """Accept ranks in the running event loop, and call ``stop`` when there are none any more."""
         loop, self._stop = asyncio.get_running_loop(), stop
         loop.add_reader(self._listener, self._accept_all)
+        for rank in self._ranks:  # of a coordinator before, which had another loop
+            loop.add_reader(rank, self._hear, rank)
         self._wait_for_ranks(self._grace_s)
         if self._cache is not None:
             loop.add_reader(os.pidfd_open(self._cache.pid), self._cache_died)

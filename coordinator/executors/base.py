@@ -129,8 +129,9 @@ class ExecutorContext:
         environment: variables for functions on this machine: what the coordinator allows, they are allowed.
         outcomes: brings answers through the cache; there only if an executor answers so.
         scratch: a directory, made when it is needed, for what functions on this machine keep while it runs.
-        workers: those that call in (:class:`superdl.coordinator.executors.workers.Workers`); there only in a
-            coordinator.
+        workers: those that call in (:class:`superdl.coordinator.executors.called_in.Workers`); there
+            only in a coordinator.
+        savers: likewise those that call in to restore and save alone.
         sockets: the directory of the coordinator's unix socket; empty where it listens on a port.
     """
 
@@ -141,6 +142,7 @@ class ExecutorContext:
     outcomes: OutcomeReader | None = None
     scratch: Path | None = None
     workers: Any = None
+    savers: Any = None
     sockets: str = ""
 
 
@@ -181,6 +183,9 @@ class Executor(Protocol):
 
     connected: Sequence[pb.WorkerStats] = ()
     """The workers that are connected to it, where it has any."""
+
+    slot_failures: Mapping[str, int] = {}
+    """How often their slots crashed, timed out and were started anew."""
 
     keeps_shards: bool = False
     """Whether its functions keep shards in the directory ``scratch`` of the context, once it has started."""

@@ -21,16 +21,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import grpc
 
 from superdl.coordinator.executors.base import ExecutorError, setting
+from superdl.coordinator.executors.called_in import Workers
 from superdl.coordinator.executors.scratch import Scratch
-from superdl.coordinator.executors.workers import Workers, WorkersExecutor
-from superdl.super_wire import coordinator_pb2 as pb
+from superdl.coordinator.executors.worker_streams import WorkServicer
+from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.temporary import temporary_directory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from superdl.coordinator.executors.base import ExecutorContext
 
 __all__ = ["LocalExecutor", "LocalSettings"]
@@ -157,7 +156,7 @@ class LocalExecutor(WorkersExecutor):
         """Let the worker in, and nobody else: the directory is this user's alone."""
         options = [(f"grpc.max_{way}_message_length", _MAX_MESSAGE_BYTES) for way in ("receive", "send")]
         self._server = grpc.aio.server(options=options)
-        pb_grpc.add_CoordinatorServicer_to_server(_Door(self._workers), self._server)
+        pb_grpc.add_CoordinatorServicer_to_server(WorkServicer({True: self._workers}), self._server)
         self._server.add_insecure_port(self._address)
         await self._server.start()
 
@@ -199,20 +198,6 @@ class LocalExecutor(WorkersExecutor):
         if self._closing.is_set():
             _signal(self._process.kill)
         return await self._process.wait()
-
-
-class _Door(pb_grpc.CoordinatorServicer):
-    """Answers workers alone."""
-
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-
-    async def Work(  # noqa: N802  # the protocol's name
-        self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.ToWorker]:
-        """The worker's stream."""
-        async for message in self._workers.serve(incoming, context):
-            yield message
 
 
 def _private_directory(beside: str) -> str:

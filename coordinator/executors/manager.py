@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import Event
     from superdl.coordinator.executors import Executor
-    from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = ["ExecutorManager", "ManagedExecutor"]
@@ -44,37 +43,25 @@ class ManagedExecutor:
     Args:
         make: makes the executor, again for each attempt to start it.
         decodes: else it is for the store alone, whatever its functions decode images to.
+
+    Attributes:
+        made: the executor as it was made last.
     """
 
     def __init__(self, make: Callable[[], Executor], *, decodes: bool = True) -> None:
         self._make = make
         self.decodes = decodes
-        self._made = make()  # what is wrong with its settings is told at once
+        self.made = make()  # what is wrong with its settings is told at once
         self._is_closed = False
-        self.name, self.remote, self.region = self._made.name, self._made.remote, self._made.region
-        self.files_remedy = self._made.files_remedy
+        self.name, self.remote, self.region = self.made.name, self.made.remote, self.made.region
+        self.files_remedy = self.made.files_remedy
         self.absence = "it has not been started"
         """Why it is not there; empty while it is."""
 
     @property
     def scaling(self) -> Scaling:
         """How many requests it takes at once: none while it is not there."""
-        return _NONE if self.absence else self._made.scaling
-
-    @property
-    def connected(self) -> Sequence[pb.WorkerStats]:
-        """The workers that are connected to it."""
-        return self._made.connected
-
-    @property
-    def keeps_shards(self) -> bool:
-        """Whether its functions keep shards."""
-        return self._made.keeps_shards
-
-    @property
-    def fingerprint(self) -> str:
-        """What its functions decode images to."""
-        return self._made.fingerprint
+        return _NONE if self.absence else self.made.scaling
 
     async def start(self) -> None:
         """Start the executor; it takes requests once ``absence`` is cleared.
@@ -84,8 +71,8 @@ class ManagedExecutor:
         """
         try:
             if self._is_closed:
-                self._made, self._is_closed = self._make(), False
-            await self._made.start()
+                self.made, self._is_closed = self._make(), False
+            await self.made.start()
         except SuperError as error:
             await self.close(str(error))
             raise
@@ -101,7 +88,7 @@ class ManagedExecutor:
             error = ExecutorError(f"the executor {self.name} is not there: {self.absence}")
             error.refused = True
             raise error
-        return await self._made.invoke(request, timeout_s=timeout_s)
+        return await self.made.invoke(request, timeout_s=timeout_s)
 
     async def close(self, reason: str = "the coordinator ends") -> None:
         """End the executor, once and within a bounded time; the next start has another one in its place."""
@@ -111,7 +98,7 @@ class ManagedExecutor:
         self._is_closed = True
         try:
             async with asyncio.timeout(_CLOSE_S):
-                await self._made.close()
+                await self.made.close()
         except TimeoutError:
             _log.error("the executor %s did not end within %g s: it is left to itself", self.name, _CLOSE_S)
         except Exception:  # noqa: BLE001  # logged: the others are to end too
@@ -210,11 +197,11 @@ class ExecutorManager:
     async def _admit(self, executor: ManagedExecutor, agree: Callable[[str], Awaitable[object]]) -> None:
         if executor.decodes:
             try:
-                await agree(executor.fingerprint)
+                await agree(executor.made.fingerprint)
             except SuperError as error:
                 await executor.close(str(error))
                 raise
-            self.fingerprint = self.fingerprint or executor.fingerprint
+            self.fingerprint = self.fingerprint or executor.made.fingerprint
         executor.absence = ""
 
     async def _keep(

@@ -7,21 +7,23 @@ it may use. Where functions run in workers, those call in first.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from superdl.coordinator.executors.workers import Workers, WorkersExecutor
+from superdl.coordinator.executors.called_in import Workers
+from superdl.coordinator.executors.worker_streams import WorkServicer
+from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.listening import Health, listen, listen_for_health
-from superdl.coordinator.server.metrics_port import listen_for_metrics
 from superdl.coordinator.server.tls import ServerTls
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable, Mapping
 
     from superdl.coordinator.server.metrics import Metrics
     from superdl.coordinator.server.service import CoordinatorService
@@ -30,21 +32,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Doors", "Reception"]
 
+_log = logging.getLogger(__name__)
+
+_PATIENCE_S = 30.0
 _DRAIN_S = 5.0
 _MAX_EXIT_CODE = 255
 
 
-class Reception(pb_grpc.CoordinatorServicer):
+class Reception(WorkServicer):
     """A servicer of the protocol, as :func:`superdl.coordinator.server.listening.listen` takes one.
 
     Args:
-        workers: those that have called in; ``None`` where none may.
+        workers: those that have called in, as :class:`WorkServicer` takes them; empty where none may.
         run_ended: is told the exit code of a run that has ended; ``None`` where the coordinator is not one
             run's.
     """
 
-    def __init__(self, workers: Workers | None, run_ended: Callable[[int], None] | None = None) -> None:
-        self._workers, self._run_ended = workers, run_ended
+    def __init__(
+        self, workers: Mapping[bool, Workers], run_ended: Callable[[int], None] | None = None
+    ) -> None:
+        super().__init__(workers)
+        self._run_ended = run_ended
         self.service: CoordinatorService | None = None
         """What answers samplers; ``None`` until it can."""
         for name in pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name:
@@ -57,17 +65,6 @@ class Reception(pb_grpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
         return await getattr(self.service, name)(request, context)
 
-    async def Work(  # noqa: N802  # the protocol's name
-        self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.ToWorker]:
-        """A worker's stream, for as long as both sides live."""
-        if self._workers is None:
-            why = "no workers call in here: name them among the executors (SUPER_EXECUTOR=workers)"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-            return
-        async for message in self._workers.serve(incoming, context):
-            yield message
-
     async def EndRun(  # noqa: N802  # the protocol's name
         self, request: pb.EndRunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndRunReply:
@@ -75,8 +72,8 @@ class Reception(pb_grpc.CoordinatorServicer):
         if self._run_ended is None or request.exit_code > _MAX_EXIT_CODE:
             why = "this coordinator does not end with a run (--ends-with-run), or the exit code is none"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-        elif self._workers is not None:
-            self._workers.say_goodbye(request.exit_code)
+        for workers in self.workers.values():
+            workers.say_goodbye(request.exit_code)
         self._run_ended(request.exit_code)
         return pb.EndRunReply()
 
@@ -101,16 +98,30 @@ class Doors:
         given = settings.tls_cert, settings.tls_key, settings.tls_client_ca
         self._tls = ServerTls(*given) if settings.tls_cert else None
         self._settings, self._tokens, self._stack = settings, tokens, stack
-        self.workers = Workers() if WorkersExecutor.name in settings.executors else None
-        """Those that call in, if any may."""
-        self._reception = Reception(self.workers, run_ended if settings.ends_with_run else None)
+        # Beside another executor a decoder stays: they decode alike.
+        patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
+        calls_in = WorkersExecutor.name in settings.executors
+        self.workers = Workers(patience_s=patience_s) if calls_in else None
+        """Those that call in to decode, if any may."""
+        self.savers = Workers(decodes=False) if settings.store_only else None
+        """Those that call in to restore and save alone."""
+        both = {True: self.workers, False: self.savers}
+        self._all_workers = {decodes: workers for decodes, workers in both.items() if workers is not None}
+        self._reception = Reception(self._all_workers, run_ended if settings.ends_with_run else None)
         self._health = Health()
         self._health.serves = False
         self._is_open = False
         self._metrics: Metrics | None = None
 
-    async def open_to_workers(self) -> None:
-        """Let workers in, where there may be some; probes are told that it does not serve yet."""
+    async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
+        """Let workers in, where functions run in some; probes are told that it does not serve yet.
+
+        Args:
+            store: the address of the coordinator's store, or empty.
+            store_id: its identity, if it is a directory that is there.
+        """
+        for workers in self._all_workers.values():
+            workers.follow_store(store, store_id)
         if self.workers is not None:
             await self._listen()
 
@@ -121,18 +132,24 @@ class Doors:
             await self._listen()
         self._health.serves = True
         if metrics is not None and self._settings.metrics_listen:
-            scraped = await listen_for_metrics(
-                self._settings.metrics_listen, metrics.look, tls=self._tls, tokens=self._tokens
+            scraped = await listen_for_gets(
+                self._settings.metrics_listen,
+                "metrics_listen",
+                {"/metrics": Page(metrics.look, OPEN_METRICS)},
+                tls=self._tls.context() if self._tls else None,
+                accepts=self._tokens.accept if self._tokens else None,
             )
             self._stack.callback(scraped.close)
+            scheme = "https" if self._tls else "http"
+            _log.info("metrics at %s://%s/metrics", scheme, self._settings.metrics_listen)
         self._stack.callback(self._close)
 
     def _close(self) -> None:
         """Answer samplers no more, before what answers them ends, and let workers go, which would wait."""
         self._health.end()
         self._reception.service = None
-        if self.workers is not None:
-            self.workers.close()
+        for workers in self._all_workers.values():
+            workers.close()
 
     async def _listen(self) -> None:
         self._is_open = True

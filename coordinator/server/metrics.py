@@ -76,6 +76,8 @@ super_executor_samples_total counter executor | Samples that an executor produce
 super_executor_usd_total counter executor | Dollars billed for its requests.
 super_cold_starts_total counter executor | Answers of functions that had to start.
 super_cold_start_seconds_total counter executor | Seconds until those functions began.
+super_workers gauge executor state | Workers that are connected: at work, or waiting with another decoder.
+super_slot_failures_total counter executor kind | What befell workers' slots: crashed, timed_out, restarted.
 super_team_share gauge team | A team's share of requests and cache; no team is "-".
 super_team_requests_in_flight gauge team | Requests that functions work on for a team's jobs.
 super_team_requests_total counter team | Requests made for a team's jobs.
@@ -252,8 +254,9 @@ class Metrics:
 
     def _of_executors(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         core = self._engine.core
-        for told, member in zip(
-            executor_stats(core, self._executors), core.state.fleet.executors, strict=True
+        members = core.state.fleet.executors
+        for told, member, executor in zip(
+            executor_stats(core, self._executors), members, self._executors, strict=True
         ):
             # The one for the store alone may have the name of one that decodes.
             name = (told.name if member.decodes else f"{told.name} (store)",)
@@ -267,6 +270,11 @@ class Metrics:
             yield "super_executor_usd_total", name, told.usd
             yield "super_cold_starts_total", name, member.cold_starts
             yield "super_cold_start_seconds_total", name, member.cold_s
+            waiting = sum(worker.waits for worker in executor.made.connected)
+            yield "super_workers", (*name, "working"), len(executor.made.connected) - waiting
+            yield "super_workers", (*name, "waiting"), waiting
+            for kind, count in executor.made.slot_failures.items():
+                yield "super_slot_failures_total", (*name, kind), count
 
     def _of_teams(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         for told in team_stats(self._engine.core):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from superdl.coordinator.cache.cache import LOCK_TTL_S, Cache, LockHeldError
+from superdl.coordinator.cache.cache import Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
 from superdl.coordinator.cache.read_reports import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
@@ -21,9 +21,9 @@ from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.price_table import load_prices
+from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.doors import Doors
 from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
@@ -35,11 +35,16 @@ from superdl.coordinator.server.settings import allowed_to_listings, executor_co
 from superdl.coordinator.server.tokens import Tokens
 from superdl.coordinator.server.tracing import Tracing
 from superdl.coordinator.server.trust import warn_if_insecure
-from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint, take_over
+from superdl.coordinator.server.upkeep import (
+    DecoderReplacedError,
+    Upkeep,
+    agree_on_fingerprint,
+    warm_and_take_over,
+)
 from superdl.coordinator.server.watching import Watch
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.cancelling import cancel_and_wait
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
+from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import BatchRead, DatasetFacts
     from superdl.coordinator.executors import ExecutorContext
+    from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.server.settings import Settings
 
 __all__ = ["Holders", "serve"]
@@ -58,6 +64,7 @@ _log = logging.getLogger(__name__)
 
 _UPKEEP_S = 1.0
 _RETRY_S = 0.2
+_GOODBYE_S = 5.0
 _DRAIN_MAX_S = 9.0  # less than the ten seconds after which service managers kill
 _CACHE_END_S = 2.0
 _STDIN = 0
@@ -76,15 +83,22 @@ class Holders(Protocol):
         """Learn that the coordinator serves."""
 
 
-async def serve(settings: Settings, holders: Holders | None = None) -> int:
+async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
     """Run a coordinator until SIGTERM, SIGINT or the end of stdin, its run or its holders; then drain.
+
+    Args:
+        settings: how it runs.
+        holders: those for whom alone it runs.
+        decoder: the fingerprint of the one to use, whatever the cache holds records of; by default that one.
 
     Returns:
         The exit code: 0, or that of its run.
 
     Raises:
         SuperError: it cannot start, or it lost its cache to another coordinator.
+        DecoderReplacedError: it is to start again with another decoder.
     """
+    faulthandler.cancel_dump_traceback_later()  # of one before
     raise_limit_of_open_files()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -98,12 +112,12 @@ async def serve(settings: Settings, holders: Holders | None = None) -> int:
 
     def run_ended(code: int) -> None:
         codes.append(code)
-        stop.set()
+        loop.call_later(_GOODBYE_S, stop.set)  # workers that call in late are to hear of it
 
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
         stack.push_async_callback(cancel_and_wait, stopped)
-        starting = loop.create_task(_start(settings, stack, run_ended), name="start")
+        starting = loop.create_task(_start(settings, stack, run_ended, decoder), name="start")
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             _bound_the_end()
@@ -136,7 +150,7 @@ def _bound_the_end() -> None:
 
 
 async def _start(
-    settings: Settings, stack: contextlib.AsyncExitStack, run_ended: Callable[[int], None]
+    settings: Settings, stack: contextlib.AsyncExitStack, run_ended: Callable[[int], None], decoder: str
 ) -> tuple[Engine, _Steps]:
     """Start everything, the door last; what has been started is on the stack, to be ended in reverse.
 
@@ -153,17 +167,17 @@ async def _start(
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
     doors = Doors(settings, tokens, stack, run_ended)
-    await doors.open_to_workers()
-    context = replace(executor_context(settings, outcomes), workers=doors.workers)
+    datasets, keeper = await _with_store(settings, state, stack)
+    await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
+    context = replace(executor_context(settings, outcomes), workers=doors.workers, savers=doors.savers)
     manager = _manager(settings, context, scratch)
     stack.push_async_callback(manager.close)
-    datasets, keeper = await _with_store(settings, state, stack)
-    info = await _warm_and_take_over(manager, cache)
+    info = await warm_and_take_over(manager, cache, doors.workers, decoder)
     if outcomes is not None:
         await outcomes.begin()
     await manager.agree(partial(agree_on_fingerprint, cache))
     core_settings = replace(
-        _core_settings(settings, info, facts, await cache.spent_usd()),
+        _core_settings(settings, info, _seen(facts, doors.workers), await cache.spent_usd()),
         teams=tokens.teams_now() if tokens is not None else (),
         teams_usd=await cache.teams_usd(),
     )
@@ -216,7 +230,7 @@ async def _start(
         watch.step()
 
     steps: _Steps = {
-        "upkeep": (upkeep.once, _UPKEEP_S),
+        "upkeep": (partial(_look_after, upkeep, engine, doors.workers), _UPKEEP_S),
         "executors": (follow_executors, _UPKEEP_S),
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
@@ -233,13 +247,13 @@ def _manager(settings: Settings, context: ExecutorContext, scratch: Path | None)
     decoding = replace(context, scratch=scratch)
     return ExecutorManager(
         [partial(executor, settings, decoding) for executor in executor_classes(settings.executors)],
-        [partial(make, context) for make in settings.store_only],
+        [partial(executor, given, context) for executor, given in settings.store_only],
     )
 
 
 def _facts_of(manager: ExecutorManager, dataset: Dataset, *, known_absent: bool) -> DatasetFacts:
     """What the core is told of a dataset, as its functions are now."""
-    keeps_shards = all(executor.keeps_shards for executor in manager.decoding)
+    keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
     return dataset.facts(known_absent=known_absent, keeps_shards=keeps_shards)
 
 
@@ -258,6 +272,16 @@ def _heard(tracing: Tracing | None, engine: Engine, reads: Sequence[BatchRead]) 
         for read in reads:
             tracing.read(read, engine.core)
     engine.post_all(reads)
+
+
+async def _look_after(upkeep: Upkeep, engine: Engine, workers: Workers | None) -> None:
+    """Look at the cache, and whether another decoder takes the place of the one whose records it has."""
+    await upkeep.once()
+    is_needed = bool(engine.core.jobs)
+    if workers is not None and (decoder := workers.successor(is_needed=is_needed)):
+        if is_needed:
+            _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
+        raise DecoderReplacedError(decoder)
 
 
 def _emf(engine: Engine, owner: str) -> _Steps:
@@ -298,29 +322,17 @@ def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
         ExecutorFacts(one.name, prices.of(one.name), sees_store=one.sees_store(settings, store))
         for one in classes
     ]
-    for _ in settings.store_only:  # the hours of its machine are what they are without it
-        of_its_work = replace(prices.of(LocalExecutor.name), hour=0.0, coordinator_hour=0.0)
-        facts.append(ExecutorFacts(LocalExecutor.name, of_its_work, decodes=False))
+    for one, _ in settings.store_only:  # the hours of their machines are what they are without them
+        of_its_work = replace(prices.of(one.name), hour=0.0, coordinator_hour=0.0)
+        facts.append(ExecutorFacts(one.name, of_its_work, decodes=False))
     return tuple(facts)
 
 
-async def _warm_and_take_over(manager: ExecutorManager, cache: Cache) -> CacheInfo:
-    """Start functions while the cache is reached: both take a while.
-
-    Those that cost money are started once the cache is ours: a coordinator that finds another one there ends.
-    """
-    info = await take_over(cache) if manager.remote else None
-    warming = asyncio.create_task(manager.start(), name="warm")
-    try:
-        if info is None:
-            info = await take_over(cache)
-        while not (await asyncio.wait([warming], timeout=LOCK_TTL_S / 4))[0]:
-            with contextlib.suppress(CacheUnreachableError):  # the upkeep will tell
-                await cache.hold_lock()
-        await warming
-    finally:
-        await cancel_and_wait(warming)
-    return info
+def _seen(facts: tuple[ExecutorFacts, ...], workers: Workers | None) -> tuple[ExecutorFacts, ...]:
+    """What the core is told, now that workers have said whether they see the store."""
+    if workers is None or not workers.all_see_store:
+        return facts
+    return tuple(replace(one, sees_store=True) if one.name == WorkersExecutor.name else one for one in facts)
 
 
 def _core_settings(

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import tomllib
 from dataclasses import Field, dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from superdl.coordinator.executors import ExecutorContext, executor_classes
 from superdl.coordinator.executors.aws_lambda import LambdaSettings
 from superdl.coordinator.executors.base import check_settings, setting
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
-from superdl.coordinator.executors.workers import WorkersSettings
+from superdl.coordinator.executors.workers import StoreWorkersExecutor, WorkersSettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
 from superdl.coordinator.store import AUTO, StoreChoice, chosen_store
 from superdl.super_wire.errors import ConfigError
@@ -150,13 +149,15 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         )
 
     @property
-    def store_only(self) -> list[Callable[[ExecutorContext], Executor]]:
-        """Make the executors that restore and save for functions that do not see the store: one or none."""
+    def store_only(self) -> list[tuple[type[Executor], Settings]]:
+        """The executors, with their settings, that restore and save for functions that do not see the store:
+        a few local ones, and workers that call in for it; or none.
+        """
         address = self.store_choice.address
         if not address or self._is_seen(address):
             return []
         few = replace(self, slots=min(self.slots, _STORE_SLOTS))
-        return [partial(LocalExecutor, few)]
+        return [(LocalExecutor, few), (StoreWorkersExecutor, self)]
 
     def _is_seen(self, address: str) -> bool:
         """Whether the functions of an executor see the store."""

@@ -68,7 +68,7 @@ def stats(
         history=history,
         teams=team_stats(core),
         warned=[pb.Warned(**one._asdict()) for one in warned_of()[1]],
-        workers=[worker for executor in executors for worker in executor.connected],
+        workers=[worker for executor in executors for worker in executor.made.connected],
     )
 
 

@@ -7,6 +7,7 @@ decided in :mod:`superdl.coordinator.core`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from superdl.coordinator.cache.cache import LOCK_TTL_S, LockHeldError
 from superdl.coordinator.cache.sweeping import Sweep, known_ids
 from superdl.coordinator.core import CacheEvicted, CacheGrew, CacheReset, CacheResized
+from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from superdl.super_wire.ids import ID_BYTES
 
@@ -25,13 +27,16 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.outcomes import OutcomeReader
     from superdl.coordinator.cache.read_reports import ReportReader
     from superdl.coordinator.cache.sweeping import Ids
+    from superdl.coordinator.executors.called_in import Workers
+    from superdl.coordinator.executors.manager import ExecutorManager
     from superdl.coordinator.server.engine import Engine
 
-__all__ = ["Upkeep", "agree_on_fingerprint", "take_over"]
+__all__ = ["DecoderReplacedError", "Upkeep", "agree_on_fingerprint", "take_over", "warm_and_take_over"]
 
 _log = logging.getLogger(__name__)
 
 _REACH_TIMEOUT_S = 10.0
+_DROPPED_AT_ONCE = 2000
 _RETRY_S = 0.2
 _LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # one node of a cluster that hangs must not let the lock on another expire
 _BUFFER_SHARE = 0.25
@@ -74,6 +79,33 @@ async def take_over(cache: Cache) -> CacheInfo:
         await asyncio.sleep(_RETRY_S)
 
 
+async def warm_and_take_over(
+    manager: ExecutorManager, cache: Cache, workers: Workers | None = None, decoder: str = ""
+) -> CacheInfo:
+    """Start functions while the cache is reached: both take a while.
+
+    Those that cost money are started once the cache is ours: a coordinator that finds another one there ends.
+    Workers that call in decode as the cache's records were, or as ``decoder``, if there are any such.
+    """
+    chooses = workers is not None and workers.patience_s is not None
+    info = await take_over(cache) if manager.remote or chooses else None
+    if workers is not None and chooses:
+        workers.fingerprint = decoder or await cache.fingerprint()
+    warming = asyncio.create_task(manager.start(), name="warm")
+    try:
+        if info is None:
+            info = await take_over(cache)
+        while not (await asyncio.wait([warming], timeout=LOCK_TTL_S / 4))[0]:
+            with contextlib.suppress(CacheUnreachableError):  # the upkeep will tell
+                await cache.hold_lock()
+        await warming
+    finally:
+        await cancel_and_wait(warming)
+    if workers is not None and chooses and await _replace_decoder(cache, workers.fingerprint):
+        info = await cache.info()
+    return info
+
+
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
     """See that functions decode as those did that filled this cache; ``True`` if nobody had filled it yet.
 
@@ -92,6 +124,33 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
             f"by functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty it"
         )
     return is_new
+
+
+class DecoderReplacedError(Exception):
+    """Workers of another ``decoder`` take the place of those that were: the coordinator is to start anew."""
+
+    def __init__(self, decoder: str) -> None:
+        super().__init__(f"workers that decode as {decoder} are used from now on")
+        self.decoder = decoder
+
+
+async def _replace_decoder(cache: Cache, digest: str) -> bool:
+    """Drop all records of another decoder from the cache, if there may be any; whether that was so."""
+    earlier = await cache.fingerprint()
+    if earlier in ("", digest):
+        return False
+    words = "workers decode as %s now: what %s has of %s is dropped"
+    _log.warning(words, digest, cache.address, earlier)
+    cursor, first = 0, True
+    while cursor or first:
+        cursor, ids = await cache.scan_records(cursor, count=_DROPPED_AT_ONCE)
+        first = False
+        await cache.drop(ids)
+        await cache.hold_lock()
+    await cache.replace_fingerprint(
+        digest
+    )  # last: a coordinator that ends here has one that fits what is left
+    return True
 
 
 class Upkeep:

@@ -24,8 +24,8 @@ from superdl.experiments.loaders.samples import ImageMaker, list_samples
 from superdl.experiments.output import new_directory, write_whole
 from superdl.experiments.reporting.page import PAGE_NAME
 from superdl.experiments.spec import RecipeSpec
-from superdl.sampler.embedded import usable_cores
 from superdl.super_wire.errors import BadSampleError, ConfigError, SuperError
+from superdl.super_wire.host import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,15 @@ import grpc
 from superdl.lambda_prefetch.worker.slots import RequestFailedError
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import errors
+from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
-from superdl.super_wire.errors import ConfigError, CoordinatorError, CoordinatorTrustError, SuperError
+from superdl.super_wire.errors import (
+    ConfigError,
+    CoordinatorError,
+    CoordinatorTrustError,
+    StoreError,
+    SuperError,
+)
 from superdl.super_wire.protocol import (
     ERROR_METADATA_KEY,
     PROTOCOL_VERSION,
@@ -28,6 +35,7 @@ from superdl.super_wire.protocol import (
     host_and_port,
     installed_version,
 )
+from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
     from superdl.lambda_prefetch.worker.settings import WorkerSettings
@@ -43,6 +51,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _MAX_MESSAGE_BYTES = 8 * 2**20
 _MAX_ANSWER_BYTES = 3 * 2**20  # below what a coordinator takes
 _MAX_WORDS = 2000
+_STORE_S = 5.0  # less than a coordinator waits for a hello
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -64,9 +73,16 @@ class _BrokenError(Exception):
     """The stream broke; reconnecting may help."""
 
 
-async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, trouble: str = "") -> int:
+async def serve(
+    settings: WorkerSettings,
+    slots: Slots,
+    stop: asyncio.Event,
+    trouble: str = "",
+    *,
+    connected: asyncio.Event | None = None,
+) -> int:
     """Call in and run requests until ``stop`` is set or the coordinator says goodbye; or say what ``trouble``
-    keeps the slots from starting.
+    keeps the slots from starting. ``connected`` is set while the stream is up.
 
     Returns:
         The exit code of the coordinator's goodbye; 0 without one.
@@ -77,7 +93,7 @@ async def serve(settings: WorkerSettings, slots: Slots, stop: asyncio.Event, tro
     loop = asyncio.get_running_loop()
     heard_s, pause_s, is_told, is_first = loop.time(), _FIRST_PAUSE_S, False, True
     while not stop.is_set():
-        call = _Call(settings, slots, stop, trouble, is_first=is_first)
+        call = _Call(settings, slots, stop, trouble, connected or asyncio.Event(), is_first=is_first)
         is_first = False
         try:
             await call.run()
@@ -109,10 +125,11 @@ class _Call:
         slots: Slots,
         stop: asyncio.Event,
         trouble: str,
+        connected: asyncio.Event,
         *,
         is_first: bool,
     ) -> None:
-        self._trouble, self._is_first = trouble, is_first
+        self._trouble, self._connected, self._is_first = trouble, connected, is_first
         self._settings, self._slots, self._stop = settings, slots, stop
         self._outgoing: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -149,6 +166,7 @@ class _Call:
                     raise _BrokenError(f"nothing came from it for {_SILENCE_S:g} s") from None
                 raise
             finally:
+                self._connected.clear()
                 stream.cancel()
                 for task in beside:
                     task.cancel()
@@ -157,6 +175,7 @@ class _Call:
     async def _read(self, stream: Any) -> None:
         async for message in stream:
             if self.heard_s is None:
+                self._connected.set()
                 _log.info("called in at %s with %d slots", self._settings.coordinator, self._slots.count)
             self.heard_s = asyncio.get_running_loop().time()
             if message.HasField("request"):
@@ -176,14 +195,18 @@ class _Call:
         del self._running[call]
 
     async def _write(self, stream: Any) -> None:
+        settings = self._settings
         hello = pb.WorkerHello(
             protocol_version=PROTOCOL_VERSION,
             version=installed_version(),
-            name=self._settings.name,
+            name=settings.name,
             fingerprint=self._slots.fingerprint,
             slots=self._slots.count,
             trouble=self._trouble[:_MAX_WORDS],
             clock_s=time.time(),
+            store_only=settings.store_only,
+            store=settings.store,
+            store_id=await _store_id(settings.store),
         )
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader meets it too
             await stream.write(pb.FromWorker(hello=hello))
@@ -197,7 +220,14 @@ class _Call:
         began_s = loop.time()
         while loop.time() - (self.heard_s or began_s) < _SILENCE_S:
             await asyncio.sleep(_HEARTBEAT_S)
-            self._outgoing.put_nowait(pb.FromWorker(heartbeat=pb.Heartbeat(cpu_s=self._slots.cpu_s)))
+            slots = self._slots
+            heartbeat = pb.Heartbeat(
+                cpu_s=slots.cpu_s,
+                crashed=slots.ended["crashed"],
+                timed_out=slots.ended["timed_out"],
+                restarted=slots.restarts,
+            )
+            self._outgoing.put_nowait(pb.FromWorker(heartbeat=heartbeat))
         self._is_silent = True
         stream.cancel()
 
@@ -221,6 +251,22 @@ class _Call:
             why = f"its answer has {answer.ByteSize():,} bytes"
             answer.failure.CopyFrom(pb.WorkerFailure(kind="too_large", message=why))
         self._outgoing.put_nowait(pb.FromWorker(answer=answer))
+
+
+async def _store_id(address: str) -> str:
+    """The identity of the store in a directory; empty if it is in a bucket, or not seen here."""
+    if not address or is_bucket(address):
+        return ""
+    threads, why = CallingThreads(1, "super-store"), f"no answer within {_STORE_S:g} s"
+    try:
+        async with asyncio.timeout(_STORE_S):
+            return (await threads.run(partial(open_store, address, create=False, read_only=True))).id
+    except StoreError as error:
+        why = str(error)
+    except TimeoutError:
+        pass
+    _log.warning("the store %s is not seen: %s", address, why)
+    return ""
 
 
 def _channel(settings: WorkerSettings) -> grpc.aio.Channel:

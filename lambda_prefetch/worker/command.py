@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--grace", type=float, default=30.0, metavar="S", help="after SIGTERM, finish for so long (30)")
     add("--function", default=_FUNCTION, help=f"module:attribute that the slots run ({_FUNCTION})")
+    add("--store", default="", help="the coordinator's store, if this host sees it (SUPER_STORE)")
+    add("--store-only", action="store_true", help="restore and save alone, for functions elsewhere")
+    add("--metrics-listen", default="", help="host:port where Prometheus finds metrics (nowhere)")
+    add("--health-listen", default="", help="host:port, in plain text, for probes of /healthz and /livez")
     add(
         "--ray",
         nargs="?",
@@ -74,6 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.nice,
         arguments.linger,
         arguments.grace,
+        store=arguments.store,
+        store_only=arguments.store_only,
+        metrics_listen=arguments.metrics_listen,
+        health_listen=arguments.health_listen,
     )
     return work(settings) if arguments.ray is None else _run_on_ray(arguments, settings)
 
@@ -81,6 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_on_ray(arguments: argparse.Namespace, settings: WorkerSettings) -> int:
     from superdl.lambda_prefetch.worker.on_ray import run_on_ray
 
+    if settings.metrics_listen or settings.health_listen:
+        raise ConfigError(
+            "--metrics-listen and --health-listen are one worker's: with --ray there are several"
+        )
     if arguments.num < 1 or arguments.num_cpus <= 0:
         raise ConfigError("--num is 1 or more, and --num-cpus above 0")
     return run_on_ray(arguments.ray, arguments.num, arguments.num_cpus, settings)

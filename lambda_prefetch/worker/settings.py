@@ -22,6 +22,10 @@ class WorkerSettings:
         linger_s: how long to wait for an unreachable coordinator, in seconds.
         grace_s: how long running requests may take after SIGTERM, in seconds.
         credentials: token and certificates.
+        store: the address of the store that it sees; empty: as ``SUPER_STORE`` says.
+        store_only: restore and save alone, for functions that do not see the store.
+        metrics_listen: where Prometheus finds metrics, ``host:port``; empty: nowhere.
+        health_listen: the same for probes of health.
     """
 
     coordinator: str
@@ -32,3 +36,7 @@ class WorkerSettings:
     linger_s: float = 300.0
     grace_s: float = 30.0
     credentials: CoordinatorCredentials = field(default_factory=CoordinatorCredentials)
+    store: str = ""
+    store_only: bool = False
+    metrics_listen: str = ""
+    health_listen: str = ""

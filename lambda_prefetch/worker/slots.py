@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -70,6 +71,10 @@ class Slots:
         self._keepers: list[asyncio.Task[None]] = []
         self._warm = asyncio.Event()
         self._failures, self._last_failure = 0, ""
+        self.busy = self.restarts = 0
+        """Requests that run now; slots that ended and were started anew."""
+        self.ended: Counter[str] = Counter()
+        """Requests that ended so far: ``answered``, or by the kind of failure."""
 
     @property
     def cpu_s(self) -> float:
@@ -95,12 +100,23 @@ class Slots:
         Raises:
             RequestFailedError: there is no result.
         """
-        slot = await self._next_free()
+        outcome = "cancelled"
+        self.busy += 1
         try:
-            return await slot.call(request, timeout_s)
+            slot = await self._next_free()
+            try:
+                answer = await slot.call(request, timeout_s)
+            finally:
+                if slot.is_alive:
+                    self._free.put_nowait(slot)
+            outcome = "answered"
+        except RequestFailedError as error:
+            outcome = error.kind
+            raise
         finally:
-            if slot.is_alive:
-                self._free.put_nowait(slot)
+            self.busy -= 1
+            self.ended[outcome] += 1
+        return answer
 
     async def close(self) -> None:
         """End all slots, in the middle of requests too."""
@@ -143,6 +159,7 @@ class Slots:
                     await slot.ended()
                     self._living.discard(slot)
             await asyncio.sleep(pause_s)
+            self.restarts += 1
 
     def _admit(self, warmed: object) -> None:
         """Take the first slot's decoder as the worker's; refuse a slot that decodes differently."""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.coordinator.server.server import _warm_and_take_over
+from superdl.coordinator.server.upkeep import warm_and_take_over
 from superdl.super_wire.cancelling import cancel_and_wait
 from tests.coordinator.executors.lambda_running import executor_for
 
@@ -27,7 +27,7 @@ def test_no_function_is_warmed_for_a_cache_that_another_coordinator_owns(lambda_
         owning = asyncio.create_task(own(first))
         try:
             with pytest.raises(LockHeldError, match="name it by SUPER_COORDINATOR"):
-                await _warm_and_take_over(executor, second)
+                await warm_and_take_over(executor, second)
         finally:
             await cancel_and_wait(owning)
             await executor.close()
@@ -39,7 +39,7 @@ def test_no_function_is_warmed_for_a_cache_that_another_coordinator_owns(lambda_
 
 
 def test_the_lock_is_kept_while_functions_are_warmed(lambda_service, valkey, monkeypatch):
-    monkeypatch.setattr("superdl.coordinator.server.server.LOCK_TTL_S", 0.04)
+    monkeypatch.setattr("superdl.coordinator.server.upkeep.LOCK_TTL_S", 0.04)
     held = []
 
     class Counting(Cache):
@@ -52,7 +52,7 @@ def test_the_lock_is_kept_while_functions_are_warmed(lambda_service, valkey, mon
         executor = executor_for(lambda_service, valkey.url)
         lambda_service.throttle_next(1)  # warming goes on after a second
         try:
-            await _warm_and_take_over(executor, cache)
+            await warm_and_take_over(executor, cache)
         finally:
             await executor.close()
             await cache.close()

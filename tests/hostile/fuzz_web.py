@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.server.metrics_port import refusal
 from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.http_port import Page, refusal
 from superdl.super_wire.objects import ObjectError, Span
 from superdl.super_wire.objects.hub import _file_in
 from superdl.super_wire.objects.web import Answer, _version, checked_path, server_of
@@ -94,7 +94,7 @@ def _scrape(chance: random.Random) -> None:
     token, tokens = "sixteen-or-more1", chance.choice([None, Tokens("sixteen-or-more1")])
     head = f"GET /metrics HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     given = mutate(chance, head) if chance.random() < 0.9 else head
-    status = refusal(given, tokens)
+    status = refusal(given, {"/metrics": Page(lambda: bytes)}, tokens.accept if tokens else None)
     assert given != head or not status
     assert status[:3] in {"", "400", "401", "404", "405"}
     assert status or (b"/metrics" in given and (tokens is None or token.encode() in given))

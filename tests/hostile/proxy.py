@@ -58,6 +58,7 @@ class Proxy:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self.pid = self._process.pid
         self.addresses: dict[str, str] = self._answer()
 
     def begin(self) -> None:

@@ -37,7 +37,12 @@ WORKERS = {
     **SECRETS,
     "executor": "workers,lambda",
     "workers": {"replicas": 3, "maxReplicas": 10},
-    "settings": {"lambda_function": "super:live", "catalog_max_samples": 20_000_000, "max_usd_per_hour": 2.5},
+    "settings": {
+        "lambda_function": "super:live",
+        "catalog_max_samples": 20_000_000,
+        "max_usd_per_hour": 2.5,
+        "store": "s3://bucket/store",
+    },
     "cache": {"address": "rediss://cache.example:6380/2", "caSecret": "cache-ca"},
     "env": [{"name": "AWS_REGION", "value": "us-east-1"}],
 }
@@ -177,6 +182,12 @@ def test_workers_call_the_coordinator_and_scale_by_what_waits(rendered):
     assert given["SUPER_COORDINATOR"] == f"super-coordinator.ml.svc:{port}"
     paths = {one["mountPath"] for one in container["volumeMounts"]}
     assert {str(Path(path).parent) for name, path in given.items() if name.endswith("_FILE")} <= paths
+    assert given["SUPER_STORE"] == environment_of(made)["SUPER_STORE"] == "s3://bucket/store"
+    port = container["command"][container["command"].index("--health-listen") + 1].rpartition(":")[2]
+    assert {"name": "health", "containerPort": int(port)} in container["ports"]
+    probes = {name: container[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")}
+    assert {probe["port"] for probe in probes.values()} == {"health"}
+    assert [probe["path"] for probe in probes.values()] == ["/healthz", "/livez"]
     scaler = made["HorizontalPodAutoscaler", "super-worker"]["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 10)
     (metric,) = (one["external"] for one in scaler["metrics"])

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 from torch.utils.data import DataLoader
 
 from superdl import Recipe, SuperDataset, SuperSampler
+from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.sampler.rpc.connection import CallFailedError, connection_to
 from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
-from tests.fixtures.workers import WorkerProcess, workers
+from tests.fixtures.workers import WorkerProcess, until, workers
 from tests.integration.delivery import assert_exactly_once, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.fixtures.object_store import ObjectStore
@@ -95,6 +100,7 @@ def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code() -> No
             stack.start()
             until(lambda: stack.log.read_text().count("called in with") == 2)
             connection_to(stack.address).call("EndRun", pb.EndRunRequest(exit_code=7), 10.0)
+            assert goodbye_to_a_late_one(stack.address) == 7
             assert stack.process is not None
             stack.process.communicate(timeout=20)
             assert [stack.process.returncode, *(one.ended() for one in both)] == [7, 7, 7]
@@ -102,12 +108,27 @@ def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code() -> No
         stack.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait, bounded, for what other processes do."""
-    deadline_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+def goodbye_to_a_late_one(address: str) -> int:
+    """The exit code that a worker is told which calls in now."""
+    hello = pb.WorkerHello(
+        protocol_version=PROTOCOL_VERSION,
+        version=installed_version(),
+        fingerprint=decoder_fingerprint(),
+        slots=1,
+        clock_s=time.time(),
+    )
+    over = threading.Event()
+
+    def says() -> Iterator[pb.FromWorker]:
+        yield pb.FromWorker(hello=hello)
+        over.wait()
+
+    with grpc.insecure_channel(address) as channel:
+        said = (message for message in CoordinatorStub(channel).Work(says()) if message.HasField("goodbye"))
+        try:
+            return next(said).goodbye.exit_code
+        finally:
+            over.set()
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from superdl.coordinator.executors import (
     FunctionTimedOutError,
     ThrottledError,
 )
-from superdl.coordinator.executors.workers import Workers
+from superdl.coordinator.executors.called_in import Workers
 from superdl.coordinator.server.doors import Reception
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
 
-FINGERPRINT = "a" * 32
+FINGERPRINT, OTHER = "a" * 32, "b" * 32
 SAME = {"protocol_version": PROTOCOL_VERSION, "version": installed_version(), "fingerprint": FINGERPRINT}
 
 
@@ -32,7 +32,7 @@ async def coordinator(tmp_path, **options):
     """A server at which workers call in."""
     workers, server = Workers(**options), grpc.aio.server()
     address = f"unix:{tmp_path}/c.sock"
-    pb_grpc.add_CoordinatorServicer_to_server(Reception(workers), server)
+    pb_grpc.add_CoordinatorServicer_to_server(Reception({True: workers}), server)
     server.add_insecure_port(address)
     await server.start()
     try:
@@ -42,7 +42,7 @@ async def coordinator(tmp_path, **options):
         await server.stop(None)
 
 
-def plain(request, _ahead_s):
+def plain(request, _ahead_s, _sees_store):
     return request
 
 
@@ -92,6 +92,85 @@ def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, words)
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
             assert words in refused.value.details()
             assert workers.slots == 1
+
+    asyncio.run(main())
+
+
+def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use(tmp_path, caplog):
+    async def main():
+        async with coordinator(tmp_path, patience_s=0.0) as (workers, stub):
+            first = await call_in(stub, name="first")
+            await call_in(stub, name="second", fingerprint=OTHER, slots=4)
+            assert (workers.slots, workers.fingerprint) == (1, FINGERPRINT)
+            assert [one.waits for one in workers.stats] == [False, True]
+            assert "the worker second decodes as" in caplog.text
+            runs = [asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0)) for _ in range(2)]
+            request = await request_of(first)
+            assert workers.successor(is_needed=False) == ""  # it works
+            await first.write(answer(request, result=b"done"))
+            assert await runs[0] == b"done"
+            await first.write(answer(await request_of(first), result=b"done"))
+            assert await runs[1] == b"done"
+            assert workers.successor(is_needed=True) == ""
+            assert workers.successor(is_needed=False) == OTHER
+            first.cancel()
+            async with asyncio.timeout(20):
+                while len(workers.stats) == 2:  # noqa: ASYNC110  # nobody tells of it
+                    await asyncio.sleep(0)
+            assert workers.successor(is_needed=True) == OTHER
+
+    asyncio.run(main())
+
+
+def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_path):
+    async def main():
+        async with coordinator(tmp_path, patience_s=0.2) as (workers, stub):
+            workers.fingerprint = FINGERPRINT
+            first = asyncio.create_task(workers.first())
+            await call_in(stub, fingerprint=OTHER)
+            assert not first.done()
+            await first
+            assert (workers.fingerprint, workers.slots) == (OTHER, 1)
+            await call_in(stub, name="z")
+            assert [one.waits for one in workers.stats] == [False, True]
+
+    asyncio.run(main())
+
+
+def test_requests_of_the_store_go_to_workers_that_see_it(tmp_path, caplog):
+    """A directory is known by what lies in it; another worker gets what needs no store, if any is there."""
+
+    def seen(name, _ahead_s, sees_store):
+        return f"{name} {sees_store}".encode()
+
+    async def main():
+        async with coordinator(tmp_path) as (workers, stub):
+            workers.follow_store("/shared/store", lambda: "7" * 32)
+            blind = await call_in(stub, name="blind", store="/shared/store", store_id="8" * 32, slots=8)
+            alone = asyncio.create_task(workers.run(partial(seen, "alone"), 30.0, of_store=True))
+            request = await request_of(blind)
+            assert request.request == b"alone False"
+            await blind.write(answer(request, result=b"done"))
+            await alone
+            assert not workers.all_see_store
+            sighted = await call_in(stub, name="sighted", store="/shared/store", store_id="7" * 32)
+            runs = [
+                asyncio.create_task(workers.run(partial(seen, str(number)), 30.0, of_store=True))
+                for number in range(3)
+            ]
+            first = await request_of(sighted)
+            decoding = asyncio.create_task(workers.run(partial(seen, "any"), 30.0))
+            request = await request_of(blind)
+            assert request.request == b"any False"
+            await blind.write(answer(request, result=b"done"))
+            await decoding
+            for number in range(3):
+                request = first if number == 0 else await request_of(sighted)
+                assert request.request == b"%d True" % number
+                await sighted.write(answer(request, result=b"done"))
+            await asyncio.gather(*runs)
+            await call_in(stub, name="other", store="/shared/store")
+            assert "the worker other does not see the store /shared/store" in caplog.text
 
     asyncio.run(main())
 
@@ -189,6 +268,25 @@ def test_the_cpu_time_that_a_heartbeat_tells_is_shown_if_it_can_be_one(tmp_path,
             await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat(cpu_s=told_s)))
             assert (await stream.read()).HasField("heartbeat")
             assert workers.stats == [pb.WorkerStats(name="cpu-1", slots=1, cpu_s=shown_s)]
+
+    asyncio.run(main())
+
+
+def test_what_befell_slots_is_counted_of_workers_that_have_gone_too(tmp_path):
+    async def main():
+        async with coordinator(tmp_path) as (workers, stub):
+            for told in ({"crashed": 1}, {"crashed": 3, "timed_out": 1, "restarted": 4}), ({"crashed": 2},):
+                stream = await call_in(stub)
+                for counts in told:
+                    await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat(**counts)))
+                    assert (await stream.read()).HasField("heartbeat")
+                (stats,) = [one for one in workers.stats if one.crashed]
+                assert (stats.crashed, stats.restarted) == (told[-1]["crashed"], told[-1].get("restarted", 0))
+                stream.cancel()
+                async with asyncio.timeout(20):
+                    while workers.stats:  # noqa: ASYNC110  # nobody tells of it
+                        await asyncio.sleep(0)
+            assert workers.failures == {"crashed": 5, "timed_out": 1, "restarted": 4}
 
     asyncio.run(main())
 

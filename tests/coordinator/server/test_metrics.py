@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from superdl.coordinator.core import BatchRead, JobClosed, JobOpened, Team
 from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, Metrics
+from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.request import Outcome
 from tests.coordinator.running import missed
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def metrics_of(coordinator: Running) -> Metrics:
-    return Metrics(coordinator.engine, [SimpleNamespace(absence="")])
+    workers = [pb.WorkerStats(waits=False), pb.WorkerStats(waits=True), pb.WorkerStats(waits=True)]
+    made = SimpleNamespace(connected=workers, slot_failures={"crashed": 2})
+    return Metrics(coordinator.engine, [SimpleNamespace(absence="", made=made)])
 
 
 def parsed(text: bytes) -> dict[tuple[str, ...], float]:
@@ -73,6 +76,8 @@ def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(run, source):
         assert told["super_function_seconds_total", "job", "decode"] == pytest.approx(20e-5)
         name = coordinator.engine.core.state.fleet.executors[0].name
         assert told["super_requests_total", name, "answered"] >= 1
+        assert [told["super_workers", name, state] for state in ("working", "waiting")] == [1, 2]
+        assert told["super_slot_failures_total", name, "crashed"] == 2
         assert told["super_concurrency_wanted", name] == told["super_concurrency_had", name] == 2
         assert told["super_cache_samples", "resident"] == 9
         assert told["super_cache_trouble",] == 0.0

@@ -110,9 +110,8 @@ def test_where_no_functions_see_the_store_this_machine_has_some_for_it_alone(tmp
     directory, real = str(tmp_path / "store"), str(tmp_path.resolve() / "store")
     settings = Settings(store=directory, executor=executor, slots=8)
     assert settings.store_choice.address == real
-    (make,) = settings.store_only
-    assert make(executor_context(settings)).name == "local"
-    assert make.args[0].slots == 2
+    (local, few), (calling_in, _) = settings.store_only
+    assert (local.name, few.slots, calling_in.name) == ("local", 2, "workers")
     for changes in ({"executor": f"{executor},local"}, {"store": "s3://bucket/store"}, {"store": "none"}):
         assert dataclasses.replace(settings, **changes).store_only == []
     nowhere = {"executor": executor, "function": "no_such_module:handler"}

@@ -1,4 +1,4 @@
-"""The port for metrics: TLS and tokens as at the coordinator's, bounds on strangers, and who scrapes on."""
+"""The port for metrics and health: TLS and tokens, and bounds on strangers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import ssl
 
 import pytest
 
-from superdl.coordinator.server import metrics_port
-from superdl.coordinator.server.metrics_port import listen_for_metrics
 from superdl.coordinator.server.tls import ServerTls
 from superdl.coordinator.server.tokens import Tokens
+from superdl.super_wire import http_port
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets
 from tests.fixtures.ports import free_port
 
 TOKEN = "sixteen-or-more1"
 
 
-def listening(loop, use, **guards):
+def listening(use, **guards):
     """Serve a text as metrics, and call ``use(port)`` in a thread meanwhile."""
 
     async def work():
         port = free_port()
-        async with await listen_for_metrics(f"127.0.0.1:{port}", lambda: lambda: b"# EOF\n", **guards):
+        pages = {"/metrics": Page(lambda: lambda: b"# EOF\n", OPEN_METRICS), "/absent": Page(lambda: None)}
+        async with await listen_for_gets(f"127.0.0.1:{port}", "metrics_listen", pages, **guards):
             await asyncio.to_thread(use, port)
 
-    loop.run(work())
+    asyncio.run(work())
 
 
 def asked(port, path="/metrics", method="GET", tls=None, **headers):
@@ -41,7 +42,7 @@ def asked(port, path="/metrics", method="GET", tls=None, **headers):
         return answer.status, answer.read()
 
 
-def test_a_scrape_needs_the_certificate_that_is_on_disk_and_a_token(serving_loop, certificates, tmp_path):
+def test_a_scrape_needs_the_certificate_that_is_on_disk_and_a_token(certificates, tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
 
     def put(pair):
@@ -56,24 +57,25 @@ def test_a_scrape_needs_the_certificate_that_is_on_disk_and_a_token(serving_loop
         assert asked(port, tls=tls, **right) == (200, b"# EOF\n")
         assert asked(port, "/metrics?x=1", tls=tls, **right)[0] == 200
         assert asked(port, "/", tls=tls, **right)[0] == 404
+        assert asked(port, "/absent", tls=tls, **right) == (503, b"503 Service Unavailable\n")
         assert asked(port, method="POST", tls=tls, **right)[0] == 405
         put(certificates.elsewhere)
         with pytest.raises(ssl.SSLCertVerificationError):
             asked(port, tls=tls, **right)
 
     put(certificates.server)
-    guards = {"tls": ServerTls(str(cert), str(key)), "tokens": Tokens(TOKEN)}
-    listening(serving_loop, use, **guards)
+    guards = {"tls": ServerTls(str(cert), str(key)).context(), "accepts": Tokens(TOKEN).accept}
+    listening(use, **guards)
 
 
-def test_strangers_who_say_nothing_or_no_http_hold_little_and_not_for_long(serving_loop, monkeypatch):
-    monkeypatch.setattr(metrics_port, "_TIMEOUT_S", 1.0)
+def test_strangers_who_say_nothing_or_no_http_hold_little_and_not_for_long(monkeypatch):
+    monkeypatch.setattr(http_port, "_TIMEOUT_S", 1.0)
 
     def use(port):
         def connected():
             return socket.create_connection(("127.0.0.1", port), timeout=20)
 
-        silent = [connected() for _ in range(metrics_port._CONNECTIONS_MAX)]
+        silent = [connected() for _ in range(http_port._CONNECTIONS_MAX)]
         with connected() as one_more:
             assert one_more.recv(1) == b""
         for one in silent:
@@ -85,6 +87,6 @@ def test_strangers_who_say_nothing_or_no_http_hold_little_and_not_for_long(servi
                 assert one.recv(100)[:15] in (b"HTTP/1.1 400 Ba", b"")
         assert asked(port)[0] == 200
         with pytest.raises(ConfigError, match="metrics_listen=.*cannot be listened on"):
-            asyncio.run(listen_for_metrics(f"127.0.0.1:{port}", lambda: bytes))
+            asyncio.run(listen_for_gets(f"127.0.0.1:{port}", "metrics_listen", {}))
 
-    listening(serving_loop, use)
+    listening(use)

@@ -1,0 +1,363 @@
+"""The workers that have called in: which of their slots are free, who sees the store, and who decodes how.
+
+How they are heard is :mod:`superdl.coordinator.executors.worker_streams`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from superdl.coordinator.executors.base import (
+    MAX_KIND,
+    ConnectionLostError,
+    ExecutorError,
+    FunctionCrashedError,
+    FunctionRaisedError,
+    FunctionTimedOutError,
+    PayloadTooLargeError,
+    ThrottledError,
+    one_line,
+)
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.cancelling import HeldTasks
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.store import is_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FAILURES", "ConnectedWorker", "Workers"]
+
+_log = logging.getLogger(__name__)
+
+FAILURES = ("crashed", "timed_out", "restarted")
+"""What befalls slots: requests whose slot ended or was ended, and slots that were started anew."""
+
+_MAX_WORKERS = 4096
+_ABSENCE = "no worker has called in: start some with superdl worker"
+_MARGIN_S = 10.0
+"""How much longer than a request's own time its answer may take: the worker ends what is over its time."""
+_KINDS: dict[str, type[ExecutorError]] = {
+    "crashed": FunctionCrashedError,
+    "timed_out": FunctionTimedOutError,
+    "raised": FunctionRaisedError,
+    "too_large": PayloadTooLargeError,
+    "busy": ThrottledError,
+}
+
+
+class ConnectedWorker:
+    """A connected worker."""
+
+    def __init__(self, hello: pb.WorkerHello, number: int) -> None:
+        self.number = number
+        self.name, self.slots = one_line(hello.name, MAX_KIND) or "a worker", hello.slots
+        self.fingerprint, self.store, self.store_id = hello.fingerprint, hello.store, hello.store_id
+        self.ahead_s = hello.clock_s - time.time()
+        self.free = hello.slots
+        self.outgoing: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
+        self.calls: dict[int, asyncio.Future[pb.WorkerAnswer]] = {}
+        self.is_draining, self.cpu_s = False, 0.0
+        self.failures = dict.fromkeys(FAILURES, 0)
+        self.waits = False
+
+    def say(self, **message: Any) -> None:
+        """Queue a message to the worker."""
+        self.outgoing.put_nowait(pb.ToWorker(**message))
+
+
+class Workers:
+    """All connected workers, shared by the executor and the RPC ``Work``; used from one event loop.
+
+    All decode alike. Where another decoder may take the place of theirs, its workers wait for that.
+
+    Args:
+        silence_s: a worker that sends nothing for this long is dropped; heartbeats come every five seconds.
+        absence: what to say while there is no worker.
+        patience_s: another decoder is taken once for so long nobody needed the one in use, or had a worker of
+            it; ``None``: its workers are refused.
+        decodes: else they only restore and save, whatever they decode images to.
+    """
+
+    def __init__(
+        self,
+        silence_s: float = 15.0,
+        absence: str = _ABSENCE,
+        *,
+        patience_s: float | None = None,
+        decodes: bool = True,
+    ) -> None:
+        self.silence_s, self._absence, self.patience_s = silence_s, absence, patience_s
+        self._decodes = decodes
+        self._store = ""
+        self._store_id: Callable[[], str] = str
+        self._all: set[ConnectedWorker] = set()
+        self._waiting: deque[tuple[asyncio.Future[ConnectedWorker], bool]] = deque()
+        self._numbers = itertools.count(1)
+        self._exit_code: int | None = None
+        self._came, self._some = asyncio.Event(), asyncio.Event()
+        self._needed_s = time.monotonic()
+        self.failures = dict.fromkeys(FAILURES, 0)
+        """What became of slots, of workers that have gone too."""
+        self.tasks = HeldTasks("workers' streams")
+        self.fingerprint = ""
+        """The decoder in use; empty until the first worker comes, unless the cache has records of one."""
+        self.refusal = ""
+        """Why the newest worker was refused; empty once one was admitted."""
+
+    @property
+    def slots(self) -> int:
+        """Slots of all workers that take requests."""
+        return sum(worker.slots for worker in self._all if not (worker.is_draining or worker.waits))
+
+    @property
+    def stats(self) -> list[pb.WorkerStats]:
+        """What is told of those that are connected, by name."""
+        told = [
+            pb.WorkerStats(name=one.name, slots=one.slots, cpu_s=one.cpu_s, waits=one.waits, **one.failures)
+            for one in self._all
+        ]
+        return sorted(told, key=lambda one: one.name)
+
+    def say_goodbye(self, exit_code: int) -> None:
+        """Have all workers end with an exit code, those too that call in later."""
+        self._exit_code = exit_code
+        for worker in self._all:
+            worker.say(goodbye=pb.Goodbye(exit_code=exit_code))
+
+    async def first(self) -> None:
+        """Wait for the first worker that can run functions.
+
+        Where only such of another decoder than the one in use come, theirs is taken after a while.
+        """
+        while not self._came.is_set():
+            await self._some.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.patience_s):
+                    await self._came.wait()
+                    return
+            if successor := self._newest():
+                self.fingerprint = successor
+                for worker in list(self._all):
+                    self._take_up(worker)
+
+    def successor(self, *, is_needed: bool) -> str:
+        """The decoder of the newest worker that waits, once it is to take the place of the one in use.
+
+        Args:
+            is_needed: whether a job is open, which is to go on with the decoder that it has.
+        """
+        now_s, used = time.monotonic(), [worker for worker in self._all if not worker.waits]
+        if self.patience_s is None or (is_needed and used) or any(worker.calls for worker in used):
+            self._needed_s = now_s
+            return ""
+        return self._newest() if now_s - self._needed_s >= self.patience_s else ""
+
+    def follow_store(self, address: str, store_id: Callable[[], str]) -> None:
+        """Tell workers that see the coordinator's store from those that do not.
+
+        Args:
+            address: the store's, or empty.
+            store_id: the identity of the one in a directory, or an empty text while there is none.
+        """
+        self._store, self._store_id = address, store_id
+
+    def sees_store(self, worker: ConnectedWorker) -> bool:
+        """Whether a worker sees the coordinator's store: by its address, and by what lies in a directory."""
+        if not self._store:
+            return True
+        return worker.store == self._store and (is_bucket(self._store) or worker.store_id == self._store_id())
+
+    @property
+    def all_see_store(self) -> bool:
+        """Whether there are workers, and all of them see the store."""
+        return bool(self._all) and all(map(self.sees_store, self._all))
+
+    async def run(
+        self, request: Callable[[float, bool], bytes], timeout_s: float, *, of_store: bool = False
+    ) -> bytes:
+        """Run a request in the next free slot; its result, as JSON.
+
+        Args:
+            request: makes it, given by how many seconds the clock of its worker is ahead of this machine's,
+                and whether that sees the store.
+            timeout_s: how long a function may take, and also the longest wait for a slot.
+            of_store: have a worker run it that sees the store, if one is there.
+
+        Raises:
+            ExecutorError: any of its kinds.
+        """
+        while (worker := await self._next_free(timeout_s, of_store=of_store)) not in self._all:
+            pass  # it left at that moment
+        call, answered = next(self._numbers), asyncio.get_running_loop().create_future()
+        worker.calls[call] = answered
+        said = pb.WorkerRequest(
+            call=call, request=request(worker.ahead_s, self.sees_store(worker)), timeout_s=timeout_s
+        )
+        worker.say(request=said)
+        try:
+            async with asyncio.timeout(timeout_s + _MARGIN_S):
+                answer = await answered
+        except TimeoutError:
+            words = f"the worker {worker.name} did not answer within {timeout_s + _MARGIN_S:g} s"
+            raise FunctionTimedOutError(words) from None
+        finally:
+            if not answered.done() or answered.cancelled():
+                worker.say(cancel=call)
+            worker.calls.pop(call, None)
+            self._release(worker)
+        if answer.HasField("result"):
+            return bytes(answer.result)
+        failure = answer.failure
+        error = _KINDS.get(failure.kind, ExecutorError)(f"{worker.name}: {one_line(failure.message)}")
+        error.ran_s = failure.ran_s if 0 <= failure.ran_s < math.inf else 0.0
+        raise error
+
+    def close(self) -> None:
+        """End all streams. Workers may call in again; any decoder may be the first."""
+        for worker in list(self._all):
+            self.leave(worker)
+        self.fingerprint = ""
+        self._came.clear()
+
+    def _newest(self) -> str:
+        """The decoder of the newest worker that waits."""
+        waiting = [worker for worker in self._all if worker.waits]
+        return max(waiting, key=lambda worker: worker.number).fingerprint if waiting else ""
+
+    def _take_up(self, worker: ConnectedWorker) -> None:
+        """Give a worker requests from now on, if it decodes as it should; else have it wait."""
+        worker.waits = self._decodes and worker.fingerprint != self.fingerprint
+        if not worker.waits:
+            self._came.set()
+            self._hand_over(worker)
+
+    def admit(self, hello: pb.WorkerHello) -> ConnectedWorker:
+        """Take a worker.
+
+        Raises:
+            ConfigError: why it cannot be taken.
+        """
+        if why := self._refusal(hello):
+            raise ConfigError(why)
+        self.refusal = ""
+        worker = ConnectedWorker(hello, next(self._numbers))
+        self.fingerprint = self.fingerprint or worker.fingerprint
+        self._all.add(worker)
+        self._some.set()
+        if self._exit_code is None:
+            self._take_up(worker)
+        else:
+            worker.is_draining = True
+            worker.say(goodbye=pb.Goodbye(exit_code=self._exit_code))
+        _log.info("the worker %s called in with %d slots", worker.name, worker.slots)
+        if worker.waits:
+            _log.warning(
+                "the worker %s decodes as %s and waits: %s is in use, until no job is open or no worker of "
+                "that is left",
+                *(worker.name, worker.fingerprint, self.fingerprint),
+                extra={"cause": f"workers of decoder {worker.fingerprint} wait"},
+            )
+        elif not self.sees_store(worker) and (is_bucket(self._store) or any(map(self.sees_store, self._all))):
+            _log.warning(
+                "the worker %s does not see the store %s: what it decodes is not kept there, and it restores "
+                "nothing; start it with --store %s (SUPER_STORE)",
+                *(worker.name, self._store, self._store),
+                extra={"cause": "workers that do not see the store"},
+            )
+        return worker
+
+    def heard(self, worker: ConnectedWorker, heartbeat: pb.Heartbeat) -> None:
+        """Note what a worker tells of itself."""
+        worker.cpu_s = heartbeat.cpu_s if 0 <= heartbeat.cpu_s < math.inf else 0.0
+        for kind in FAILURES:
+            count = getattr(heartbeat, kind)
+            self.failures[kind] += max(0, count - worker.failures[kind])
+            worker.failures[kind] = count
+
+    def answered(self, worker: ConnectedWorker, answer: pb.WorkerAnswer) -> None:
+        """Take an answer, unless it is late, a second one, or made up."""
+        waiting = worker.calls.get(answer.call)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def leave(self, worker: ConnectedWorker) -> None:
+        """Drop a worker: fail its requests and end its stream. A second call does nothing."""
+        if worker in self._all:
+            self._all.discard(worker)
+            lost = [answered for answered in worker.calls.values() if not answered.done()]
+            for answered in lost:
+                answered.set_exception(ConnectionLostError(f"the worker {worker.name} is gone"))
+            _log.info("the worker %s disconnected with %d requests unanswered", worker.name, len(lost))
+            worker.outgoing.put_nowait(None)
+        if not self._all:
+            self._some.clear()
+
+    def _refusal(self, hello: pb.WorkerHello) -> str:
+        """Why a worker cannot be taken now; empty if it can."""
+        if len(self._all) >= _MAX_WORKERS:
+            return f"this coordinator has its {_MAX_WORKERS} workers"
+        others = self.fingerprint or hello.fingerprint
+        if self._decodes and self.patience_s is None and hello.fingerprint != others:
+            return (
+                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as {others}: "
+                "install the same versions of SUPER and Pillow everywhere"
+            )
+        if (
+            not self._decodes
+            and self._store_id()
+            and (hello.store, hello.store_id) != (self._store, self._store_id())
+        ):
+            return (
+                f"this worker does not see the store {self._store}: mount it there, and start the worker "
+                f"with --store {self._store} (SUPER_STORE)"
+            )
+        return ""
+
+    async def _next_free(self, timeout_s: float, *, of_store: bool) -> ConnectedWorker:
+        """Take a free slot, of the worker with the largest share of them free."""
+        of_store = of_store and any(map(self.sees_store, self._all))
+        able = [worker for worker in self._all if self._takes(worker, of_store=of_store)]
+        if able:
+            worker = max(able, key=lambda able: able.free / able.slots)
+            worker.free -= 1
+            return worker
+        waiting: asyncio.Future[ConnectedWorker] = asyncio.get_running_loop().create_future()
+        self._waiting.append((waiting, of_store))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiting
+        except BaseException as error:
+            if waiting.done() and not waiting.cancelled():
+                self._release(waiting.result())
+            if not isinstance(error, TimeoutError):
+                raise
+        busy = f"all {self.slots} slots of {len(self._all)} workers were busy"
+        who = busy if self.slots else self._absence
+        raise ThrottledError(f"{who} for {timeout_s:g} s")
+
+    def _takes(self, worker: ConnectedWorker, *, of_store: bool) -> bool:
+        """Whether a worker takes a request now."""
+        is_free = worker.free and not worker.is_draining and not worker.waits and worker in self._all
+        return bool(is_free) and (self.sees_store(worker) or not of_store)
+
+    def _hand_over(self, worker: ConnectedWorker) -> None:
+        """Give free slots to the callers that have waited longest."""
+        for _ in range(len(self._waiting)):
+            waiting, of_store = self._waiting.popleft()
+            if not waiting.done() and not self._takes(worker, of_store=of_store):
+                self._waiting.append((waiting, of_store))
+            elif not waiting.done():
+                worker.free -= 1
+                waiting.set_result(worker)
+
+    def _release(self, worker: ConnectedWorker) -> None:
+        worker.free += 1
+        self._hand_over(worker)

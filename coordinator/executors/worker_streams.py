@@ -1,0 +1,173 @@
+"""The streams of workers that call in: who may have one, what comes over it, and how a dead one is noticed.
+
+tf.data service lets its workers register with a dispatcher in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from superdl.coordinator.executors.base import MAX_KIND, one_line
+from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.errors import ConfigError, ProtocolMismatchError, SuperError
+from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION, installed_version
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from superdl.coordinator.executors.called_in import ConnectedWorker, Workers
+
+__all__ = ["WorkServicer"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_SLOTS = 1024
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_STUCK_S, _SILENCE_S = 1.0, 15.0
+_NO_DECODERS = (
+    "no workers call in here: name them among the executors (SUPER_EXECUTOR=workers), or start this one with "
+    "--store-only"
+)
+_NO_SAVERS = (
+    "this coordinator has no work for a worker that only restores and saves: its functions see its store, or "
+    "it has none (SUPER_STORE)"
+)
+
+
+class WorkServicer(pb_grpc.CoordinatorServicer):
+    """Answers workers alone: the RPC ``Work`` is one worker's stream, for as long as both sides live.
+
+    Args:
+        workers: those that decode (``True``) and those that only restore and save (``False``), where such may
+            call in.
+    """
+
+    def __init__(self, workers: Mapping[bool, Workers]) -> None:
+        self.workers = workers
+
+    async def Work(  # noqa: N802  # the protocol's name
+        self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ToWorker]:
+        """Take a worker by its hello, and yield what is said to it."""
+        async for said in _serve(self.workers, incoming, context):
+            yield said
+
+
+async def _serve(
+    workers: Mapping[bool, Workers],
+    incoming: AsyncIterator[pb.FromWorker],
+    context: grpc.aio.ServicerContext[Any, Any],
+) -> AsyncIterator[pb.ToWorker]:
+    hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
+    silence_s = min((one.silence_s for one in workers.values()), default=_SILENCE_S)
+    await asyncio.wait([hello], timeout=silence_s)
+    if not hello.done():  # the end of the call ends the read, by an error that is this one
+        hello.add_done_callback(asyncio.Future.exception)
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
+        return
+    try:
+        home = _home(hello.result(), workers)
+        worker = home.admit(hello.result().hello)
+    except SuperError as error:
+        for each in workers.values():
+            each.refusal = str(error)
+        _log.warning("refused a worker: %s", error)
+        named = ((ERROR_METADATA_KEY, type(error).__name__),)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), named)
+        return
+    except Exception as error:  # noqa: BLE001  # gRPC has several for bytes that are no message
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}")
+        return
+    stream = _Stream(home, worker, context)
+    # Never cancelled: gRPC would go on writing to what the read leaves behind. It ends with the stream.
+    home.tasks.start(stream.hear(incoming))
+    try:
+        worker.say(welcome=pb.Welcome())
+        while (said := await worker.outgoing.get()) is not None:
+            yield said
+    finally:
+        stream.has_ended.set()
+        home.leave(worker)
+
+
+def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
+    """Those that a worker belongs to, by its hello.
+
+    Raises:
+        SuperError: it cannot be one of them.
+    """
+    if not message.HasField("hello"):
+        raise ConfigError("a worker's first message is its hello")
+    hello = message.hello
+    if (hello.protocol_version, hello.version) != (PROTOCOL_VERSION, installed_version()):
+        raise ProtocolMismatchError(
+            f"this coordinator is SUPER {installed_version()} (protocol version {PROTOCOL_VERSION}), the "
+            f"worker {one_line(hello.version, MAX_KIND)} ({hello.protocol_version}): install the same "
+            "version on both sides"
+        )
+    if hello.trouble:
+        raise ConfigError(f"this worker cannot run functions: {one_line(hello.trouble)}")
+    if not 1 <= hello.slots <= _MAX_SLOTS:
+        raise ConfigError(f"a worker has 1 to {_MAX_SLOTS} slots; not {hello.slots}")
+    if not _DIGEST.fullmatch(hello.fingerprint) or not math.isfinite(hello.clock_s):
+        raise ConfigError("a worker's hello has its clock, and of its decoder a fingerprint of 32 hex digits")
+    home = workers.get(not hello.store_only)
+    if home is None:
+        raise ConfigError(_NO_SAVERS if hello.store_only else _NO_DECODERS)
+    return home
+
+
+class _Stream:
+    """What is heard of one worker."""
+
+    def __init__(
+        self, home: Workers, worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        self._home, self._worker, self._context = home, worker, context
+        self.has_ended = asyncio.Event()
+
+    async def hear(self, incoming: AsyncIterator[pb.FromWorker]) -> None:
+        """Read messages until the stream ends; end it if the worker falls silent."""
+        loop, home, worker = asyncio.get_running_loop(), self._home, self._worker
+        watch = loop.call_later(home.silence_s, self._give_up)
+        try:
+            async for message in incoming:
+                watch.cancel()
+                watch = loop.call_later(home.silence_s, self._give_up)
+                if message.HasField("answer"):
+                    home.answered(worker, message.answer)
+                elif message.HasField("heartbeat"):
+                    home.heard(worker, message.heartbeat)
+                    worker.say(heartbeat=pb.Heartbeat())
+                elif message.HasField("draining"):
+                    worker.is_draining = True
+        except Exception as error:  # noqa: BLE001  # gRPC has several for a stream that has ended
+            _log.debug("the stream of the worker %s ended: %r", worker.name, error)
+        finally:
+            watch.cancel()
+            home.leave(worker)
+
+    def _give_up(self) -> None:
+        words = "the worker %s has sent nothing for %g s and is dropped"
+        _log.warning(words, self._worker.name, self._home.silence_s)
+        self._home.leave(self._worker)
+        self._home.tasks.start(self._end())
+
+    async def _end(self) -> None:
+        """End a stream on which a message may be under way, which nothing else ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STUCK_S):
+                await self.has_ended.wait()
+                return
+        with contextlib.suppress(
+            grpc.aio.AbortError, grpc.aio.UsageError
+        ):  # the stream hears of it, or is over
+            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker was silent for too long")

@@ -1,0 +1,156 @@
+"""What a worker shows of itself by HTTP: metrics for Prometheus, and health for probes.
+
+Metrics lie at ``/metrics``, by the rules of the coordinator's: beyond loopback the port has a certificate and
+wants the worker's token. Health is told in plain text to anybody: ``/healthz`` answers 200 while the worker's
+stream is up, ``/livez`` for as long as the worker can answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import ssl
+from functools import partial
+from typing import TYPE_CHECKING
+
+from superdl.super_wire.encryption import is_loopback
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets
+from superdl.super_wire.protocol import host_and_port, installed_version
+
+if TYPE_CHECKING:
+    import asyncio
+    from contextlib import ExitStack
+
+    from superdl.lambda_prefetch.worker.settings import WorkerSettings
+    from superdl.lambda_prefetch.worker.slots import Slots
+    from superdl.super_wire.coordinator_credentials import CoordinatorCredentials
+
+__all__ = ["check_listening", "metrics_text", "show"]
+
+_log = logging.getLogger(__name__)
+
+_METRICS, _HEALTH = "--metrics-listen", "--health-listen"
+_CERTIFICATE = ("SUPER_TLS_CERT", "SUPER_TLS_KEY")
+
+
+def check_listening(settings: WorkerSettings) -> None:
+    """See that addresses can be listened on, and that metrics beyond this machine are guarded.
+
+    Raises:
+        ConfigError: one is no address, or certificate or token are missing.
+    """
+    for option, address in ((_METRICS, settings.metrics_listen), (_HEALTH, settings.health_listen)):
+        if address and not host_and_port(address)[1]:
+            raise ConfigError(f"{option} is host:port; not {address!r}")
+    if settings.metrics_listen and settings.metrics_listen == settings.health_listen:
+        raise ConfigError(
+            f"{_METRICS} and {_HEALTH} are both {settings.metrics_listen}: name another address"
+        )
+    host, _ = host_and_port(settings.metrics_listen)
+    is_guarded = _has_certificate() and settings.credentials.current_token()
+    if host and not (is_loopback(host) or is_guarded or settings.credentials.insecure):
+        raise ConfigError(
+            f"{_METRICS}={settings.metrics_listen}: beyond loopback metrics need TLS and a token: set "
+            f"{' and '.join(_CERTIFICATE)}, and SUPER_TOKEN or SUPER_TOKEN_FILE; or listen on 127.0.0.1; or, "
+            "in a network that nobody else can reach, allow it by SUPER_INSECURE=1"
+        )
+
+
+async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
+    """Listen where the settings say, until the stack ends.
+
+    Raises:
+        ConfigError: an address cannot be listened on, or the certificate cannot be used.
+    """
+    if address := settings.metrics_listen:
+        has_token = bool(settings.credentials.current_token())
+        server = await listen_for_gets(
+            address,
+            _METRICS,
+            {
+                "/metrics": Page(
+                    lambda: metrics_text(slots, is_connected=connected.is_set()).encode, OPEN_METRICS
+                )
+            },
+            tls=_tls() if _has_certificate() else None,
+            accepts=partial(_accept, settings.credentials) if has_token else None,
+        )
+        stack.callback(server.close)
+        _log.info("metrics at %s://%s/metrics", "https" if _has_certificate() else "http", address)
+    if address := settings.health_listen:
+        pages = {
+            "/healthz": Page(lambda: _healthy if connected.is_set() else None),
+            "/livez": Page(lambda: _healthy),
+        }
+        stack.callback((await listen_for_gets(address, _HEALTH, pages)).close)
+
+
+def _accept(credentials: CoordinatorCredentials, shown: str) -> bool:
+    try:
+        return hmac.compare_digest(shown.encode(), credentials.current_token().encode())
+    except ConfigError as error:  # its file is being written, perhaps
+        _log.warning("nobody may see metrics: %s", error)
+        return False
+
+
+def _healthy() -> bytes:
+    return b"SERVING\n"
+
+
+def metrics_text(slots: Slots, *, is_connected: bool) -> str:
+    """The figures, as OpenMetrics."""
+    version = installed_version()
+    rows: list[tuple[str, str, str, dict[str, float]]] = [
+        ("slots", "gauge", "Requests that it runs at once.", {"": slots.count}),
+        ("busy_slots", "gauge", "Requests that run now.", {"": slots.busy}),
+        ("connected", "gauge", "1 while its stream to the coordinator is up.", {"": int(is_connected)}),
+        (
+            "requests",
+            "counter",
+            "Requests that ended: answered, or by the kind of failure.",
+            {f'{{outcome="{outcome}"}}': count for outcome, count in sorted(slots.ended.items())},
+        ),
+        ("slot_restarts", "counter", "Slots that ended and were started anew.", {"": slots.restarts}),
+        ("cpu_seconds", "counter", "CPU seconds of it and its slots.", {"": slots.cpu_s}),
+        (
+            "build_info",
+            "gauge",
+            "Always 1; the label names SUPER's version.",
+            {f'{{version="{version}"}}': 1},
+        ),
+    ]
+    lines = []
+    for name, kind, text, values in rows:
+        full = f"super_worker_{name}"
+        lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
+        suffix = "_total" if kind == "counter" else ""
+        lines += [f"{full}{suffix}{labels} {value}" for labels, value in values.items()]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _has_certificate() -> bool:
+    return all(map(os.environ.get, _CERTIFICATE))
+
+
+def _tls() -> ssl.SSLContext:
+    """Show the certificate that is on disk at each handshake."""
+    cert, key = (os.environ[name] for name in _CERTIFICATE)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"{' and '.join(_CERTIFICATE)} are the paths of PEM files, of a certificate and its key; these "
+            f"cannot be used: {error}"
+        ) from error
+
+    def renew(*_: object) -> None:
+        try:
+            context.load_cert_chain(cert, key)  # for the next handshake
+        except OSError as error:
+            _log.warning("the certificate %s cannot be read again: %s", cert, error)
+
+    context.sni_callback = renew
+    return context

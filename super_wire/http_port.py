@@ -1,0 +1,131 @@
+"""A port that answers GETs of a few pages by HTTP: metrics for Prometheus, health for probes.
+
+The library's own server of metrics knows no tokens, and gives each connection a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import host_and_port
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Mapping
+
+__all__ = ["OPEN_METRICS", "Page", "listen_for_gets", "refusal"]
+
+_HEAD_BYTES_MAX = 8192
+_CONNECTIONS_MAX = 16
+_TIMEOUT_S = 10.0
+_TEXT = "text/plain; charset=utf-8"
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+"""The content type of metrics."""
+
+
+class Page(NamedTuple):
+    """What a path answers.
+
+    Attributes:
+        look: takes down what is to be shown, in the event loop, and returns what makes its bytes, which runs
+            in a thread; or ``None`` for a page that is not available now (503).
+        kind: the content type.
+    """
+
+    look: Callable[[], Callable[[], bytes] | None]
+    kind: str = _TEXT
+
+
+async def listen_for_gets(
+    address: str,
+    setting: str,
+    pages: Mapping[str, Page],
+    *,
+    tls: ssl.SSLContext | None = None,
+    accepts: Callable[[str], bool] | None = None,
+) -> asyncio.Server:
+    """Answer GETs at ``host:port`` from now on.
+
+    Args:
+        address: where.
+        setting: the setting that names the address, for errors.
+        pages: by path.
+        tls: what the port is encrypted with, if it is.
+        accepts: whether a token (``Authorization: Bearer``) is right, where a request must show one.
+
+    Raises:
+        ConfigError: the address is taken or cannot be listened on.
+    """
+    host, port = host_and_port(address)
+    of_tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": _TIMEOUT_S} if tls else {}
+    handle = partial(_answer, pages, accepts, asyncio.Semaphore(_CONNECTIONS_MAX))
+    try:
+        return await asyncio.start_server(handle, host, port, limit=_HEAD_BYTES_MAX, **of_tls)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}={address} cannot be listened on: {error}; is something else listening there? "
+            "Each run on a host needs a port of its own"
+        ) from error
+
+
+async def _answer(
+    pages: Mapping[str, Page],
+    accepts: Callable[[str], bool] | None,
+    places: asyncio.Semaphore,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """One request a connection; who sends no whole request in time, or comes in a crowd, gets no answer."""
+    try:
+        if not places.locked():
+            async with places, asyncio.timeout(_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status, kind, body = refusal(head, pages, accepts), _TEXT, b""
+                if not status:
+                    page = pages[_path(head)]
+                    made = page.look()
+                    if made is None:
+                        status = "503 Service Unavailable"
+                    else:
+                        kind, body = page.kind, await asyncio.to_thread(made)
+                body = f"{status}\n".encode() if status else body
+                lines = (
+                    f"HTTP/1.1 {status or '200 OK'}",
+                    f"Content-Type: {kind}",
+                    f"Content-Length: {len(body)}",
+                    "Connection: close",
+                )
+                writer.write("\r\n".join((*lines, "", "")).encode() + body)
+                await writer.drain()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        writer.transport.abort()
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                await writer.wait_closed()
+
+
+def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], bool] | None) -> str:
+    """The status line's end for a request that gets no page; empty for one that does."""
+    request, *lines = head.decode("latin-1").split("\r\n")
+    words = request.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004  # method, target, version
+        return "400 Bad Request"
+    if accepts is not None:
+        fields = [line.partition(":") for line in lines]
+        shown = [value.strip() for name, _, value in fields if name.strip().lower() == "authorization"]
+        if len(shown) != 1 or not shown[0].startswith("Bearer ") or not accepts(shown[0][7:]):
+            return "401 Unauthorized"
+    if _path(head) not in pages:
+        return "404 Not Found"
+    return "" if words[0] == "GET" else "405 Method Not Allowed"
+
+
+def _path(head: bytes) -> str:
+    """The path that a well-formed request names."""
+    return head.split(b" ", 2)[1].partition(b"?")[0].decode("latin-1")
