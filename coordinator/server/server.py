@@ -11,7 +11,7 @@ import os
 import signal
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
 from superdl.coordinator.cache.outcomes import OutcomeReader
@@ -28,6 +28,7 @@ from superdl.coordinator.server.doors import Doors
 from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory
+from superdl.coordinator.server.lifetime import watch_stdin
 from superdl.coordinator.server.listening import raise_limit_of_open_files
 from superdl.coordinator.server.metrics import Metrics
 from superdl.coordinator.server.service import CoordinatorService
@@ -44,7 +45,7 @@ from superdl.coordinator.server.upkeep import (
 from superdl.coordinator.server.watching import Watch
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.cancelling import cancel_and_wait
-from superdl.super_wire.errors import CacheError, ConfigError
+from superdl.super_wire.errors import CacheError
 from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import BatchRead, DatasetFacts
     from superdl.coordinator.executors import ExecutorContext
     from superdl.coordinator.executors.called_in import Workers
+    from superdl.coordinator.server.lifetime import Holders
     from superdl.coordinator.server.settings import Settings
 
-__all__ = ["Holders", "serve"]
+__all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,20 +69,9 @@ _RETRY_S = 0.2
 _GOODBYE_S = 5.0
 _DRAIN_MAX_S = 9.0  # less than the ten seconds after which service managers kill
 _CACHE_END_S = 2.0
-_STDIN = 0
 _SHARDS = "shards"
 
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
-
-
-class Holders(Protocol):
-    """Those for whom alone a coordinator runs."""
-
-    def begin(self, stop: Callable[[], None]) -> None:
-        """Begin, in the running event loop; call ``stop`` when nobody holds the coordinator any more."""
-
-    def serving(self) -> None:
-        """Learn that the coordinator serves."""
 
 
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
@@ -105,7 +96,7 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if settings.exit_with_stdin:
-        _watch_stdin(loop, stop)
+        watch_stdin(loop, stop)
     if holders is not None:
         holders.begin(stop.set)
     codes = [0]
@@ -368,24 +359,6 @@ async def _at_the_end(step: Callable[[], Awaitable[object]], otherwise: str) -> 
             await step()
     except (CacheError, TimeoutError) as error:
         _log.info("%s: %r", otherwise, error)
-
-
-def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """End when whoever holds the other side of stdin ends, however it ends."""
-
-    def readable() -> None:
-        try:
-            ended = not os.read(_STDIN, 4096)
-        except OSError:  # a terminal that is gone
-            ended = True
-        if ended:
-            loop.remove_reader(_STDIN)
-            stop.set()
-
-    try:
-        loop.add_reader(_STDIN, readable)
-    except OSError as error:
-        raise ConfigError(f"exit_with_stdin needs a pipe or a terminal as standard input: {error}") from error
 
 
 async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:

@@ -1,0 +1,44 @@
+"""What a coordinator's life depends on beside signals: its standard input, and those who hold it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from superdl.super_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+__all__ = ["Holders", "watch_stdin"]
+
+_STDIN = 0
+
+
+class Holders(Protocol):
+    """Those for whom alone a coordinator runs."""
+
+    def begin(self, stop: Callable[[], None]) -> None:
+        """Begin, in the running event loop; call ``stop`` when nobody holds the coordinator any more."""
+
+    def serving(self) -> None:
+        """Learn that the coordinator serves."""
+
+
+def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """End when whoever holds the other side of stdin ends, however it ends."""
+
+    def readable() -> None:
+        try:
+            ended = not os.read(_STDIN, 4096)
+        except OSError:  # a terminal that is gone
+            ended = True
+        if ended:
+            loop.remove_reader(_STDIN)
+            stop.set()
+
+    try:
+        loop.add_reader(_STDIN, readable)
+    except OSError as error:
+        raise ConfigError(f"exit_with_stdin needs a pipe or a terminal as standard input: {error}") from error
