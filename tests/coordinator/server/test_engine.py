@@ -10,7 +10,7 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CacheReset, CoreSettings
+from superdl.coordinator.core import CacheReset, CoreSettings, FillUp
 from superdl.coordinator.executors import (
     FunctionCrashedError,
     FunctionRaisedError,
@@ -18,12 +18,13 @@ from superdl.coordinator.executors import (
     PayloadTooLargeError,
 )
 from superdl.coordinator.server.engine import Engine
+from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import split_ids
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import read_tombstone
-from superdl.super_wire.request import Outcome
+from superdl.super_wire.request import Outcome, RequestKind
 from tests.coordinator.running import RECIPE, ScriptedExecutor, missed, record_of
 
 KEYS = [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in range(5)]
@@ -220,6 +221,21 @@ def test_nothing_is_produced_before_earlier_deletions_have_ended(run, valkey, so
         assert cache.ended >= begun_before
 
     run(work, budget_bytes=2000, cache=SlowDrops(valkey.unix_url))  # room for six records or so, of ten
+
+
+def test_while_the_store_makes_room_no_function_is_asked_to_write_to_it(run, source, monkeypatch):
+    monkeypatch.setattr(StoreKeeper, "unwritten", "")
+    monkeypatch.setattr(StoreKeeper, "takes_packs", False)
+
+    async def work(coordinator):
+        await coordinator.open(await coordinator.register(source))
+        coordinator.engine.post(FillUp("job", to_store=True))
+        outcomes = coordinator.engine.core.state.fleet.executors[0].outcomes
+        await coordinator.until(lambda: outcomes["unavailable"])  # a save was refused
+        assert produced(coordinator) == 10
+        assert {request.kind for request in coordinator.executor.requests} == {RequestKind.DECODE}
+
+    run(work, store=True)
 
 
 def test_a_bug_in_an_executor_is_seen(valkey, caplog):
