@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import torch
 
-from superdl.super_dataset.memory import Unfinished, finished_elsewhere_here
+from superdl.super_dataset.memory import finished_elsewhere_here
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
 from superdl.super_dataset.splitting import draws, may_draw, mixing_part, name_of
 from superdl.super_dataset.stacking import batched, rows_of, unfinished
@@ -99,17 +99,15 @@ class PerSample:
         transform: called as ``transform(image)``; as ``transform(image=image)["image"]`` if it takes its
             image by keyword alone, as albumentations do.
         seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a number of 64 bits
-            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws
-            nothing, on your word, and threads may call it.
+            with sign, so that runs that shuffle otherwise draw alike; ``None``: it draws nothing, on your
+            word, and threads may call it.
         takes: what an image is to it: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). Samples that are no images come as they are, to
             the latter two. Default: numpy by keyword, else PIL.
-        finish_later: leave the pipeline's end, such as ``ToTensor`` and ``Normalize``, to :meth:`finish`;
-            batches come as uint8. A ``SuperLoader`` with a ``device`` does so by itself.
 
     Raises:
-        ConfigError: an argument is wrong; the transform mixes the images of a batch, has no end for later, or
-            is known to draw in spite of ``seed=None``.
+        ConfigError: an argument is wrong; the transform mixes the images of a batch, or is known to draw in
+            spite of ``seed=None``.
     """
 
     def __init__(
@@ -118,7 +116,6 @@ class PerSample:
         *,
         seed: Seed = "sampler",
         takes: Takes | None = None,
-        finish_later: bool = False,
     ) -> None:
         if not callable(transform):
             raise ConfigError(f"PerSample calls its transform on each sample; {transform!r} cannot be")
@@ -143,27 +140,6 @@ class PerSample:
         self._by_keyword = _takes_its_image_by_keyword(parameters)
         self._takes: Takes = takes or ("numpy" if self._by_keyword else "pil")
         self._generators = [name for name in _OWN_GENERATORS if name in parameters]
-        self._finish_later = finish_later
-        if finish_later and self._in_fewer_steps()[1] is None:
-            raise ConfigError(
-                f"finish_later: {name_of(transform)} does not take PIL images and end with torchvision's or "
-                "timm's ToTensor or the like, and perhaps Normalize"
-            )
-
-    def finish(self, images: Any) -> Any:
-        """What the pipeline makes of a batch that came by ``finish_later``, where it lies: uint8, (batch, 3,
-        height, width). Lists, of several sizes, are finished already.
-
-        >>> from torchvision import transforms
-        >>> transform = PerSample(transforms.ToTensor(), finish_later=True)
-        >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=transform)
-        >>> images, _ = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))))
-        >>> images.dtype, transform.finish(images).dtype
-        (torch.uint8, torch.float32)
-        """
-        end = self._in_fewer_steps()[1]
-        unfinished = isinstance(images, torch.Tensor) and images.dtype == torch.uint8
-        return end(images) if end is not None and unfinished else images
 
     def __call__(self, images: Any, labels: Any, info: BatchInfo) -> tuple[Any, Any]:
         """A ``transform`` of SuperDataset: (what is made of the images, labels as they came).
@@ -175,11 +151,9 @@ class PerSample:
         call, end = self._in_fewer_steps()
         count = len(info.draw_ids) // ID_BYTES
         with self._making(call, images, info) as made:
-            if end is None or not (self._finish_later or finished_elsewhere_here()):
-                return batched(made, count, end), labels
-            batch = unfinished(made, count, end)
-        bare = self._finish_later and isinstance(batch, Unfinished)
-        return batch.images if bare else batch, labels
+            if end is not None and finished_elsewhere_here():
+                return unfinished(made, count, end), labels
+            return batched(made, count, end), labels
 
     def samples(self, images: Any, info: BatchInfo) -> list[Any]:
         """What the transform makes of each sample, with its end; raises as a call."""

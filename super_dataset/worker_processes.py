@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -172,22 +171,22 @@ class ProcessPass:
         self.batches: Iterator[Any] | None = None
         self._processes = processes
         self._refs = refs
-        self._troubles: deque[Exception] = deque()
+        self._trouble: Exception | None = None
 
     def take(self) -> Any:
-        """The next batch, where it is used; raises what its reading or the sampler raised in its place."""
+        """The next batch, where it is used; raises what its reading raised in its place. Where the sampler
+        failed, its error ends the pass.
+        """
         self._processes.check()
         if self.batches is None:
             raise UsageError("another pass of this SuperLoader has begun, to which its workers belong now")
         try:
-            made = next(self.batches)
-        except StopIteration:
-            raise
+            made = next(self.batches, None)
         except Exception:
             self.passed += 1
             raise
         if made is None:
-            raise self._troubles.popleft()
+            raise self._trouble or StopIteration
         self.passed += 1
         if made.left_out:
             raise BatchLeftOut from made.cause
@@ -195,21 +194,21 @@ class ProcessPass:
         return mover.receive(mover.send(made.item))
 
     def next_ref(self) -> Any:
-        """What the sampler yields. A DataLoader would raise an error of its before the batches that are under
-        way: ``None`` takes its place.
+        """What the sampler yields. An error of its ends that: a DataLoader would raise it before the batches
+        that are under way.
         """
         try:
             return next(self._refs)
         except StopIteration:
             raise
-        except Exception as error:  # noqa: BLE001 # raised once the batches before it were given out
-            self._troubles.append(error)
-            return None
+        except Exception as error:
+            self._trouble = error
+            raise StopIteration from error
 
 
 class _RefsOfPass:
-    """The sampler of a DataLoader: it yields what that of the latest pass does. It holds neither, so
-    that workers end as soon as nobody has loader and pass, whatever error refers to these.
+    """The sampler of a DataLoader: it yields what that of the latest pass does. It holds no pass, so that
+    workers end as soon as the loader is dropped, even if an error's traceback still refers to all.
     """
 
     def __init__(self, processes: WorkerProcesses) -> None:
@@ -221,8 +220,8 @@ class _RefsOfPass:
         return iter(()) if latest is None else _refs_of(weakref.ref(latest))
 
 
-def _refs_of(one: Callable[[], ProcessPass | None]) -> Iterator[Any]:
-    while (begun := one()) is not None:
+def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
+    while (begun := latest()) is not None:
         try:
             ref = begun.next_ref()
         except StopIteration:
@@ -251,9 +250,7 @@ class _Reading(Dataset[Any]):
     def __init__(self, load: Load, memory: Memory | None, *, finished_elsewhere: bool) -> None:
         self._load, self._memory, self._finished_elsewhere = load, memory, finished_elsewhere
 
-    def __getitem__(self, ref: Any) -> _Made | None:
-        if ref is None:
-            return None
+    def __getitem__(self, ref: Any) -> _Made:
         memory = self._memory if self._memory is not None and get_worker_info() is None else memory_here()
         leaves_out = LEAVES_OUT.set(True)
         try:

@@ -141,7 +141,7 @@ def test_a_transform_that_stops_does_not_end_the_epoch_as_if_it_were_over(thread
 
 def failing_after(refs, error):
     yield from refs
-    raise error
+    raise error from OSError()
 
 
 class Once:
@@ -163,8 +163,9 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
     batches = iter(SuperLoader(bound_dataset(), sampler, threads=threads))
     check(*next(batches), 0)
     check(*next(batches), 1)
-    with pytest.raises(RuntimeError, match="no more plan"):
+    with pytest.raises(RuntimeError, match="no more plan") as caught:
         next(batches)
+    assert isinstance(caught.value.__cause__, OSError), "as the sampler raised it"
 
 
 def test_threads_end_with_the_loader_and_hold_no_batch(refs):

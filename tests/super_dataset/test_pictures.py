@@ -17,7 +17,7 @@ from superdl.super_dataset import PerSample
 from superdl.super_dataset.memory import FreshMemory, map_tensors, receiving_into
 from superdl.super_dataset.pictures import in_fewer_steps, to_pil
 from superdl.super_dataset.splitting import may_draw
-from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.errors import UsageError
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.super_dataset.augmenting import batch, info_of, picture
 
@@ -123,14 +123,13 @@ def test_the_end_may_come_later_and_elsewhere(end, device):
     pipeline = v1.Compose([v1.RandomCrop(17), *SHORTER[end]])
     images, info = batch(1, 2, 3), info_of(1, 2, 3)
     expected, _ = PerSample(pipeline)(images, None, info)
-    later = PerSample(pipeline, finish_later=True)
-    unfinished, _ = later(images, None, info)
-    assert (unfinished.dtype, unfinished.shape) == (torch.uint8, (3, 3, 17, 17))
     with receiving_into(FreshMemory(), finished_elsewhere=True):
         item = PerSample(pipeline)(images, "labels", info)
-    for made in (later.finish(unfinished.to(device)), map_tensors(item, lambda one: one.to(device))[0]):
-        assert (made.dtype, made.shape, made.device.type) == (expected.dtype, expected.shape, device)
-        assert device == "meta" or torch.equal(made, expected)
+    unfinished = item[0].images
+    assert (unfinished.dtype, unfinished.shape) == (torch.uint8, (3, 3, 17, 17))
+    made = map_tensors(item, lambda one: one.to(device))[0]
+    assert (made.dtype, made.shape, made.device.type) == (expected.dtype, expected.shape, device)
+    assert device == "meta" or torch.equal(made, expected)
     if expected.dtype == torch.float32:  # what other devices do, on this one
         assert torch.equal(in_fewer_steps(pipeline)[1].looked_up(unfinished), expected)
 
@@ -141,15 +140,10 @@ def test_batches_whose_end_cannot_wait_come_finished(sizes):
     images = [picture(n, *size) for n, size in enumerate(sizes)]
     info = info_of(*range(len(images)))
     expected, _ = PerSample(pipeline)(images, None, info)
-    later = PerSample(pipeline, finish_later=True)
-    for one, other in zip(later.finish(later(images, None, info)[0]), expected, strict=True):
+    with receiving_into(FreshMemory(), finished_elsewhere=True):
+        item = PerSample(pipeline)(images, None, info)
+    for one, other in zip(map_tensors(item, lambda one: one)[0], expected, strict=True):
         assert torch.equal(one, other)
-
-
-def test_only_a_known_end_can_come_later():
-    for transform in (lambda image: image, v1.Compose(AS_THEY_ARE["half"])):
-        with pytest.raises(ConfigError, match="finish_later"):
-            PerSample(transform, finish_later=True)
 
 
 class RandAugment:
