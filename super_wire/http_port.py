@@ -28,7 +28,7 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Page(NamedTuple):
-    """What a path answers.
+    """The answer to a path.
 
     Attributes:
         look: takes down what is to be shown, in the event loop, and returns what makes its bytes, which runs

@@ -38,7 +38,7 @@ __all__ = ["FAILURES", "ConnectedWorker", "Workers"]
 _log = logging.getLogger(__name__)
 
 FAILURES = ("crashed", "timed_out", "restarted")
-"""What befalls slots: requests whose slot ended or was ended, and slots that were started anew."""
+"""Failures of slots: requests whose slot ended or was ended, and slots that were started anew."""
 
 _MAX_WORKERS = 4096
 _ABSENCE = "no worker has called in: start some with superdl worker"
@@ -105,7 +105,7 @@ class Workers:
         self._came, self._some = asyncio.Event(), asyncio.Event()
         self._needed_s = time.monotonic()
         self.failures = dict.fromkeys(FAILURES, 0)
-        """What became of slots, of workers that have gone too."""
+        """Failures of slots, by kind, of workers that have gone too."""
         self.tasks = HeldTasks("workers' streams")
         self.fingerprint = ""
         """The decoder in use; empty until the first worker comes, unless the cache has records of one."""
@@ -119,12 +119,17 @@ class Workers:
 
     @property
     def stats(self) -> list[pb.WorkerStats]:
-        """What is told of those that are connected, by name."""
-        told = [
-            pb.WorkerStats(name=one.name, slots=one.slots, cpu_s=one.cpu_s, waits=one.waits, **one.failures)
-            for one in self._all
+        """Figures of those that are connected, sorted by name."""
+        return [
+            pb.WorkerStats(
+                name=worker.name,
+                slots=worker.slots,
+                cpu_s=worker.cpu_s,
+                waits=worker.waits,
+                **worker.failures,
+            )
+            for worker in sorted(self._all, key=lambda worker: worker.name)
         ]
-        return sorted(told, key=lambda one: one.name)
 
     def say_goodbye(self, exit_code: int) -> None:
         """Have all workers end with an exit code, those too that call in later."""
@@ -144,9 +149,14 @@ class Workers:
                     await self._came.wait()
                     return
             if successor := self._newest():
-                self.fingerprint = successor
-                for worker in list(self._all):
-                    self._take_up(worker)
+                self.use(successor)
+
+    def use(self, fingerprint: str) -> None:
+        """Take a decoder; workers of others wait, those too that have called in before."""
+        self.fingerprint = fingerprint
+        self._came.clear()
+        for worker in list(self._all):
+            self._take_up(worker)
 
     def successor(self, *, is_needed: bool) -> str:
         """The decoder of the newest worker that waits, once it is to take the place of the one in use.
@@ -275,7 +285,7 @@ class Workers:
         return worker
 
     def heard(self, worker: ConnectedWorker, heartbeat: pb.Heartbeat) -> None:
-        """Note what a worker tells of itself."""
+        """Note a heartbeat's figures."""
         worker.cpu_s = heartbeat.cpu_s if 0 <= heartbeat.cpu_s < math.inf else 0.0
         for kind in FAILURES:
             count = getattr(heartbeat, kind)

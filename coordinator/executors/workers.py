@@ -67,7 +67,7 @@ class WorkersExecutor(Executor):
 
     @property
     def slot_failures(self) -> Mapping[str, int]:  # type: ignore[override]  # they grow
-        """What became of their slots."""
+        """Failures of their slots, by kind."""
         return self._workers.failures
 
     @property

@@ -320,10 +320,12 @@ def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
 
 
 def _seen(facts: tuple[ExecutorFacts, ...], workers: Workers | None) -> tuple[ExecutorFacts, ...]:
-    """What the core is told, now that workers have said whether they see the store."""
+    """Say of workers that they see the store, if all that are there do."""
     if workers is None or not workers.all_see_store:
         return facts
-    return tuple(replace(one, sees_store=True) if one.name == WorkersExecutor.name else one for one in facts)
+    return tuple(
+        replace(each, sees_store=True) if each.name == WorkersExecutor.name else each for each in facts
+    )
 
 
 def _core_settings(

@@ -89,8 +89,8 @@ async def warm_and_take_over(
     """
     chooses = workers is not None and workers.patience_s is not None
     info = await take_over(cache) if manager.remote or chooses else None
-    if workers is not None and chooses:
-        workers.fingerprint = decoder or await cache.fingerprint()
+    if workers is not None and chooses and (digest := decoder or await cache.fingerprint()):
+        workers.use(digest)
     warming = asyncio.create_task(manager.start(), name="warm")
     try:
         if info is None:

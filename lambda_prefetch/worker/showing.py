@@ -1,4 +1,4 @@
-"""What a worker shows of itself by HTTP: metrics for Prometheus, and health for probes.
+"""Metrics of a worker for Prometheus, and its health for probes, by HTTP.
 
 Metrics lie at ``/metrics``, by the rules of the coordinator's: beyond loopback the port has a certificate and
 wants the worker's token. Health is told in plain text to anybody: ``/healthz`` answers 200 while the worker's

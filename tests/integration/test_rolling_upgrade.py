@@ -38,18 +38,18 @@ def test_a_decoder_takes_the_place_of_another_once_no_job_needs_that(
         with stack.valkey.client() as client, workers(stack.address, 1, slots=2):
             client.set(KEY, "c" * 32)
             client.set("super:r1:" + "0" * 32, b"a record of that decoder")
-            stack.start_coordinator(timeout_s=90)
+            stack.start_coordinator(timeout_s=180)
             assert client.get(KEY) == decoder_fingerprint().encode()
-            dataset = SuperDataset("s3://photos/train", RECIPE, read_timeout=60)
+            dataset = SuperDataset("s3://photos/train", RECIPE, read_timeout=120)
             with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
                 batches = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
                 read = [next(batches)]
                 newer = WorkerProcess(stack.address, "--function", other, environment=PYTHONPATH)
-                until(lambda: "and waits:" in stack.log.read_text())
+                until(lambda: "and waits:" in stack.log.read_text(), 90)
                 read += batches
                 assert_exactly_once(collect(read), expected)
                 assert client.get(KEY) == decoder_fingerprint().encode()
-            until(lambda: client.get(KEY) == FINGERPRINT.encode(), 90)
+            until(lambda: client.get(KEY) == FINGERPRINT.encode(), 180)
             assert client.keys("super:r1:*") == []
             with SuperSampler(dataset, batch_size=4, coordinator=stack.address) as sampler:
                 epoch = collect(DataLoader(dataset, sampler=sampler, batch_size=None))

@@ -125,9 +125,11 @@ def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use(tmp_p
 def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_path):
     async def main():
         async with coordinator(tmp_path, patience_s=0.2) as (workers, stub):
-            workers.fingerprint = FINGERPRINT
+            await call_in(stub, fingerprint=OTHER)  # before the cache has told
+            workers.use(FINGERPRINT)
             first = asyncio.create_task(workers.first())
-            await call_in(stub, fingerprint=OTHER)
+            await asyncio.sleep(0)
+            assert workers.slots == 0
             assert not first.done()
             await first
             assert (workers.fingerprint, workers.slots) == (OTHER, 1)

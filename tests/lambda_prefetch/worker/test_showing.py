@@ -1,4 +1,4 @@
-"""What a worker shows by HTTP: figures and health that follow its life, behind a token and TLS elsewhere."""
+"""Metrics and health of a worker follow its life, and metrics need a token and TLS elsewhere."""
 
 from __future__ import annotations
 
