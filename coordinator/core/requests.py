@@ -201,7 +201,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         executor.answered(event, order.kind, request.made_s, now)
         _judge_loser(state, request, now)
     if executor.store is not None:
-        restoring.answered(state, request, executor, event, now)
+        restoring.answered(state, request, executor.store, event, now)
     if order.kind is RequestKind.SAVE:
         saving.answered(state, request, event, now)
         return
