@@ -26,17 +26,13 @@ class RequestKind(enum.StrEnum):
     SAVE = "save"
     """Write a pack of records that are in the cache."""
 
-    @property
-    def decodes(self) -> bool:
-        """Whether samples are fetched from their source and decoded."""
-        return self not in {RequestKind.RESTORE, RequestKind.SAVE}
+    decodes: bool
+    """Whether samples are fetched from their source and decoded."""
+    fills_cache: bool
+    """Whether readers may wait for what it brings into the cache."""
+    writes_pack: bool
 
-    @property
-    def fills_cache(self) -> bool:
-        """Whether readers may wait for what it brings into the cache."""
-        return self is not RequestKind.SAVE
-
-    @property
-    def writes_pack(self) -> bool:
-        """Whether a pack is written."""
-        return self not in {RequestKind.DECODE, RequestKind.RESTORE}
+    def __init__(self, name: str) -> None:
+        self.decodes = name.startswith("decode")
+        self.fills_cache = name != "save"
+        self.writes_pack = name not in {"decode", "restore"}

@@ -83,7 +83,7 @@ def _produce(state: State, now: float) -> None:
     if spending is Spending.FREELY:
         race_stragglers(state, now)
     _wake_waiting_for_room(state, now)
-    _wake_deferred(state, now)
+    wake_deferred(state, now)
     passed_over: set[BatchPlace] = set()
     while (first := _first(state, passed_over, now)) is not None:
         if isinstance(first, BatchPlace):
@@ -120,7 +120,7 @@ def _first_missed(state: State, passed_over: set[BatchPlace]) -> BatchPlace | No
     return first[min(first, key=state.teams.turn)] if first else None
 
 
-def _wake_deferred(state: State, now: float) -> None:
+def wake_deferred(state: State, now: float) -> None:
     """Let the ranks that wait for a cheaper executor look again, once that may come to something else."""
     for eligible in state.fleet.groups:
         if len(eligible.deferred):

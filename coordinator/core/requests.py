@@ -148,10 +148,11 @@ def race_stragglers(state: State, now: float) -> None:
     for number in watched.late:
         late = state.requests[number]
         dataset = late.order.samples.dataset
-        # Nothing is decoded for nothing but idleness that the store will bring.
-        idle = late.order.kind.decodes and any(group.idle(now) for group in state.fleet.groups)
-        affordable = watched.affordable(state.settings.hedge_share) > 0
-        deserved = affordable and (idle or _is_missed(state, late, misses))
+        deserved = watched.affordable(state.settings.hedge_share) > 0 and (
+            # Nothing is decoded for nothing but idleness that the store will bring.
+            (late.order.kind.decodes and any(group.idle(now) for group in state.fleet.groups))
+            or _is_missed(state, late, misses)
+        )
         if not state.wants(dataset) or not (deserved or _is_unproven(state, late)):
             continue
         executor, _ = pick(state.eligible_for(dataset), Deadline(), now, other_than=late.order.executor)
@@ -164,7 +165,7 @@ def _race(state: State, late: Request, executor: ExecutorState, now: float) -> N
     state.stragglers.raced(late.order.request_id)
     late.rival = next(state.numbers)
     state.account(late).hedges += 1
-    raced, kind = late.order.request_id, RequestKind.DECODE  # a store that hangs; and one pack is enough
+    raced, kind = late.order.request_id, RequestKind.DECODE  # a store may hang; and one pack is enough
     order = replace(late.order, request_id=late.rival, kind=kind, hedge_of=raced, executor=executor.number)
     _send(state, Request(order, late.payer, late.claim, now, rival=raced), now)
 
@@ -200,7 +201,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         executor.answered(event, order.kind, request.made_s, now)
         _judge_loser(state, request, now)
     if executor.store is not None:
-        restoring.answered(state, request, executor, event, now)
+        restoring.answered(state, request, executor.store, event, now)
     if order.kind is RequestKind.SAVE:
         saving.answered(state, request, event, now)
         return

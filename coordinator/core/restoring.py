@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.coordinator.core.events import Audited, PacksLost, RecordsStored, RequestDone
-    from superdl.coordinator.core.fleet import ExecutorState
+    from superdl.coordinator.core.fleet import ExecutorState, StoreAccess
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet
     from superdl.coordinator.core.state import Request, State
@@ -256,13 +256,11 @@ def kind_for(
     return RequestKind.DECODE_TO_POINTERS
 
 
-def answered(state: State, request: Request, executor: ExecutorState, event: RequestDone, now: float) -> None:
+def answered(state: State, request: Request, access: StoreAccess, event: RequestDone, now: float) -> None:
     """Learn from an answer where records lie now and where they do not, and how the store does."""
-    samples, access = state.set_of(request.order.samples), executor.store
+    samples = state.set_of(request.order.samples)
     if event.pack and event.stored is not None and request.order.samples.epoch == EVERY_EPOCH:
         samples.place(request.order.indices[event.stored], event.pack)
-    if access is None:
-        return
     if request.order.kind.writes_pack:
         if (event.outcomes == CACHED).any():
             access.keeps = event.pack > 0

@@ -48,7 +48,7 @@ _UNANSWERED_MAX = 5
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, less their whole parts, lie evenly from 0 to 1
 
-_BLAMED_ON_EXECUTOR_MAX = 2
+BLAMED_ON_EXECUTOR_MAX = 2
 """So often at most a failure is blamed on an executor that was set aside, where there is another."""
 
 
@@ -277,7 +277,7 @@ def _turn_elsewhere(
     samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
     turns = np.ones(offsets.size, dtype=np.bool_)
     if counts:
-        turns = count_again(samples.blamed_on_executor, indices) <= _BLAMED_ON_EXECUTOR_MAX
+        turns = count_again(samples.blamed_on_executor, indices) <= BLAMED_ON_EXECUTOR_MAX
     _wait(state, request, indices[turns], 0.0, now, failed_by=request.order.executor)
     return offsets[~turns]
 

@@ -76,7 +76,7 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
         _evict(state, max(missing, spare), later_than_s=later_than_s, now=now)
         if not fits(state, key, count):
             state.room_search.failed(state.events, later_than_s, now, jobs=len(state.jobs))
-    return _fitting(state.free_bytes, size_bytes, count)
+    return fitting(state.free_bytes, size_bytes, count)
 
 
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
@@ -92,10 +92,10 @@ def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
         missing = math.ceil(size_bytes * count) - state.free_bytes
         if missing > 0:
             _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
-    fitting = _fitting(state.free_bytes, size_bytes, count)
-    if fitting or state.is_producing or _missed_and_resident(state, now):
-        return fitting
-    return max(1, _fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
+    fit = fitting(state.free_bytes, size_bytes, count)
+    if fit or state.is_producing or _missed_and_resident(state, now):
+        return fit
+    return max(1, fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
 
 
 def _missed_and_resident(state: State, now: float) -> bool:
@@ -105,7 +105,8 @@ def _missed_and_resident(state: State, now: float) -> bool:
     )
 
 
-def _fitting(free_bytes: int, size_bytes: float, count: int) -> int:
+def fitting(free_bytes: int, size_bytes: float, count: int) -> int:
+    """How many of ``count`` samples of that size fit into so much."""
     return count if free_bytes >= math.ceil(size_bytes * count) else max(0, int(free_bytes / size_bytes))
 
 

@@ -63,13 +63,13 @@ _NEXT: dict[SampleState, tuple[SampleState, ...]] = {
     _S.RESIDENT: (_S.ABSENT, _S.CHECKING),
     _S.FAILED: (_S.ABSENT, _S.CHECKING),
 }
-_LEGAL = np.zeros((len(_S), len(_S)), dtype=np.bool_)
+LEGAL = np.zeros((len(_S), len(_S)), dtype=np.bool_)
 for _state, _followers in _NEXT.items():
-    _LEGAL[_state, list(_followers)] = True
-_LEGAL_TO = np.ascontiguousarray(_LEGAL.T)
-_FROM_RESIDENT = _LEGAL[_S.RESIDENT].tolist()
+    LEGAL[_state, list(_followers)] = True
+_LEGAL_TO = np.ascontiguousarray(LEGAL.T)
+_FROM_RESIDENT = LEGAL[_S.RESIDENT].tolist()
 # While the cache is asked whether it still holds what was resident, that memory counts as taken.
-_FROM_STORED = (_LEGAL[_S.RESIDENT] | _LEGAL[_S.CHECKING]).tolist()
+_FROM_STORED = (LEGAL[_S.RESIDENT] | LEGAL[_S.CHECKING]).tolist()
 _FROM_STORED[_S.CHECKING] = False
 
 
@@ -209,7 +209,7 @@ class SampleSet:
             return
         before = self.state[indices]
         if not _LEGAL_TO[to][before].all():
-            wrong = sorted({SampleState(int(state)).name for state in before[~_LEGAL[before, to]]})
+            wrong = sorted({SampleState(int(state)).name for state in before[~LEGAL[before, to]]})
             msg = f"illegal change of sample state in {self.key}: {', '.join(wrong)} to {to.name}"
             raise RuntimeError(msg)
         if _FROM_RESIDENT[to]:

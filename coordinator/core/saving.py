@@ -76,7 +76,7 @@ def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
         return None
     key, since_s = first
     is_due = now >= since_s + _WAIT_S or state.unsaved.holds(key, _pack_samples(state, key))
-    executor = _saver(state, now) if is_due else None
+    executor = saver(state, now) if is_due else None
     return None if executor is None else (key, executor)
 
 
@@ -88,7 +88,7 @@ def _pack_samples(state: State, key: SetKey) -> int:
     return max(1, min(state.most_samples(key), int(_PACK_BYTES / samples.sample_bytes)))
 
 
-def _saver(state: State, now: float) -> ExecutorState | None:
+def saver(state: State, now: float) -> ExecutorState | None:
     """Who is to save, if only of a source that it may not read; ``None``: nobody has time, or could."""
     saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:

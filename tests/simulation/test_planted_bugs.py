@@ -65,7 +65,7 @@ def caught(pattern: str, make_core=None, seeds: range = SEEDS) -> bool:
     return False
 
 
-@bug(room, "_fitting", "the budget is")
+@bug(room, "fitting", "the budget is")
 def a_core_that_ignores_the_budget(fitting, free_bytes, size_bytes, count):
     return count
 
@@ -185,8 +185,8 @@ def a_core_that_decodes_what_is_stored(ways, state, key, indices, now):
 
 
 @bug(restoring, "answered", "that lies in the store", seeds=range(200))
-def a_core_that_forgets_what_was_saved(answered, state, request, executor, event, now):
-    return answered(state, request, executor, replace(event, pack=0), now)
+def a_core_that_forgets_what_was_saved(answered, state, request, access, event, now):
+    return answered(state, request, access, replace(event, pack=0), now)
 
 
 @bug(SampleSet, "stored", "whose place nobody knows")
@@ -225,7 +225,7 @@ def test_a_planted_bug_is_caught(monkeypatch, owner, name, broken, pattern, seed
 
 @pytest.mark.slow
 def test_a_core_that_blames_executors_without_end_is_caught(monkeypatch):
-    monkeypatch.setattr(retrying, "_BLAMED_ON_EXECUTOR_MAX", 100)
+    monkeypatch.setattr(retrying, "BLAMED_ON_EXECUTOR_MAX", 100)
     monkeypatch.setattr(EligibleExecutors, "can_turn_elsewhere", lambda self, member: True)
     assert caught("more often than allowed", seeds=range(200))
 
@@ -245,7 +245,7 @@ def test_a_core_that_forgets_who_waits_for_a_cheaper_executor_is_caught(monkeypa
     world = CheckedWorld(cheap_and_dear()).run()
     assert all(member.samples > 100 for member in world.core.state.fleet.executors)
     if forgets == "who":
-        monkeypatch.setattr(dispatching, "_wake_deferred", lambda state, now: None)
+        monkeypatch.setattr(dispatching, "wake_deferred", lambda state, now: None)
     else:
         monkeypatch.setattr(EligibleExecutors, "has_changed", lambda self, now: False)
         pick = dispatching.pick
@@ -264,8 +264,8 @@ def saves_with_all_functions(_, state, now):
     return idle[0] if idle else None
 
 
-def forgets_that_it_has_saved(answered, state, request, executor, event, now):
-    answered(state, request, executor, replace(event, pack=0), now)
+def forgets_that_it_has_saved(answered, state, request, access, event, now):
+    answered(state, request, access, replace(event, pack=0), now)
     state.has_come(request.order.samples, request.order.indices, now)
 
 
@@ -277,7 +277,7 @@ def never_saves(take_due, state, now):
     ("owner", "name", "broken", "pattern"),
     [
         (dispatching, "make_save", saves_what_has_gone, "saved that is not cached"),
-        (saving, "_saver", saves_with_all_functions, "functions that readers wait for"),
+        (saving, "saver", saves_with_all_functions, "functions that readers wait for"),
         (restoring, "answered", forgets_that_it_has_saved, "saved that lies in the store"),
         (dispatching, "take_due", never_saves, "wait to be saved, and somebody has time"),
     ],
@@ -377,7 +377,7 @@ def test_failures_name_their_seed():
 
 
 def test_a_failing_seed_replays_exactly(monkeypatch):
-    monkeypatch.setattr(room, "_fitting", lambda free_bytes, size_bytes, count: count)
+    monkeypatch.setattr(room, "fitting", lambda free_bytes, size_bytes, count: count)
 
     def failure() -> tuple[str, list[str]]:
         for seed in SEEDS:

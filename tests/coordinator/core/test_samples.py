@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
-from superdl.coordinator.core.samples import _LEGAL, CacheMemory, SampleSet, footprint
+from superdl.coordinator.core.samples import LEGAL, CacheMemory, SampleSet, footprint
 from tests.simulation.invariants import problems_of
 
 KEY = SetKey(b"data", EVERY_EPOCH)
@@ -60,7 +60,7 @@ def test_the_account_adds_up_after_any_changes(changes):
     memory = CacheMemory()
     samples = sample_set(10, known_absent=True, memory=memory)
     for to, chosen, size_bytes in changes:
-        able = [index for index in sorted(chosen) if _LEGAL[samples.state[index], to]]
+        able = [index for index in sorted(chosen) if LEGAL[samples.state[index], to]]
         indices = np.array(able, dtype=np.int64)
         if to == S.RESIDENT:
             samples.store(indices, np.full(indices.size, size_bytes))
