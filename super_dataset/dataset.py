@@ -201,9 +201,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Which of its transform and collate_fn may draw from the generators that the whole process shares,
-        by name; empty: none.
-        """
+        """Name of the transform or collate_fn that may draw from global random generators; empty: none."""
         transform = self._transform
         drawing = transform.may_draw if isinstance(transform, PerSample) else unknown(transform)
         return drawing or unknown(self._collate_fn)
@@ -235,11 +233,6 @@ class SuperDataset(ListedSource, Dataset[Any]):
             CacheUnreachableError: nobody answered; CacheError: the cache refused, say the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
-
-    def announce(self, ref: BatchRef) -> None:
-        """A batch will be read soon: the disk may begin to fetch what of it lies in the store's packs."""
-        if isinstance(ref, BatchRef):  # else the read says what is wrong
-            self._reader.announce(ref)
 
     def __getitem__(self, ref: BatchRef | SupportsIndex) -> Any:
         """Read one batch: ``(images, labels)``, with the info if wanted, or what ``transform`` or

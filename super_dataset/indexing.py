@@ -63,7 +63,7 @@ def sampler_of_one(coordination: Coordination, dataset: Any, place: int) -> Any:
 
 
 def how_to_use(index: object) -> str:
-    """Why ``dataset[index]`` was refused, and the intended way."""
+    """Explain why ``dataset[index]`` was refused, and show the intended way."""
     if isinstance(index, list | tuple) and index and all(isinstance(item, BatchRef) for item in index):
         return (
             "SuperDataset was given a list of BatchRefs: each is a whole batch already, so the DataLoader is "
@@ -80,8 +80,8 @@ def how_to_use(index: object) -> str:
 
 
 def _a_loader_asks() -> bool:
-    """Whether a DataLoader is what indexes the dataset, itself or through a Subset or ConcatDataset. It would
-    read sample by sample, and call each a batch.
+    """Tell whether a DataLoader indexes the dataset, itself or through a Subset or ConcatDataset. It would
+    take each sample for a batch.
     """
     frame = sys._getframe(1)  # noqa: SLF001 # nothing else tells
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_WRAPPERS):

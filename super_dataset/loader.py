@@ -234,7 +234,7 @@ class SuperLoader(Generic[_Ref]):
         )
 
     def _of_processes(self, mover: Mover, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a DataLoader, of which it takes most only if it has workers."""
+        """Arguments of the DataLoader, which takes most of them only if it has workers."""
         pins = mover.pins or (self.pin_memory and torch.accelerator.is_available())
         if not self.num_workers:
             return {"pin_memory": pins}
@@ -246,7 +246,7 @@ class SuperLoader(Generic[_Ref]):
         } | given
 
     def _begin(self, progress: _Progress) -> ThreadPass | ProcessPass:
-        """A pass begins, of which the loader's state is from now on."""
+        """Begin a pass; the loader's state is that of this pass from now on."""
         reading = self._readers.begin(self.sampler)
         self._latest = progress
         return reading

@@ -124,12 +124,6 @@ class SuperMix(ConcatDataset[Any]):
             )
         return counts
 
-    def announce(self, ref: MixedRef) -> None:
-        """A batch will be read soon: the disk may begin to fetch what of it lies in the store's packs."""
-        if isinstance(ref, MixedRef):  # else the read says what is wrong
-            for number, part in ref.parts:
-                self._wholes[number].announce(part)
-
     @property
     def may_draw(self) -> str:
         """As of a SuperDataset: what of its datasets may draw from shared generators."""

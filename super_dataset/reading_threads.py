@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from superdl.super_dataset.memory import receiving_into
-from superdl.super_dataset.reading import LEAVES_OUT
+from superdl.super_dataset.reading import LEAVES_OUT, announce
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class ReadingThreads:
         self.mover = mover
         self._finished_elsewhere = finished_elsewhere
         self._lock = threading.Lock()
-        self._announce = getattr(load.dataset, "announce", None)
         self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
         self._waiting: deque[Any] = deque()  # the refs of the tasks
         self._threads: list[threading.Thread] = []
@@ -123,8 +122,8 @@ class ReadingThreads:
             while any(one is ref for one in waiting) and waiting.popleft() is not ref:
                 pass  # another thread has it
             following = waiting[0] if waiting else None
-        if following is not None and self._announce is not None:
-            self._announce(following)
+        if following is not None:
+            announce(following)
 
     def _refuse_what_waits(self) -> None:
         """Fail what no thread has begun, and leave the sign to end."""

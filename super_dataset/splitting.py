@@ -151,7 +151,7 @@ def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
 
 
 def _makes_tensors(part: Any) -> bool:
-    """Whether a tensor is all it makes. A preset that was split leaves images of its size as they are."""
+    """Return whether it only makes a tensor. A preset that was split keeps images of its size as they are."""
     if _known_class(part) == _PRESET:
         return bool(part.resize_size == part.crop_size)
     return _known_class(part) in _MAKE_TENSORS
@@ -167,12 +167,12 @@ def mixing_part(transform: Any) -> str:
 
 
 def may_draw(transform: Any) -> bool:
-    """Whether a transform may draw from global generators: it has a part of which nothing else is known."""
+    """Return whether a transform may draw from global generators: not all its parts are known not to."""
     return any(_known_class(part) not in _DRAW_NOTHING for part in _parts_of(transform))
 
 
 def draws(transform: Any) -> bool:
-    """Whether a transform has a part that is known to draw."""
+    """Return whether a transform has a part that is known to draw."""
     return any(map(_draws, _parts_of(transform)))
 
 

@@ -1,4 +1,4 @@
-"""What a transform made of samples, as a batch, and a batch as its samples.
+"""Makes a batch of the results of a transform, and samples of a batch.
 
 A batch has the structure that torch's ``default_collate`` gives it, but in memory that is used again. Where
 that would raise, because samples differ, the samples stay a list.
@@ -62,7 +62,7 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
         elif _is_alike(result, like):
             stacked[at].copy_(result)
             continue
-        return _listed([_finished(one, end) for one in chain(stacked[:at], [result], results)])
+        return _listed([_finished(sample, end) for sample in chain(stacked[:at], [result], results)])
     return stacked
 
 
@@ -144,14 +144,14 @@ def _in_structure(samples: list[Any]) -> Any:
     """Samples that are no tensors: the structure that they share, around batches."""
     first, count = samples[0], len(samples)
     if isinstance(first, Mapping):
-        if all(isinstance(one, Mapping) and one.keys() == first.keys() for one in samples):
-            columns = {name: batched((one[name] for one in samples), count) for name in first}
+        if all(isinstance(sample, Mapping) and sample.keys() == first.keys() for sample in samples):
+            columns = {name: batched((sample[name] for sample in samples), count) for name in first}
             return as_type_of(first, columns)
     elif isinstance(first, Sequence) and not isinstance(first, str | bytes):
-        if all(isinstance(one, Sequence) and len(one) == len(first) for one in samples):
+        if all(isinstance(sample, Sequence) and len(sample) == len(first) for sample in samples):
             parts = Columns(batched(iter(column), count) for column in zip(*samples, strict=True))
             return as_type_of(first, parts) if hasattr(first, "_fields") else parts
-    elif all(isinstance(one, _NUMBERS) for one in samples):
+    elif all(isinstance(sample, _NUMBERS) for sample in samples):
         return default_collate(samples)
     return samples
 

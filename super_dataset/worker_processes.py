@@ -48,7 +48,7 @@ def workers_that_help() -> int:
 def by_processes(
     dataset: Any, collate_fn: Any, threads: int | None, of_workers: Mapping[str, Any]
 ) -> tuple[bool, str]:
-    """Whether worker processes read, else threads; and why."""
+    """Choose between worker processes (true) and threads, and say why."""
     if threads is not None:
         return not threads, f"threads={threads} says so"
     if "worker_init_fn" in of_workers:
@@ -60,7 +60,7 @@ def by_processes(
 
 
 def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
-    """What of ``given`` is for a DataLoader, taken out of it; its generator becomes the sampler's seed.
+    """Take the arguments of a DataLoader out of ``given``; a generator becomes the sampler's seed.
 
     Raises:
         ConfigError: a ``batch_sampler`` is given.
@@ -79,7 +79,7 @@ def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Makes a batch of what a sampler yields; it pickles if its parts do.
+    """Make a batch of what a sampler yields. It pickles if its parts do.
 
     ``of_samples``: ``collate_fn`` is called on the list of a batch's samples, else on the dataset's item.
     """
@@ -194,8 +194,8 @@ class ProcessPass:
         return mover.receive(mover.send(made.item))
 
     def next_ref(self) -> Any:
-        """What the sampler yields. An error of its ends that: a DataLoader would raise it before the batches
-        that are under way.
+        """Ask the sampler. Its error ends the pass later: a DataLoader would raise it before the batches that
+        are under way.
         """
         try:
             return next(self._refs)
@@ -232,7 +232,7 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
 
 @dataclass(slots=True)
 class _Made:
-    """What a worker sends: an item, or that the batch is left out, and why the first of an epoch was."""
+    """A worker's answer: an item, or that the batch is left out, with the cause if it is an epoch's first."""
 
     item: Any = None
     left_out: bool = False
@@ -245,7 +245,7 @@ class _Made:
 
 
 class _Reading(Dataset[Any]):
-    """What workers read by."""
+    """The dataset of the DataLoader: reads in a worker, or in the process itself."""
 
     def __init__(self, load: Load, memory: Memory | None, *, finished_elsewhere: bool) -> None:
         self._load, self._memory, self._finished_elsewhere = load, memory, finished_elsewhere

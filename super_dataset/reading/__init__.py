@@ -17,6 +17,7 @@ from superdl.super_dataset.reading.delivery import (
     label_tensor,
     sample_tensors,
 )
+from superdl.super_dataset.reading.packs import announce
 from superdl.super_dataset.reading.progress import BatchProgress, bad_sample_error
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 
@@ -34,6 +35,7 @@ __all__ = [
     "ReadSettings",
     "SampleTensors",
     "Verify",
+    "announce",
     "bad_sample_error",
     "batch_info",
     "check_label_dtype",

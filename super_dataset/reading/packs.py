@@ -124,10 +124,14 @@ def read_pointed(
     return reading.came, reading.failed
 
 
-def announce(ref: BatchRef, packs: OpenPacks) -> None:
-    """Have the kernel fetch a batch that will be read later, if batches have to come from a disk."""
-    if packs.waits_for_disks or ref.store in packs.cannot_tell:
-        _announce(ref.store, _places_of(ref, {}), packs)
+def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
+    """Have the kernel fetch a batch that will be read later, if batches have to come from a disk. What is no
+    batch of packs is left to those who read it.
+    """
+    for _, part in getattr(ref, "parts", ((0, ref),)):
+        store = getattr(part, "store", "")
+        if store and (packs.waits_for_disks or store in packs.cannot_tell):
+            _announce(store, _places_of(part, {}), packs)
 
 
 def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:

@@ -27,7 +27,6 @@ from superdl.super_dataset.reading.gather import Wanted, encode_gets
 from superdl.super_dataset.reading.packs import (
     OPEN_PACKS,
     StoreTroubleLog,
-    announce,
     read_placed,
     read_pointed,
 )
@@ -261,10 +260,6 @@ class BatchReader:
             return None
         finally:
             state.drop()
-
-    def announce(self, ref: BatchRef) -> None:
-        """A batch will be read soon: the kernel may begin to fetch what of it lies in packs."""
-        announce(ref, OPEN_PACKS)
 
     def _read_straight(self, state: ReaderState, read: BatchProgress) -> None:
         """Read what has places; what fails is for the cache to be asked for, and told."""

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from superdl.super_dataset.reading import announce
 from superdl.super_dataset.reading.cache_link import CacheLink
 from superdl.super_dataset.reading.delivery import sample_tensors
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
@@ -257,7 +258,7 @@ def _read(rng: random.Random, *, stream_faults: bool, store: DirectoryStore | No
             scripted[-1].pointers, ref = packs.pointers(), replace(ref, places=None)
         elif packs is not None:
             scripted[-1].last_good = {cache_key(ids[offset]): True for offset in packs.good}
-            reader.announce(ref)
+            announce(ref)
         reader.state().drop()  # the script of the batch before was another
         began_s = clock.now_s
         try:
