@@ -96,7 +96,8 @@ class SuperLoader(Generic[_Ref]):
     Args:
         dataset: indexed by what the sampler yields; a ``SuperDataset``, a ``Subset`` of one, a ``SuperMix``
             or a ``ConcatDataset``, where there is no sampler.
-        sampler: yields ``BatchRef`` s; ``None``: a ``SuperSampler`` is made of what follows.
+        sampler: yields ``BatchRef`` s; ``None``: a ``SuperSampler`` is made of what follows. With
+            ``batch_size`` also any sampler that yields indices, as ``SuperSampler(sampler=)`` takes it.
         device: where tensors are wanted, as ``torch.device`` takes it; default: where they are received, on
             CPU. Tensors are found in tuples, lists and mappings; whatever else an item holds stays as it is.
         prefetch: how many batches are read ahead of the one that the loop has; worker processes read two
@@ -116,7 +117,7 @@ class SuperLoader(Generic[_Ref]):
         pin_memory: with worker processes, as in a DataLoader; threads receive into page-locked memory where a
             CUDA ``device`` is named.
         persistent_workers: whether worker processes stay for the next epoch, as threads always do.
-        of_sampler: further arguments of the ``SuperSampler`` that is made: seed, coordinator, job, ... A
+        of_sampler: further arguments of the ``SuperSampler`` that is made: seed, batch_sampler, job, ... A
             DataLoader's ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` are for worker
             processes, ``worker_init_fn`` demands them, and a ``generator`` gives the seed.
 
@@ -144,6 +145,9 @@ class SuperLoader(Generic[_Ref]):
         **of_sampler: Any,
     ) -> None:
         of_workers = of_data_loader(of_sampler)
+        own_order, of_batches = None, of_sampler.get("batch_sampler") is not None
+        if sampler is not None and batch_size is not None and not hasattr(sampler, "batch_size"):
+            sampler, own_order = None, sampler  # it yields indices
         self.dataset = dataset
         self.prefetch = _whole("prefetch", prefetch, 1, _MAX_PREFETCH)
         self.pin_memory, self.persistent_workers = pin_memory, persistent_workers
@@ -169,19 +173,20 @@ class SuperLoader(Generic[_Ref]):
             _check_agreed(sampler, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
             self.sampler = sampler
         else:
-            if batch_size is None:
+            if batch_size is None and not of_batches:
                 raise ConfigError("a SuperLoader takes a sampler, or a batch_size to make one of")
             make = coordination("a SuperLoader without a sampler").SuperSampler
             how = {
                 "batch_size": batch_size,
                 "shuffle": shuffle or False,
                 "drop_last": drop_last,
+                **({} if own_order is None else {"sampler": own_order}),
                 **of_sampler,
             }
             self.sampler = self._made = make(dataset, **how)
             weakref.finalize(self, self._made.close_soon).atexit = False  # the sampler has its own way there
         self._latest: _Progress | None = None
-        load = Load(whole, collate_fn, of_samples=batch_size is not None)
+        load = Load(whole, collate_fn, of_samples=batch_size is not None or of_batches)
         # Others may look at what they wrap.
         elsewhere = type(whole) is SuperDataset and mover.finishes and collate_fn is None
         self._readers: ReadingThreads | WorkerProcesses
@@ -378,11 +383,9 @@ def _check_agreed(
     """Refuse, by ``ConfigError``, arguments that contradict the sampler beside them."""
     kind, theirs = type(sampler).__name__, getattr(sampler, "batch_size", None)
     if batch_size not in (None, theirs):
-        says = "deals out single samples" if theirs is None else f"makes batches of {theirs}"
         raise ConfigError(
-            f"batch_size={batch_size}, and the {kind} beside it {says}: leave it out, since "
-            "SuperLoader(dataset, batch_size=...) makes a SuperSampler, which shares samples among ranks, or "
-            "leave out batch_size"
+            f"batch_size={batch_size}, and the {kind} beside it makes batches of {theirs}: leave out "
+            "batch_size, or the sampler"
         )
     given = ["shuffle"] if shuffle else []
     given += ["drop_last"] if drop_last and not getattr(sampler, "drop_last", False) else []

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from superdl.super_dataset.memory import map_tensors, memory_here, receiving_into
 from superdl.super_dataset.reading import LEAVES_OUT, BatchLeftOut
 from superdl.super_dataset.splitting import unknown
-from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.errors import UsageError
 from superdl.super_wire.host import usable_cores
 
 if TYPE_CHECKING:
@@ -60,16 +60,9 @@ def by_processes(
 
 
 def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the arguments of a DataLoader out of ``given``; a generator becomes the sampler's seed.
-
-    Raises:
-        ConfigError: a ``batch_sampler`` is given.
-    """
-    if given.pop("batch_sampler", None) is not None:
-        raise ConfigError(
-            "a SuperLoader takes no batch_sampler: a SuperSampler plans whole batches: give batch_size, or "
-            "the sampler"
-        )
+    """Take the arguments of a DataLoader out of ``given``; a generator becomes the sampler's seed."""
+    if given.get("batch_sampler") is None:
+        given.pop("batch_sampler", None)
     generator = given.pop("generator", None)
     if generator is not None:
         given.setdefault("seed", (generator.initial_seed() + 2**63) % 2**64 - 2**63)

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from superdl import SuperDataset, SuperMix, SuperSampler
+from superdl import SuperDataset, SuperLoader, SuperMix, SuperSampler
 from superdl.super_wire.errors import ConfigError
 from tests.integration.resuming import RECIPE
 
@@ -105,6 +105,16 @@ def test_batches_are_those_that_the_sampler_yields(
             paths[index]
             for index in (yielded if batch_size is not None else itertools.chain.from_iterable(yielded))
         ]
+
+
+def test_a_loader_takes_the_sampler_of_a_script(shared_stack: Stack, images: Path) -> None:
+    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+    by_index = SuperLoader(dataset, sampler=list(range(20, 0, -1)), batch_size=8, drop_last=True)
+    by_batch = SuperLoader(dataset, batch_sampler=[[3], [1, 2]])
+    for loader, batches in ((by_index, [range(20, 12, -1), range(12, 4, -1)]), (by_batch, [[3], [1, 2]])):
+        labels = [batch.tolist() for _, batch in loader]
+        assert labels == [[dataset.targets[index] for index in batch] for batch in batches]
+        loader.close()
 
 
 def test_an_epoch_goes_on_in_mid_order_though_the_coordinator_was_killed(
