@@ -62,7 +62,7 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
     repeats: int,
     sampler: Iterable[Any] | None,
     batch_sampler: Iterable[Any] | None,
-    mix: tuple[tuple[int, ...], int],
+    mix: tuple[tuple[int, ...], int, int],
 ) -> Description:
     """Check the arguments of a ``SuperSampler``, which says what they are.
 
@@ -104,6 +104,7 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
         draws=drawn,
         mix=mix[0],
         member=mix[1],
+        mix_run=mix[2],
     )
     return Description(whole, spec, *place)
 

@@ -75,7 +75,7 @@ class Checkpoint:
         if spec.draws is not None and order is None:
             self._facts["draws"] = spec.draws.digest.hex()
         if spec.mix:
-            self._facts["mix"] = [*spec.mix, spec.member]
+            self._facts["mix"] = [*spec.mix, spec.member] + [spec.mix_run] * (spec.mix_run > 1)
 
     def state_of(self, place: PlanPosition) -> dict[str, Any]:
         """``place`` written down."""

@@ -143,7 +143,7 @@ def is_own(run: str) -> bool:
     return run == _run_ids.get(os.getpid())
 
 
-def job_id(
+def job_id(  # noqa: PLR0913 # a job is what its plan says
     run: str,
     fingerprint: bytes,
     recipe_json: str,
@@ -157,6 +157,7 @@ def job_id(
     draws: Draws | None = None,
     mix: tuple[int, ...] = (),
     member: int = 0,
+    mix_run: int = 1,
 ) -> str:
     """The id of a new sampler's job: 32 hex digits, equal on every rank of the run.
 
@@ -167,5 +168,6 @@ def job_id(
     fields = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
     fields += [draws.digest] if draws is not None else []
     fields += [f"{mix},{member}".encode()] if mix else []
+    fields += [str(mix_run).encode()] if mix_run > 1 else []
     before = next(_samplers[os.getpid(), digest128(*fields), rank])
     return digest128(*fields, *([str(before).encode()] if before else [])).hex()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils.data import Subset
 
+from superdl.sampler.arguments import whole_number
+from superdl.sampler.distributed import place_in_run
 from superdl.sampler.drawing import shuffle_or_default
 from superdl.sampler.registration import describe
 from superdl.sampler.sampler import SuperSampler
@@ -33,13 +35,21 @@ if TYPE_CHECKING:
 __all__ = ["MixIterator", "MixSampler"]
 
 _VERSION = 1
-_SINGLE = {"indices", "weights", "draws", "repeats", "sampler", "batch_sampler"}
+_SINGLE = {"indices", "weights", "repeats", "sampler", "batch_sampler"}
+_BATCHINGS = ("mixed", "per_dataset")
 
 
 class MixSampler(SuperSampler):
     """What ``SuperSampler`` makes of a ``SuperMix``, and of a ``ConcatDataset`` of SuperDatasets.
 
     ``samplers`` are those of the datasets, in their order. Each has a job of its own.
+
+    Beside the arguments of a ``SuperSampler``:
+
+    Args:
+        draws: samples in an epoch of all datasets together, in the same proportions.
+        batching: ``"mixed"``: every batch has its share of each dataset; ``"per_dataset"``: the batches that
+            the ranks read at once are of one dataset, and of each dataset there are whole ones.
     """
 
     def __init__(
@@ -52,6 +62,8 @@ class MixSampler(SuperSampler):
         drop_last: bool = False,
         coordinator: str | None = None,
         in_order: bool = True,
+        draws: int | None = None,
+        batching: str = "mixed",
         **of_samplers: Any,
     ) -> None:
         shuffle = shuffle_or_default(shuffle=shuffle)
@@ -65,6 +77,13 @@ class MixSampler(SuperSampler):
         _look_at(members, coordinator)
         sizes = [len(member) for member in members]
         counts = tuple(getattr(dataset, "samples_of_each", tuple)(sizes))
+        if batching not in _BATCHINGS:
+            raise ConfigError(f"batching is one of {', '.join(_BATCHINGS)}; not {batching!r}")
+        ranks = place_in_run(of_samplers.get("rank"), of_samplers.get("num_replicas"))[1]
+        run = 1 if batching == "mixed" else whole_number("batch_size", batch_size, 1, 2**32) * ranks
+        if draws is not None or run > 1:
+            whole = sum(counts) if draws is None else whole_number("draws", draws, 1, 2**31)
+            counts = tuple(run * count for count in _shared_out(max(1, whole // run), counts))
         how = {
             "batch_size": batch_size,
             "shuffle": shuffle,
@@ -80,7 +99,7 @@ class MixSampler(SuperSampler):
                         seed=_seed_of(seed, number),
                         **how,
                         **_drawn(size, count, shuffle=shuffle),
-                        _mix=(counts, number),
+                        _mix=(counts, number, run),
                     )
                 )
                 for number, (member, size, count) in enumerate(zip(members, sizes, counts, strict=True))
@@ -255,6 +274,21 @@ def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
     if shuffle:
         return {"weights": torch.ones(size, dtype=torch.float64), "draws": count}
     return {"indices": torch.arange(count) % size}
+
+
+def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
+    """Share out a number in proportion to counts, by largest remainders; each gets one or more."""
+    quotas = [divmod(total * count, sum(counts)) for count in counts]
+    shares = [whole for whole, _ in quotas]
+    by_remainder = sorted(range(len(counts)), key=lambda number: -quotas[number][1])
+    for number in by_remainder[: total - sum(shares)]:
+        shares[number] += 1
+    if 0 in shares:
+        raise ConfigError(
+            f"an epoch would have nothing of dataset {shares.index(0)} of the mix: raise draws or its "
+            "proportion, or lower batch_size"
+        )
+    return shares
 
 
 def _seed_of(seed: int, number: int) -> int:

@@ -134,7 +134,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         repeats: int = 1,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
-        _mix: tuple[tuple[int, ...], int] = ((), 0),
+        _mix: tuple[tuple[int, ...], int, int] = ((), 0, 1),
     ) -> None:
         if not isinstance(in_order, bool):
             raise ConfigError(f"in_order is True or False; not {in_order!r}")

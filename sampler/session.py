@@ -62,6 +62,7 @@ class JobSpec:
     draws: Draws | None = None
     mix: tuple[int, ...] = ()
     member: int = 0
+    mix_run: int = 1
 
     @property
     def is_ordered(self) -> bool:
@@ -168,7 +169,7 @@ class Session:
             request.indices, request.weights = spec.draws.packed()
             request.draws, request.repeats = spec.draws.count, spec.draws.repeats
         request.mix.extend(spec.mix)
-        request.member = spec.member
+        request.member, request.mix_run = spec.member, spec.mix_run
         opened = self._client.call("OpenJob", request, patience, stopped=stopped)
         if opened.job != self.job:
             raise ConfigError(f"the coordinator opened job {opened.job!r} instead of {self.job!r}")

@@ -202,7 +202,7 @@ class Samples(_message.Message):
     def __init__(self, labels: _Optional[bytes] = ..., bucket: _Optional[str] = ..., keys: _Optional[bytes] = ..., key_lengths: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class OpenJobRequest(_message.Message):
-    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills", "indices", "weights", "draws", "repeats", "lengths", "order_sent", "mix", "member")
+    __slots__ = ("dataset_id", "job", "batch_size", "replicas", "seed", "shuffle", "drop_last", "rank", "epoch", "position", "fills", "indices", "weights", "draws", "repeats", "lengths", "order_sent", "mix", "member", "mix_run")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,7 @@ class OpenJobRequest(_message.Message):
     ORDER_SENT_FIELD_NUMBER: _ClassVar[int]
     MIX_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MIX_RUN_FIELD_NUMBER: _ClassVar[int]
     dataset_id: bytes
     job: str
     batch_size: int
@@ -241,7 +242,8 @@ class OpenJobRequest(_message.Message):
     order_sent: int
     mix: _containers.RepeatedScalarFieldContainer[int]
     member: int
-    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., fills: bool = ..., indices: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., draws: _Optional[int] = ..., repeats: _Optional[int] = ..., lengths: _Optional[bytes] = ..., order_sent: _Optional[int] = ..., mix: _Optional[_Iterable[int]] = ..., member: _Optional[int] = ...) -> None: ...
+    mix_run: int
+    def __init__(self, dataset_id: _Optional[bytes] = ..., job: _Optional[str] = ..., batch_size: _Optional[int] = ..., replicas: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., drop_last: bool = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., fills: bool = ..., indices: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., draws: _Optional[int] = ..., repeats: _Optional[int] = ..., lengths: _Optional[bytes] = ..., order_sent: _Optional[int] = ..., mix: _Optional[_Iterable[int]] = ..., member: _Optional[int] = ..., mix_run: _Optional[int] = ...) -> None: ...
 
 class OrderPart(_message.Message):
     __slots__ = ("job", "epoch", "start", "indices")

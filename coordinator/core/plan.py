@@ -86,12 +86,13 @@ class Mixing:
     Args:
         counts: samples of each dataset in an epoch, in the order of the mix.
         member: which of them is meant.
+        run: so many slots in a row are of one dataset; it divides the counts.
 
     Raises:
-        PlanError: there is no such dataset, one has no sample, or all have too many.
+        PlanError: there is no such dataset, one has no sample, all have too many, or runs are not whole.
     """
 
-    def __init__(self, counts: Sequence[int], member: int) -> None:
+    def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
         if not 0 <= member < len(counts):
             raise PlanError(f"a mix of {len(counts)} datasets has no dataset {member}")
         self.slots = sum(counts)
@@ -101,28 +102,39 @@ class Mixing:
                 f"a mix has 1 sample or more of each dataset in an epoch, and at most {SLOTS_MAX:,} in all; "
                 f"not {', '.join(f'{count:,}' for count in counts)}"
             )
-        self.count = counts[member]
+        if run < 1 or any(count % run for count in counts):
+            raise PlanError(f"the counts of a mix in runs of {run:,} are multiples of that")
+        self.count, self._run = counts[member], run
         """Of its slots, those of this dataset."""
         self._others: list[tuple[int, int]] = []
         """What each dataset before this one takes, and out of how many."""
-        left = self.slots
+        left = self.slots // run
         for count in counts[:member]:
-            self._others.append((count, left))
-            left -= count
-        self._left = left
+            self._others.append((count // run, left))
+            left -= count // run
+        self._own, self._left = self.count // run, left
 
     def before(self, slots: Ints) -> Ints:
         """Return how many of so many slots, from the first on, are its own; epochs follow one another."""
+        if self._run == 1:
+            return self._runs_before(slots)
+        runs, rest = np.divmod(slots, self._run)
+        before, after = self._runs_before(runs), self._runs_before(runs + 1)
+        own: Ints = before * self._run + rest * (after - before)
+        return own
+
+    def _runs_before(self, runs: Ints) -> Ints:
         for count, left in self._others:
-            slots = slots - slots * count // left
-        return slots * self.count // self._left
+            runs = runs - runs * count // left
+        return runs * self._own // self._left
 
     def slots_of(self, places: Ints) -> Ints:
         """Return the slots of its samples, counted from the first: the inverse of :meth:`before`."""
-        slots = -(-(places + 1) * self._left // self.count) - 1
+        own, rest = np.divmod(places, self._run)
+        runs = -(-(own + 1) * self._left // self._own) - 1
         for count, left in reversed(self._others):
-            slots = slots * left // (left - count)
-        return slots
+            runs = runs * left // (left - count)
+        return runs * self._run + rest
 
 
 @dataclass(frozen=True)
@@ -139,6 +151,7 @@ class Plan:
         draws: What an epoch draws, if not each sample once.
         mix: Samples that an epoch has of each dataset of a mix, whose batches these are parts of.
         member: Which of them is this plan's.
+        mix_run: So many samples in a row are of one dataset: 1, or a global batch.
         only_epoch: The one epoch of which ``draws`` are the order; ``None``: they hold for all.
 
     Raises:
@@ -154,6 +167,7 @@ class Plan:
     draws: Draws | None = None
     mix: tuple[int, ...] = ()
     member: int = 0
+    mix_run: int = 1
     only_epoch: int | None = None
     _drawing: Drawing | None = field(init=False, repr=False, compare=False, default=None)
     _mixing: Mixing | None = field(init=False, repr=False, compare=False, default=None)
@@ -199,7 +213,7 @@ class Plan:
         return self.only_epoch is None or epoch == self.only_epoch
 
     def _checked_mixing(self) -> Mixing:
-        mixing = Mixing(self.mix, self.member)
+        mixing = Mixing(self.mix, self.member, self.mix_run)
         if mixing.count != self.length or (self.draws is not None and self.draws.repeats > 1):
             raise PlanError(
                 f"an epoch has {self.length:,} samples of dataset {self.member} of the mix, each once, and "

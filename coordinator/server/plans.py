@@ -76,6 +76,7 @@ class Orders:
             draws=draws,
             mix=tuple(request.mix),
             member=request.member,
+            mix_run=request.mix_run or 1,
             only_epoch=request.epoch if request.lengths else None,
         )
 

@@ -240,3 +240,31 @@ def test_what_is_no_mix_is_refused(photos: Photos) -> None:
             mix["first"]
         with pytest.raises(UsageError, match="batch_size=None"):
             next(iter(DataLoader(mix, batch_size=None)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_of_one_dataset_each_in_an_epoch_of_any_size(photos: Photos, ranks: int) -> None:
+    mix, how = SuperMix({photos.a: 3, photos.b: 1}), {"draws": 200, "batching": "per_dataset"}
+    with ExitStack() as stack:
+        samplers = [
+            stack.enter_context(
+                SuperSampler(mix, batch_size=12 // ranks, shuffle=True, rank=rank, num_replicas=ranks, **how)
+            )
+            for rank in range(ranks)
+        ]
+        loaders = [DataLoader(mix, sampler=sampler, batch_size=None) for sampler in samplers]
+        counts = []
+        for together in zip(*loaders, strict=True):
+            by_rank = [[sum(of.values()) for of in photos.by_dataset(batch)] for batch in together]
+            assert len({size.index(0) for size in by_rank}) == 1, "all ranks read of one dataset"
+            counts.append([sum(sizes) for sizes in zip(*by_rank, strict=True)])
+    assert [sum(of) for of in zip(*counts, strict=True)] == list(samplers[0].counts) == [12 * 12, 4 * 12]
+    assert {sum(sizes) for sizes in counts} == {12}
+
+
+def test_an_epoch_of_a_mix_has_as_many_draws_as_are_named(photos: Photos) -> None:
+    with SuperSampler(SuperMix({photos.a: 3, photos.b: 1}), batch_size=7, shuffle=True, draws=50) as sampler:
+        assert sampler.counts == (38, 12)
+    for how, message in ({"draws": 1}, "nothing of dataset 1"), ({"batching": "none"}, "one of mixed, per_"):
+        with pytest.raises(ConfigError, match=message):
+            SuperSampler(SuperMix({photos.a: 3, photos.b: 1}), batch_size=7, shuffle=True, **how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,9 @@ COUNTS = st.lists(st.integers(1, 120) | st.just(1), min_size=1, max_size=4).map(
 def mixes(draw: st.DrawFn) -> list[list[Plan]]:
     """The plans of the datasets of a mix, of one job each, for each number of ranks."""
     counts, batch = draw(COUNTS), 6 * draw(st.integers(1, 12))
-    how = {"seed": draw(st.integers(0, 9)), "shuffle": draw(st.booleans())}
+    run = batch if draw(st.booleans()) else 1
+    counts = tuple(count % 4 * run + run for count in counts) if run > 1 else counts
+    how: dict[str, Any] = {"mix_run": run, "seed": draw(st.integers(0, 9)), "shuffle": draw(st.booleans())}
     how["drop_last"] = draw(st.booleans()) and batch <= sum(counts)
     by_ranks: list[list[Plan]] = [[] for _ in RANKS]
     for member, count in enumerate(counts):
@@ -38,6 +40,21 @@ def mixes(draw: st.DrawFn) -> list[list[Plan]]:
         for plans, ranks in zip(by_ranks, RANKS, strict=True):
             plans.append(Plan(size, batch // ranks, ranks, draws=drawn, mix=counts, member=member, **how))
     return by_ranks
+
+
+@given(by_ranks=mixes(), epoch=st.integers(0, 2**40))
+@PROPERTY
+def test_where_datasets_come_in_runs_a_global_batch_is_of_one(by_ranks: list[list[Plan]], epoch: int) -> None:
+    for plans in by_ranks:
+        if plans[0].mix_run == 1:
+            continue
+        for position in range(plans[0].batches_per_epoch):
+            sizes = [
+                sum(len(plan.batch(epoch, position, rank).indices) for rank in range(plan.replicas))
+                for plan in plans
+            ]
+            assert sorted(sizes)[:-1] == [0] * (len(plans) - 1)
+            assert sum(sizes) == plans[0].global_batch_size
 
 
 def parts(span: Span, position: int) -> list[int]:
