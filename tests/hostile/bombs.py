@@ -24,7 +24,8 @@ from PIL import Image
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
 from superdl.lambda_prefetch.decode import decode, set_pillows_bounds
-from superdl.lambda_prefetch.members import content_of, read_alone
+from superdl.lambda_prefetch.members import content_of
+from superdl.lambda_prefetch.row_groups import read_rows
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import SuperError
 from superdl.super_wire.objects.directory import Directory
@@ -134,7 +135,11 @@ def write_shared_prefixes(path: Path) -> None:
 def read_parquet(path: Path) -> object:
     rows = [{"key": path.name, "version": file_version(path), "member": "m", "offset": 0, "length": 0}]
     rows[0]["encoding"] = "parquet:image"
-    return read_alone(request(path, rows), 0, Directory(str(path.parent)))
+    bucket = Directory(str(path.parent))
+    content = read_rows(request(path, rows), [0], bucket, lambda _: None).contents[0]
+    if isinstance(content, SampleFailedError):
+        raise content
+    return content
 
 
 def request(path: Path, rows: list[dict[str, Any]]) -> Any:
