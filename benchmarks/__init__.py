@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["BENCHMARKS", "add_arguments", "not_negative", "positive", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
-    "catalog": "listing a source: CPU per sample, memory, health checks meanwhile, and a restart",
-    "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
+    "coordinator": "the coordinator itself: CPU per batch with many jobs, listing a source, a restart",
     "function": "the function: images per CPU second, beside a bare decoding loop",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
     "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3, a new start",
-    "train": "a trainer on a core or a GPU that decodes for itself, or has it done on other cores",
+    "train": "a trainer on one core that decodes for itself, or has it done on other cores",
 }
 """By name; each is a module of this folder with ``add_arguments`` and ``measure``."""
 
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _module(benchmark: str) -> ModuleType:
-    return import_module(f"benchmarks.{benchmark.replace('-', '_')}")
+    return import_module(f"benchmarks.{benchmark}")
 
 
 def positive(text: str) -> int:

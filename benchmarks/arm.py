@@ -164,8 +164,6 @@ def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _S
             images += len(batch[1])
             if trainer is not None:
                 trainer.step(batch)
-    if trainer is not None:
-        trainer.synchronise()
     wall_s, main_s = time.perf_counter() - began_s, process_cpu_s(os.getpid()) - main_s
     if spec.settle:
         contender.settle()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BareLoop", "open_bare_loop"]
 
-_PAGE = 4096
-
 
 def open_bare_loop(loading: Loading, **how: Any) -> Contender:
     """The loop in batches of ``loading``, as an arm takes them."""
@@ -35,22 +31,13 @@ class BareLoop:
     """Reads all records of ``store``, in random batches: one ``preadv`` and one hash each, and no more.
 
     Within a batch they are read as they lie, each into a slot of one block; with ``one_slot`` all into the
-    first. With ``ahead`` the disk fetches the next batch while the loop reads one. With ``direct_threads`` so
-    many threads read around the page cache in place of that.
+    first. With ``ahead`` the disk fetches the next batch while the loop reads one.
 
     An iteration gives the sum of the hashes of each batch, and its places: pack, beginning, length.
     """
 
-    def __init__(
-        self,
-        batch_size: int,
-        store: str,
-        *,
-        one_slot: bool = False,
-        ahead: bool = False,
-        direct_threads: int = 0,
-    ) -> None:
-        self._batch_size, self._ahead, self._direct_threads = batch_size, ahead, direct_threads
+    def __init__(self, batch_size: int, store: str, *, one_slot: bool = False, ahead: bool = False) -> None:
+        self._batch_size, self._ahead = batch_size, ahead
         self._epoch = 0
         self._places: list[tuple[int, int, int]] = []
         self._stack = contextlib.ExitStack()
@@ -58,14 +45,13 @@ class BareLoop:
         opened = DirectoryStore.open(store, create=False, read_only=True)
         for name, size in opened.packs().items():
             entries = opened.read_index(name, size).entries
-            flags = os.O_RDONLY | (os.O_DIRECT if direct_threads else 0)
-            pack = os.open(Path(opened.address, "packs", name), flags)
+            pack = os.open(Path(opened.address, "packs", name), os.O_RDONLY)
             self._stack.callback(os.close, pack)
             spans = zip(entries["offset"].tolist(), entries["bytes"].tolist(), strict=True)
             self._places += [(pack, *span) for span in spans]
-        self._room = (-(-max(length for _, _, length in self._places) // _PAGE) + 1) * _PAGE
+        self._room = max(length for _, _, length in self._places)
         self._step = 0 if one_slot else self._room
-        self._block = memoryview(mmap.mmap(-1, self._room * batch_size))  # whole pages
+        self._block = memoryview(bytearray(self._room * batch_size))
         self._header = bytearray(HEADER_BYTES)
 
     def __iter__(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
@@ -74,30 +60,16 @@ class BareLoop:
         self._epoch += 1
         cuts = range(0, len(order), size := self._batch_size)
         batches = [sorted(self._places[at] for at in order[cut : cut + size]) for cut in cuts]
-        if self._direct_threads:
-            with ThreadPoolExecutor(self._direct_threads) as pool:
-                for batch in batches:
-                    yield sum(pool.map(self._read_directly, range(size), batch)), batch
-            return
         for batch, following in zip(batches, [*batches[1:], []], strict=True):
             for pack, offset, length in following if self._ahead else ():
                 os.posix_fadvise(pack, offset, length, os.POSIX_FADV_WILLNEED)
             yield self._read(batch), batch
 
     def _read(self, batch: list[tuple[int, int, int]]) -> int:
-        header, block, step, begin, hashes = self._header, self._block, self._step, 0, 0
+        header, block, begin, hashes = self._header, self._block, 0, 0
         for pack, offset, length in batch:
             payload = block[begin : begin + length - HEADER_BYTES]
             os.preadv(pack, (header, payload), offset)
             hashes += xxhash.xxh3_64_intdigest(payload)
-            begin += step
+            begin += self._step
         return hashes
-
-    def _read_directly(self, slot: int, place: tuple[int, int, int]) -> int:
-        """Read whole pages, into whole pages."""
-        pack, offset, length = place
-        before = offset % _PAGE
-        end = before + length
-        pages = self._block[slot * self._room :][: -(-end // _PAGE) * _PAGE]
-        os.preadv(pack, (pages,), offset - before)
-        return xxhash.xxh3_64_intdigest(pages[before + HEADER_BYTES : end])

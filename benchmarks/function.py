@@ -1,6 +1,6 @@
 """``superdl bench function``: what the function costs per image, beside a bare loop that decodes the same.
 
-An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other ways are the
+An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other way is the
 function's handler, whole, as an executor calls it. The first pass over the images warms up and is not
 counted.
 """
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BARE",
-    "FILES",
     "S3",
     "FunctionArm",
     "FunctionFigures",
@@ -51,8 +50,7 @@ __all__ = [
     "run_arm",
 ]
 
-BARE, FILES, S3 = "bare loop", "files", "S3"
-_WAYS = (BARE, FILES, S3)
+BARE, S3 = "bare loop", "S3"
 
 _TIME_LEFT_MS = 600_000
 _QUIET = {"SUPER_LOG_LEVEL": "ERROR", "POWERTOOLS_METRICS_DISABLED": "true"}
@@ -76,11 +74,11 @@ _METHOD = (
         "is not counted. Figures are medians over the rounds."
     ),
     (
-        f"{BARE}: decode and resize of bytes that are in memory, a thread for each core, nothing kept. The "
-        "others are whole calls of the handler for all images of the set, with as many decoders: from files, "
-        f"and from {S3}. 'share of bare' is of the bare loop's images/s, then of its images per CPU second; "
-        "where 'cores busy' is below the number of cores, the function waited for the servers. Fetch and "
-        "push are the CPU of those threads, decode is the rest."
+        f"{BARE}: decode and resize of bytes that are in memory, a thread for each core, nothing kept. {S3}: "
+        "whole calls of the handler for all images of the set, with as many decoders. 'share of bare' is of "
+        "the bare loop's images/s, then of its images per CPU second; where 'cores busy' is below the number "
+        "of cores, the function waited for the servers. Fetch and push are the CPU of those threads, decode "
+        "is the rest."
     ),
 )
 
@@ -113,7 +111,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             with held_to(usable[count:] or usable):  # what is started here stays there
                 cache = stack.enter_context(cache_server())
                 store = stack.enter_context(s3_server(Path(images.directory).parent))
-            for number, way in itertools.product(range(1, arguments.rounds + 1), _WAYS):
+            for number, way in itertools.product(range(1, arguments.rounds + 1), (BARE, S3)):
                 say(f"round {number} of {arguments.rounds}: {images.name}, {count} cores, {way}")
                 arm = FunctionArm(way, images, cache.address, usable[:count], arguments.passes)
                 conditions = {"images": images.name, "cores": count, "way": way}
@@ -266,8 +264,8 @@ def _bare(arm: FunctionArm) -> Callable[[], None]:
 
 def _calls(arm: FunctionArm) -> Callable[[], None]:
     """Call the handler once for all images, as they are listed."""
-    directory, recipe = Path(arm.images.directory), _recipe(arm)
-    catalog = list_source(f"s3://{directory.name}" if arm.way == S3 else f"file://{directory}")
+    recipe = _recipe(arm)
+    catalog = list_source(f"s3://{Path(arm.images.directory).name}")
     request = PrefetchRequest(
         request_id="bench",
         bucket=catalog.bucket,

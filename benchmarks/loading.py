@@ -124,7 +124,7 @@ class Contender:
 def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **options: Any) -> Any:
     """A DataLoader, or one of another ``kind``, whose workers stay from epoch to epoch."""
     workers = {"num_workers": loading.num_workers, "persistent_workers": loading.num_workers > 0}
-    return kind(dataset, pin_memory=loading.pin_memory, **workers, **options)
+    return kind(dataset, **workers, **options)
 
 
 # --------------------------------------------------------------------------------------------- SUPER
@@ -159,8 +159,7 @@ def open_super_loader(loading: Loading) -> Contender:
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = open_planned(loading)
-    device = loading.device if loading.pin_memory else None
-    return Contender(SuperLoader(dataset, sampler, device), sampler=sampler)
+    return Contender(SuperLoader(dataset, sampler), sampler=sampler)
 
 
 # ----------------------------------------------------------------------- the loaders that specs name
@@ -189,7 +188,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
         loader=LoaderSpec(kind=kind, batch_size=loading.batch_size, num_workers=loading.num_workers),
         training=True,
         seed=loading.seed,
-        pin_memory=loading.pin_memory,
+        pin_memory=False,
         converted=converted,
     )
     return Contender(open_loader(request), pair=lambda batch: (batch[0], batch[1]))

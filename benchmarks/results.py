@@ -54,7 +54,7 @@ class Column:
 
     def cell(self, row: dict[str, Any]) -> str:
         """The figure as text; a dash where there is none."""
-        value = row[self.name]
+        value = row.get(self.name)
         return "-" if value is None else format(value, self.spec)
 
 
@@ -112,17 +112,14 @@ class Started:
     Args:
         arguments: its name and its options.
         packages: whose versions matter beside SUPER's own.
-        device: on which it measures.
 
     """
 
-    def __init__(
-        self, arguments: argparse.Namespace, packages: Iterable[str] = (), device: str = "cpu"
-    ) -> None:
+    def __init__(self, arguments: argparse.Namespace, packages: Iterable[str] = ()) -> None:
         self._arguments = arguments
         self._began_s = time.perf_counter()
         self._started_at = now_text()
-        self._environment = _describe_machine(packages, device)
+        self._environment = _describe_machine(packages)
 
     def report(
         self,
@@ -161,31 +158,34 @@ class Started:
 
 
 def print_report(report: BenchmarkReport, console: Console) -> None:
-    """Print a table for each group of rows, the method, the machine."""
+    """Print a table for each group of rows, with the columns that have figures there; method and machine."""
     told = report.told
 
     def title(row: dict[str, Any]) -> str:
         return ", ".join([told["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])
 
-    for heading, rows in itertools.groupby(told["rows"], key=title):
-        table = Table(title=heading, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-        for column in report.columns:
+    for heading, group in itertools.groupby(told["rows"], key=title):
+        rows = list(group)
+        columns = [one for one in report.columns if any(row.get(one.name) is not None for row in rows)]
+        console.print(heading, highlight=False, markup=False)
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for column in columns:
             number = bool(column.spec)
             table.add_column(column.heading, justify="right" if number else "left", no_wrap=number)
         for row in rows:
-            table.add_row(*(column.cell(row) for column in report.columns))
+            table.add_row(*(column.cell(row) for column in columns))
         console.print(table)
     measured = f"Measured at {told['started_at']} in {told['wall_s']:.0f} s."
     for line in (*told["method"], _machine_line(told["environment"]), measured):
         console.print(line, highlight=False, markup=False)
 
 
-def _describe_machine(packages: Iterable[str], device: str) -> dict[str, Any]:
+def _describe_machine(packages: Iterable[str]) -> dict[str, Any]:
     """This machine and its software, the processor and memory too; no host, user or path names.
 
     ``packages`` are named with their versions beside SUPER's own, ``None`` where one is not installed.
     """
-    hardware, environment = describe_hardware(), describe_environment(torch.device(device))
+    hardware, environment = describe_hardware(), describe_environment(torch.device("cpu"))
     return {
         **environment,
         "packages": {**environment["packages"], **{name: _version(name) for name in sorted(packages)}},

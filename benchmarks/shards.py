@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from functools import cache, partial
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from benchmarks.loading import Contender, Pair, collate, data_loader
-from benchmarks.processes import output_of
+from benchmarks.processes import BenchmarkError
 from superdl.experiments.data.whole_directory import written_once
 from superdl.experiments.loaders.samples import decode_image
 from superdl.experiments.loaders.webdataset_loader import shuffled
@@ -52,7 +54,11 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
     written_once(place, manifest, "tar shards", partial(_write, loading))
     source, key_list = f"s3://{place.parent.name}/{place.name}", str(place.with_suffix(".jsonl"))
-    output_of("-m", "superdl.main", "index", source, "-o", key_list, "--force", environment=environment)
+    command = [sys.executable, "-P", "-m", "superdl.main", "index", source, "-o", key_list, "--force"]
+    # Standard output is the report's.
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=2, check=False)
+    if done.returncode != 0:
+        raise BenchmarkError(f"superdl index cannot read {source}; standard error says why")
     return replace(loading, shards=source, key_list=key_list)
 
 

@@ -8,9 +8,7 @@ which samples there are and has them produced; from then on it shares no code wi
 
 from __future__ import annotations
 
-import os
 import socket
-import ssl
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -35,12 +33,7 @@ _ID_BYTES = 16
 
 
 def open_loop(loading: Loading) -> Contender:
-    """Learn the samples of the set, have them in the cache, and connect.
-
-    Raises:
-        BenchmarkError: the cache's address is none that this loop can reach.
-
-    """
+    """Learn the samples of the set, have them in the cache, and connect."""
     dataset, sampler = open_planned(loading)
     ids: list[str] = []
     labels: list[int] = []
@@ -102,24 +95,7 @@ def _request(key: str) -> bytes:
 
 
 def connected(address: str) -> socket.socket:
-    """A connection to a cache at ``unix:///path``, ``redis://host:port`` or ``rediss://host:port``.
-
-    A certificate is verified by the authorities of ``SUPER_CACHE_CA_FILE``, or else by the system's.
-
-    Raises:
-        BenchmarkError: the address is none of these.
-
-    """
-    parts = urlsplit(address)
-    if parts.scheme == "unix":
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        opened.connect(parts.path)
-        return opened
-    if parts.scheme not in ("redis", "rediss") or parts.hostname is None:
-        raise BenchmarkError(f"the bare socket loop cannot reach a cache at {address}")
-    opened = socket.create_connection((parts.hostname, parts.port))
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if parts.scheme == "redis":
-        return opened
-    context = ssl.create_default_context(cafile=os.environ.get("SUPER_CACHE_CA_FILE") or None)
-    return context.wrap_socket(opened, server_hostname=parts.hostname)
+    """Connect to the cache at ``unix:///path``, where a benchmark's services have it."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened.connect(urlsplit(address).path)
+    return opened

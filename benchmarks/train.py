@@ -1,6 +1,6 @@
-"""``superdl bench train``: a core or a GPU trains, and decoding is on the trainer's cores or on the others.
+"""``superdl bench train``: a core trains, and decoding is on that core or on the others.
 
-It decides which trainers run and on which cores, and makes figures of what was measured. A trainer is
+It decides which trainers run, and makes figures of what was measured. A trainer is
 :mod:`benchmarks.trainer`'s.
 """
 
@@ -11,8 +11,6 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from benchmarks import not_negative, positive
 from benchmarks.arm import ArmSpec, Lap, run_checked
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
@@ -21,7 +19,7 @@ from benchmarks.loading import open_in_planned_order
 from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
 from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
 from benchmarks.services import loader_services
-from benchmarks.trainer import MODELS, SMALL, Alone, TrainerSpec, costs_alone, warmed
+from benchmarks.trainer import Alone, TrainerSpec, costs_alone, warmed
 
 if TYPE_CHECKING:
     import argparse
@@ -33,30 +31,25 @@ _LOSS_DIFFERENCE_MAX = 1e-3
 
 _METHOD = (
     (
-        "A trainer that is held to some cores (--trainer-cores), on a CPU with one torch thread, trains a "
-        f"ResNet. '{CONTENDERS[PILLOW].title}' decodes in workers on the same cores. With SUPER, functions, "
+        "A trainer that is held to one core, with one torch thread, trains a small ResNet. "
+        f"'{CONTENDERS[PILLOW].title}' decodes in workers on the same core. With SUPER, functions, "
         "cache and coordinator are held to the other cores, and the trainer with its loader to its own. All "
         "train the same network on the same batches in the same order: SUPER's plan; a checksum of pixels "
-        "and labels is compared, and on a CPU the loss of every step. A GPU trains in bf16."
+        "and labels is compared, and the loss of every step."
     ),
     (
         "Step time is the wall clock of an epoch over its steps, the start of its iterator included. "
-        "'waiting' is the share of it in which no step is under way, on a GPU by its own clock, copies that "
-        "do not overlap included; workers on the trainer's own cores slow the computing down as well, which "
-        "it does not show. 'cold': the first epoch, functions warm, cache empty; functions begin while the "
-        "loader is opened: their CPU counts from then on, the step time does not. 'warm': the later ones, "
-        "everything cached. Of Pillow epochs from the second one on count, whose workers run. Figures are "
-        "medians over epochs and rounds; each cold epoch has fresh services."
+        "'waiting' is the share of it in which no step is under way; workers on the trainer's own core slow "
+        "the computing down as well, which it does not show. 'cold': the first epoch, functions warm, cache "
+        "empty; functions begin while the loader is opened: their CPU counts from then on, the step time "
+        "does not. 'warm': the later ones, everything cached. Of Pillow epochs from the second one on count, "
+        "whose workers run. Figures are medians over epochs and rounds; each cold epoch has fresh services."
     ),
     (
         "'gain' is the step time with Pillow over this row's. 'at most': the step time with Pillow over what "
-        "the step cannot go below, the larger of two times: computing alone, of one batch that lies on the "
-        "device, and what CPU functions and services spent, over the other cores. Where functions decode "
+        "the step cannot go below, the larger of two times: computing alone, of one batch in "
+        "memory, and what CPU functions and services spent, over the other cores. Where functions decode "
         "no faster than Pillow, one added core caps the cold gain at 2."
-    ),
-    (
-        "Results of others with preprocessing split from training: steps 2.2 times faster (192 to 86 ms, CPU "
-        "hosts added), and 2.9 times (2.55 to 0.88 s, a gRPC split on one host, batch 8192 of MNIST)."
     ),
 )
 
@@ -79,10 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_image_options(parser, photos=2048)
     parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
     parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoaders (2)")
-    parser.add_argument("--device", default="cpu", help="torch device that trains: cpu (default) or cuda")
-    parser.add_argument("--model", choices=MODELS, default=SMALL, help=f"({SMALL}; others: torchvision's)")
-    parser.add_argument("--width", type=positive, default=8, help=f"first stage's channels of {SMALL} (8)")
-    parser.add_argument("--trainer-cores", type=positive, default=1, help="cores of the trainer (1)")
+    parser.add_argument("--width", type=positive, default=8, help="channels of the network's first stage (8)")
     parser.add_argument("--epochs", type=positive, default=3, help="after the first one of each trainer (3)")
     parser.add_argument("--rounds", type=positive, default=3, help="how often each trainer runs (3)")
 
@@ -91,20 +81,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Train with each loader; ``say`` gets a line for each.
 
     Raises:
-        SuperError: there is no such device, no core is left for functions, images or services cannot be had,
-            or a trainer failed.
+        SuperError: no core is left for functions, images or services cannot be had, or a trainer failed.
 
     """
-    _check_device(arguments.device)
-    started = Started(arguments, device=arguments.device)
-    mine = arguments.trainer_cores
-    why = f"this benchmark holds the trainer to {mine} of the cores and functions to the others"
-    cores = usable_cores(mine + 1, why)
-    other_cores = len(cores) - mine
+    started = Started(arguments)
+    mine, *others = usable_cores(2, "this benchmark holds the trainer to a core and functions to the others")
     images = prepare_images(arguments.images, arguments, say)
-    batches = replace(images, batch_size=arguments.batch_size, device=arguments.device)
-    spec = TrainerSpec(batches, arguments.model, arguments.width, cores[:mine])
-    with held_to(cores[mine:]):  # what is started here stays there, but for the trainer
+    spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, mine)
+    with held_to(others):  # what is started here stays there, but for the trainer
         say("decoding and computing, each alone")
         alone = run_child(costs_alone, spec, name="decoding and computing alone")
         runs: list[Run[Lap]] = []
@@ -115,8 +99,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 for epoch, lap in enumerate(laps):
                     runs.append(Run({"contender": contender, "epoch": epoch}, number, lap))
                 _check_same_training(runs)
-    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=other_cores)
-    group = {"images": images.name, "batch_size": arguments.batch_size, "model": arguments.model}
+    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(others))
+    group = {"images": images.name, "batch_size": arguments.batch_size}
     alone_line = (
         f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
         f"{alone.compute_ms_per_image:.2f} ms to train on: decoding is {alone.decode_to_compute:.1f} times "
@@ -125,7 +109,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     )
     return started.report(
         image_sets=described([images]),
-        other_cores=other_cores,
+        other_cores=len(others),
         **asdict(alone),
         decode_to_compute=alone.decode_to_compute,
         loss_difference_max=loss_difference(runs),
@@ -168,26 +152,13 @@ def _check_same_training(runs: Sequence[Run[Lap]]) -> None:
 
 
 def loss_difference(runs: Sequence[Run[Lap]]) -> float:
-    """By how much the losses of equal steps differ between any run and the first, at most.
-
-    In bf16 nobody looks at them: what a GPU adds up in another order differs by itself.
-    """
+    """By how much the losses of equal steps differ between any run and the first, at most."""
     expected: dict[int, Sequence[float]] = {}
     differences = [0.0]
     for run in runs:
         losses = expected.setdefault(run.conditions["epoch"], run.result.losses)
         differences += [abs(one - other) for one, other in zip(run.result.losses, losses, strict=True)]
     return max(differences)
-
-
-def _check_device(name: str) -> None:
-    if name not in ("cpu", "cuda"):
-        raise BenchmarkError(f"--device is cpu or cuda; not {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BenchmarkError(
-            "there is no CUDA device here, or this torch was built without CUDA: run this on a machine with "
-            "an NVIDIA GPU, or with --device cpu"
-        )
 
 
 # -------------------------------------------------------------------------------------------- figures

@@ -41,8 +41,7 @@ def test_the_array_holds_what_pillow_decodes(loading):
     expected = epoch_of(PILLOW, loading)
     assert expected[0] == COUNT
     assert epoch_of(RAM, loading) == expected
-    assert epoch_of("ram-numpy", loading) == expected
-    assert epoch_of("ram-numpy", replace(loading, num_workers=1)) == expected
+    assert epoch_of(RAM, replace(loading, num_workers=1)) == expected
 
 
 def test_the_checksum_tells_labels_that_were_exchanged(loading):

@@ -88,6 +88,8 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
         rows=[
             {"images": "a", "loader": "one", "cpu_ms": 0.12345},
             {"images": "b", "loader": "two", "cpu_ms": None},
+            {"images": "b", "loader": "three", "cpu_ms": 0.5},
+            {"images": "c", "loader": "four", "cpu_ms": None},
         ],
     )
     console = Console(file=io.StringIO(), width=100)
@@ -96,10 +98,12 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
     assert [line.strip() for line in text.splitlines() if line.startswith("read, ")] == [
         "read, images a",
         "read, images b",
+        "read, images c",
     ]
     words = text.split()
     assert "0.123" in words
     assert words[words.index("two") + 1] == "-"
+    assert text.count("CPU ms") == 2, "a table without such figures has no such column"
     assert "How it was measured." in text
     assert report.told["environment"]["cpu_model"] in text
     assert f"torch {report.told['environment']['packages']['torch']}" in text
