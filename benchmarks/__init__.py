@@ -22,7 +22,7 @@ BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator itself: CPU per batch with many jobs, listing a source, a restart",
     "function": "the function: images per CPU second, beside a bare decoding loop",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
-    "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3, a new start",
+    "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3",
     "train": "a trainer on one core that decodes for itself, or has it done on other cores",
 }
 """By name; each is a module of this folder with ``add_arguments`` and ``measure``."""
@@ -44,16 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
     from rich.console import Console  # --help needs none of this
 
-    from benchmarks.results import print_report
+    from benchmarks.results import print_report, told_of
     from superdl.experiments.output import tell_json
 
     # Plain lines: a spinner would take CPU from what is measured.
     progress = Console(stderr=True, highlight=False)
-    report = _module(arguments.benchmark).measure(arguments, progress.print)
-    tell_json(report.told, shown=arguments.json, file=arguments.output)
+    report, told = told_of(_module(arguments.benchmark).measure, arguments, progress.print)
+    tell_json(told, shown=arguments.json, file=arguments.output)
     if not arguments.json:
         console = Console()
-        print_report(report, console if console.is_terminal else Console(width=_FILE_WIDTH))
+        print_report(report, told, console if console.is_terminal else Console(width=_FILE_WIDTH))
     return 0
 
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import torch
@@ -24,9 +24,18 @@ if TYPE_CHECKING:
 
     from benchmarks.image_sets import Loading
     from benchmarks.loading import Contender
-    from benchmarks.trainer import Trainer
 
-__all__ = ["ArmSpec", "Lap", "checksum", "drop_pages", "measure_arm", "run_checked"]
+__all__ = ["ArmSpec", "Lap", "Trainer", "checksum", "drop_pages", "measure_arm", "run_checked"]
+
+
+class Trainer(Protocol):
+    """Trains on each batch of an arm."""
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> None:
+        """Train on one batch."""
+
+    def figures(self, wall_s: float) -> dict[str, Any]:
+        """Steps, waiting and losses since the last call, in so much time."""
 
 
 @dataclass(frozen=True, slots=True)

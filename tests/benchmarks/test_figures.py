@@ -12,7 +12,7 @@ from benchmarks.contenders import PILLOW, SOCKET, SUPER, SUPER_LOADER, WEBDATASE
 from benchmarks.function import BARE, S3, FunctionFigures
 from benchmarks.image_sets import Loading
 from benchmarks.results import Run
-from benchmarks.trainer import Alone
+from benchmarks.train import Alone
 
 ARM = Lap(
     images=1000, first_s=0.1, wall_s=2.0, main_cpu_s=0.1, workers_cpu_s=0.0, cache_cpu_s=0.02,

@@ -20,7 +20,7 @@ from benchmarks.processes import (
     process_cpu_s,
     run_child,
 )
-from benchmarks.results import Column, Started, print_report
+from benchmarks.results import BenchmarkReport, Column, print_report, told_of
 from superdl.coordinator.core import Plan
 
 BURN_S = 0.05
@@ -80,8 +80,9 @@ def test_the_planned_order_is_the_plans_epoch_by_epoch():
 
 def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_machine():
     options = argparse.Namespace(command="bench", benchmark="read", rounds=1, data="/home/me", json=True)
-    report = Started(options, ["boto3", "no-such-package"]).report(
-        images_of="a",
+    made = BenchmarkReport(
+        packages=["boto3", "no-such-package"],
+        settings={"images_of": "a"},
         method=["How it was measured."],
         group_by=["images"],
         columns=[Column("loader", "loader"), Column("cpu_ms", "CPU ms", ".3f")],
@@ -92,8 +93,9 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
             {"images": "c", "loader": "four", "cpu_ms": None},
         ],
     )
+    report, told = told_of(lambda *_: made, options, lambda _: None)
     console = Console(file=io.StringIO(), width=100)
-    print_report(report, console)
+    print_report(report, told, console)
     text = console.file.getvalue()
     assert [line.strip() for line in text.splitlines() if line.startswith("read, ")] == [
         "read, images a",
@@ -105,9 +107,9 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
     assert words[words.index("two") + 1] == "-"
     assert text.count("CPU ms") == 2, "a table without such figures has no such column"
     assert "How it was measured." in text
-    assert report.told["environment"]["cpu_model"] in text
-    assert f"torch {report.told['environment']['packages']['torch']}" in text
-    assert report.told["environment"]["packages"]["boto3"]
-    assert report.told["environment"]["packages"]["no-such-package"] is None
-    assert report.told["rows"][0]["cpu_ms"] == 0.12345
-    assert report.told["settings"] == {"rounds": 1, "images_of": "a"}
+    assert told["environment"]["cpu_model"] in text
+    assert f"torch {told['environment']['packages']['torch']}" in text
+    assert told["environment"]["packages"]["boto3"]
+    assert told["environment"]["packages"]["no-such-package"] is None
+    assert told["rows"][0]["cpu_ms"] == 0.12345
+    assert told["settings"] == {"rounds": 1, "images_of": "a"}
