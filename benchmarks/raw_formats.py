@@ -1,13 +1,8 @@
-"""Loaders of decoded pixels, converted before: FFCV, LitData, MDS, and an array in memory as a bound.
+"""Loaders of decoded pixels, converted before: LitData, MDS, and an array in memory as a bound.
 
 Each reads as its documentation tells its users. The array shows what remains without decoding, network or
 anything per image: the copy of a batch and, with workers, its way to the main process. numpy indexes it: it
 asks the system for huge pages, which torch does not.
-
-FFCV is optional: it comes as source, and is built with a C++ compiler against OpenCV and TurboJPEG. On
-Debian, as root: ``apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev``; then
-``.venv-bench/bin/pip install --no-deps ffcv fastargs terminaltables`` and
-``.venv-bench/bin/pip install numba opencv-python-headless pandas``.
 """
 
 from __future__ import annotations
@@ -30,12 +25,11 @@ if TYPE_CHECKING:
 
     from benchmarks.image_sets import Loading
 
-__all__ = ["ARRAY", "FFCV", "FORMATS", "LITDATA", "MDS"]
+__all__ = ["ARRAY", "FORMATS", "LITDATA", "MDS"]
 
-ARRAY, FFCV, LITDATA, MDS = "array", "ffcv-raw", "litdata-raw", "mds-raw"
+ARRAY, LITDATA, MDS = "array", "litdata-raw", "mds-raw"
 """The folders of the formats."""
 
-_BETON = "images.beton"
 _CHUNK_BYTES = 64_000_000
 _IMAGES, _LABELS = "images.npy", "labels.npy"
 
@@ -97,40 +91,6 @@ def _open_litdata(loading: Loading) -> Contender:
     return Contender(batches, pair=_image_and_label)
 
 
-def _write_ffcv(loading: Loading, target: Path) -> None:
-    """Write one FFCV file of pixels."""
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-
-    fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
-    writer = DatasetWriter(str(target / _BETON), fields, num_workers=1)
-    writer.from_indexed_dataset(Pairs(loading))
-
-
-def _open_ffcv(loading: Loading) -> Contender:
-    """FFCV, in random order by one thread, as many as SUPER's main process would use to receive."""
-    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import Squeeze, ToTensor, ToTorchImage
-
-    return Contender(
-        Loader(
-            str(loading.format_directory(FFCV) / _BETON),
-            batch_size=loading.batch_size,
-            num_workers=1,
-            order=OrderOption.RANDOM,
-            os_cache=True,
-            seed=loading.seed,
-            drop_last=False,
-            pipelines={
-                "image": [SimpleRGBImageDecoder(), ToTensor(), ToTorchImage(convert_back_int16=False)],
-                "label": [IntDecoder(), ToTensor(), Squeeze()],
-            },
-        ),
-        pair=lambda batch: (batch[0], batch[1].to(torch.int64).reshape(-1)),
-    )
-
-
 # --------------------------------------------------------------------------------- array in memory
 
 
@@ -172,7 +132,6 @@ class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
 FORMATS: Mapping[str, tuple[Callable[[Loading], Contender], Callable[[Loading, Path], None]]] = {
     MDS: (_open_mds, _write_mds),
     LITDATA: (_open_litdata, _write_litdata),
-    FFCV: (_open_ffcv, _write_ffcv),
     ARRAY: (_open_array, _write_array),
 }
 """By the name of the folder: what opens a format, and what writes it into an empty directory."""

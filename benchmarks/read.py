@@ -97,7 +97,7 @@ _METHOD_OF = {
             "'raw' loaders read decoded pixels that were converted before; conversion is not measured. 'RAM "
             "array' indexes an array of decoded images, batch by batch, in huge pages; with workers, torch "
             "copies each batch into shared memory. The 'bare socket loop' gathers the same values from the "
-            "same cache into one buffer and checks nothing. SuperLoader, FFCV and the socket loop have no "
+            "same cache into one buffer and checks nothing. SuperLoader and the socket loop have no "
             "worker processes."
         ),
     ),

@@ -30,7 +30,7 @@ __all__ = ["ROWS", "add_arguments", "epoch_figures", "measure", "rows_of"]
 
 _FOOTPRINT = 1.4  # what a record takes in a cache beyond its own length, with room for requests in flight
 _BARE = "bare preadv and hash"
-_CONVERTED = ("ffcv-raw", "litdata-raw", "mds-raw")
+_CONVERTED = ("litdata-raw", "mds-raw")
 
 _METHOD = (
     (

