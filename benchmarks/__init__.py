@@ -1,9 +1,9 @@
 """What SUPER costs, measured beside what users would otherwise pick. Not in the wheel; ``superdl bench``
 runs it.
 
-A benchmark is one module here with ``add_arguments`` and ``measure``, and one row in
-:data:`BENCHMARKS`. It compares in one run, on the same images, and says in its report what
-was counted and how.
+A question is one module here with ``add_arguments`` and ``measure``, and one row in :data:`BENCHMARKS`. It
+compares in one run, on the same images, and says in its report what was counted and how. `harness` runs and
+reports all of them, `loaders` has what SUPER is compared with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-__all__ = ["BENCHMARKS", "add_arguments", "not_negative", "positive", "run"]
+__all__ = ["BENCHMARKS", "add_arguments", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator itself: CPU per batch with many jobs, listing a source, a restart",
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
     from rich.console import Console  # --help needs none of this
 
-    from benchmarks.results import print_report, told_of
+    from benchmarks.harness.results import print_report, told_of
     from superdl.experiments.output import tell_json
 
     # Plain lines: a spinner would take CPU from what is measured.
@@ -59,20 +59,3 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _module(benchmark: str) -> ModuleType:
     return import_module(f"benchmarks.{benchmark}")
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on; ``ValueError``, which argparse explains, if it is none."""
-    return _at_least(1, text)
-
-
-def not_negative(text: str) -> int:
-    """A whole number from 0 on; ``ValueError``, which argparse explains, if it is none."""
-    return _at_least(0, text)
-
-
-def _at_least(low: int, text: str) -> int:
-    number = int(text)
-    if number < low:
-        raise ValueError(text)
-    return number

@@ -21,12 +21,12 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks import positive
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
+from benchmarks.harness.options import positive
+from benchmarks.harness.processes import process_cpu_s
+from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
+from benchmarks.harness.services import Server, cache_server, coordinator, private_directory
 from benchmarks.listed_bucket import listed_bucket
-from benchmarks.processes import process_cpu_s
-from benchmarks.results import BenchmarkReport, Column, Run, by_conditions
-from benchmarks.services import Server, cache_server, coordinator, private_directory
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
-from benchmarks.processes import BenchmarkError
+from benchmarks.harness.processes import BenchmarkError
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import positive
-from benchmarks.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
-from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Run, by_conditions, medians
-from benchmarks.services import cache_server, s3_server
+from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
+from benchmarks.harness.options import positive
+from benchmarks.harness.processes import BenchmarkError, held_to, run_child, usable_cores
+from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians
+from benchmarks.harness.services import cache_server, s3_server
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
 
 __all__ = [
     "BARE",

@@ -2,7 +2,7 @@
 would otherwise pick.
 
 It decides which arms there are and in which order they run, and makes figures of what they measured. An arm
-itself is :mod:`benchmarks.arm`'s, the loaders are :mod:`benchmarks.contenders`'s.
+itself is :mod:`benchmarks.harness.arm`'s, the loaders are :mod:`benchmarks.loaders.contenders`'s.
 """
 
 from __future__ import annotations
@@ -13,9 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import not_negative, positive
-from benchmarks.arm import ArmSpec, Lap, run_checked
-from benchmarks.contenders import (
+from benchmarks.harness.arm import ArmSpec, Lap, run_checked
+from benchmarks.harness.image_sets import (
+    IMAGE_SETS,
+    Loading,
+    add_data_option,
+    described,
+    prepare_images,
+)
+from benchmarks.harness.options import not_negative, positive
+from benchmarks.harness.processes import BenchmarkError, Pids
+from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians, over
+from benchmarks.harness.services import LoaderServices, Server, loader_services, s3_server
+from benchmarks.loaders.contenders import (
     BOTO3,
     CONTENDERS,
     PILLOW,
@@ -24,17 +34,7 @@ from benchmarks.contenders import (
     WEBDATASET,
     convert_once,
 )
-from benchmarks.image_sets import (
-    IMAGE_SETS,
-    Loading,
-    add_data_option,
-    described,
-    prepare_images,
-)
-from benchmarks.processes import BenchmarkError, Pids
-from benchmarks.results import BenchmarkReport, Column, Run, by_conditions, medians, over
-from benchmarks.services import LoaderServices, Server, loader_services, s3_server
-from benchmarks.shards import PER_SHARD, in_shards
+from benchmarks.loaders.shards import PER_SHARD, in_shards
 
 if TYPE_CHECKING:
     import argparse

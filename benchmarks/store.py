@@ -1,7 +1,7 @@
 """``superdl bench store``: what a store saves, and what reading it costs beside bare loops and other loaders.
 
 Each arm is a process of its own; SUPER's have services of their own. The bare loop is
-:mod:`benchmarks.bare_loops`'.
+:mod:`benchmarks.loaders.bare_loops`'.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import positive
-from benchmarks.arm import ArmSpec, Lap, measure_arm
-from benchmarks.bare_loops import open_pack_loop
-from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
-from benchmarks.image_sets import Loading, add_image_options, described, prepare_images
-from benchmarks.processes import run_child
-from benchmarks.results import BenchmarkReport, Column, medians, over
-from benchmarks.services import Server, loader_services, rclone_binary, s3_server
+from benchmarks.harness.arm import ArmSpec, Lap, measure_arm
+from benchmarks.harness.image_sets import Loading, add_image_options, described, prepare_images
+from benchmarks.harness.options import positive
+from benchmarks.harness.processes import run_child
+from benchmarks.harness.results import BenchmarkReport, Column, medians, over
+from benchmarks.harness.services import Server, loader_services, rclone_binary, s3_server
+from benchmarks.loaders.bare_loops import open_pack_loop
+from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks import not_negative, positive
-from benchmarks.arm import ArmSpec, Lap, run_checked
-from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.image_sets import add_image_options, described, prepare_images
-from benchmarks.loading import Pairs, open_in_planned_order
-from benchmarks.processes import BenchmarkError, held_to, run_child, seconds_each, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Run, by_conditions
-from benchmarks.services import loader_services
+from benchmarks.harness.arm import ArmSpec, Lap, run_checked
+from benchmarks.harness.image_sets import add_image_options, described, prepare_images
+from benchmarks.harness.options import not_negative, positive
+from benchmarks.harness.processes import BenchmarkError, held_to, run_child, seconds_each, usable_cores
+from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
+from benchmarks.harness.services import loader_services
+from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
+from benchmarks.loaders.loading import Pairs, open_in_planned_order
 from superdl.experiments.models import NormalisedNetwork, declare_operators
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
 
 __all__ = ["Alone", "TrainerSpec", "add_arguments", "loss_difference", "measure", "rows_of", "warmed"]
 

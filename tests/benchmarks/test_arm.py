@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.arm import ArmSpec, drop_pages, measure_arm
-from benchmarks.bare_loops import PackLoop, open_pack_loop
-from benchmarks.image_sets import Loading
-from benchmarks.loading import open_in_planned_order
+from benchmarks.harness.arm import ArmSpec, drop_pages, measure_arm
+from benchmarks.harness.image_sets import Loading
+from benchmarks.loaders.bare_loops import PackLoop, open_pack_loop
+from benchmarks.loaders.loading import open_in_planned_order
 from benchmarks.train import TrainerSpec, warmed
 from superdl.super_wire.record import payload_hash
 from superdl.super_wire.store import DirectoryStore

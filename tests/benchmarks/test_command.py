@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contenders import CONTENDERS
+from benchmarks.loaders.contenders import CONTENDERS
 from superdl.main import main
 
 PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")

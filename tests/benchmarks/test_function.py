@@ -7,9 +7,9 @@ import contextlib
 import pytest
 
 from benchmarks.function import BARE, S3, FunctionArm, run_arm
-from benchmarks.image_sets import Loading
-from benchmarks.processes import BenchmarkError
-from benchmarks.services import cache_server, s3_server
+from benchmarks.harness.image_sets import Loading
+from benchmarks.harness.processes import BenchmarkError
+from benchmarks.harness.services import cache_server, s3_server
 from tests.fixtures.images import images, write_images
 
 __all__ = ["images"]

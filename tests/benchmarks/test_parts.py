@@ -12,15 +12,15 @@ import time
 import pytest
 from rich.console import Console
 
-from benchmarks.loading import PlannedOrder
-from benchmarks.processes import (
+from benchmarks.harness.processes import (
     BenchmarkError,
     children_cpu_s,
     descendants_cpu_s,
     process_cpu_s,
     run_child,
 )
-from benchmarks.results import BenchmarkReport, Column, print_report, told_of
+from benchmarks.harness.results import BenchmarkReport, Column, print_report, told_of
+from benchmarks.loaders.loading import PlannedOrder
 from superdl.coordinator.core import Plan
 
 BURN_S = 0.05

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import redis
 
-from benchmarks.bare_loops import SocketLoop, connected
-from benchmarks.image_sets import Loading
+from benchmarks.harness.image_sets import Loading
+from benchmarks.loaders.bare_loops import SocketLoop, connected
 
 SIDE = 40
 COUNT = 90

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from benchmarks.loading import Contender, Pair, collate, data_loader
-from benchmarks.processes import BenchmarkError
+from benchmarks.harness.arm import Contender
+from benchmarks.harness.processes import BenchmarkError
+from benchmarks.loaders.loading import Pair, collate, data_loader
 from superdl.experiments.data.whole_directory import written_once
 from superdl.experiments.loaders.samples import decode_image
 from superdl.experiments.loaders.webdataset_loader import shuffled
@@ -28,7 +29,7 @@ from superdl.experiments.loaders.webdataset_loader import shuffled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
 
 __all__ = ["PER_SHARD", "in_shards", "open_webdataset"]
 

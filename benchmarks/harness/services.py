@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.processes import ROOT, BenchmarkError, Pids
+from benchmarks.harness.processes import ROOT, BenchmarkError, Pids
 from superdl.coordinator.embedded import server_binary
 from superdl.super_wire.host import cache_bytes, slots
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, Dataset, RandomSampler
 
-from benchmarks.loading import Contender, Pairs, data_loader
+from benchmarks.harness.arm import Contender
+from benchmarks.loaders.loading import Pairs, data_loader
 from superdl.experiments.loaders.streaming_loaders import write_chunks, write_shards
 from superdl.experiments.models import declare_operators
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
 
 __all__ = ["ARRAY", "FORMATS", "LITDATA", "MDS"]
 

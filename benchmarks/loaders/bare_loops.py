@@ -19,8 +19,9 @@ import numpy as np
 import torch
 import xxhash
 
-from benchmarks.loading import Contender, open_planned
-from benchmarks.processes import BenchmarkError
+from benchmarks.harness.arm import Contender
+from benchmarks.harness.processes import BenchmarkError
+from benchmarks.loaders.loading import open_planned
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.store import DirectoryStore
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
 
 __all__ = ["PackLoop", "SocketLoop", "connected", "open_pack_loop", "open_socket_loop"]
 

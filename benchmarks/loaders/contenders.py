@@ -13,18 +13,19 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import loading as loaders
-from benchmarks import raw_formats, services, shards
-from benchmarks.bare_loops import open_socket_loop
-from benchmarks.processes import run_child
+from benchmarks.harness import services
+from benchmarks.harness.processes import run_child
+from benchmarks.loaders import loading as loaders
+from benchmarks.loaders import raw_formats, shards
+from benchmarks.loaders.bare_loops import open_socket_loop
 from superdl.experiments.data.whole_directory import written_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from benchmarks.image_sets import Loading
-    from benchmarks.loading import Contender
+    from benchmarks.harness.arm import Contender
+    from benchmarks.harness.image_sets import Loading
 
 __all__ = [
     "BOTO3",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import positive
+from benchmarks.harness.options import positive
 from superdl.experiments.data import MADE_SETS, make_digits, make_set
 
 if TYPE_CHECKING:

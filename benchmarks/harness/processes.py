@@ -36,7 +36,7 @@ __all__ = [
     "usable_cores",
 ]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
