@@ -98,19 +98,39 @@ _MB = 1e6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured (both)"
+        "--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help="jobs, listing (both)"
     )
     parser.add_argument(
-        "--jobs", nargs="+", type=positive, default=[1, 10, 100, 1000], metavar="N", help="(1 10 100 1000)"
+        "--jobs",
+        nargs="+",
+        type=positive,
+        default=[1, 10, 100, 1000],
+        metavar="N",
+        help="jobs at a time (1 10 100 1000)",
     )
-    parser.add_argument("--samples", type=positive, default=1_280_000, help="of each source (1280000)")
-    parser.add_argument("--batch-size", type=positive, default=256, help="(256)")
     parser.add_argument(
-        "--rate", type=positive, default=1500, help="batches a second that all jobs together read (1500)"
+        "--samples", type=positive, default=1_280_000, metavar="N", help="of each source (1280000)"
     )
-    parser.add_argument("--seconds", type=positive, default=8, help="of each measurement of jobs, about (8)")
     parser.add_argument(
-        "--sources", nargs="+", choices=SOURCES, default=list(SOURCES), help="what is listed (both)"
+        "--batch-size", type=positive, default=256, metavar="N", help="samples of a batch (256)"
+    )
+    parser.add_argument(
+        "--rate",
+        type=positive,
+        default=1500,
+        metavar="N",
+        help="batches a second that all jobs together read (1500)",
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=8, metavar="S", help="of each measurement of jobs (8)"
+    )
+    parser.add_argument(
+        "--sources",
+        nargs="+",
+        choices=SOURCES,
+        default=list(SOURCES),
+        metavar="KIND",
+        help="what is listed: s3, parquet (both)",
     )
     parser.add_argument("--rounds", type=positive, default=2, help="rounds; the best counts (2)")
 

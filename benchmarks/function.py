@@ -88,7 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--images", nargs="+", choices=IMAGE_SETS, default=["photos", "digits"], help="image sets (all)"
     )
-    parser.add_argument("--cores", nargs="+", type=positive, default=[1, 2], metavar="N", help="(1 2)")
+    parser.add_argument(
+        "--cores", nargs="+", type=positive, default=[1, 2], metavar="N", help="of the function (1 2)"
+    )
     parser.add_argument("--rounds", type=positive, default=3, help="rounds that count (3)")
     parser.add_argument("--passes", type=positive, default=2, help="passes over the images in each arm (2)")
     add_data_option(parser, photos=256)

@@ -131,10 +131,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", nargs="+", choices=IMAGE_SETS, default=list(IMAGE_SETS), help="image sets (all)"
     )
     parser.add_argument(
-        "--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="loaders (all)"
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        default=list(CONTENDERS),
+        metavar="LOADER",
+        help=f"(all) {', '.join(CONTENDERS)}",
     )
-    parser.add_argument("--batch-size", nargs="+", type=positive, default=[256], metavar="N", help="(256)")
-    parser.add_argument("--workers", nargs="+", type=not_negative, default=[0, 2], metavar="N", help="(0 2)")
+    parser.add_argument(
+        "--batch-size", nargs="+", type=positive, default=[256], metavar="N", help="images of a batch (256)"
+    )
+    parser.add_argument(
+        "--workers", nargs="+", type=not_negative, default=[0, 2], metavar="N", help="of DataLoaders (0 2)"
+    )
     parser.add_argument("--rounds", type=positive, default=3, help="how often each arm runs (3)")
     parser.add_argument("--epochs", type=positive, default=5, help="of files measured in each arm (5)")
     add_data_option(parser, photos=1024)

@@ -78,7 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=f"(all) {told}"
     )
-    parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=128, metavar="N", help="images of a batch (128)"
+    )
     parser.add_argument("--epochs", type=positive, default=3, help="of each arm (3)")
 
 

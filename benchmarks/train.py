@@ -78,7 +78,9 @@ _COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     add_image_options(parser, photos=2048)
-    parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=128, metavar="N", help="images of a batch (128)"
+    )
     parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoaders (2)")
     parser.add_argument("--width", type=positive, default=8, help="channels of the network's first stage (8)")
     parser.add_argument("--epochs", type=positive, default=3, help="after the first one of each trainer (3)")
