@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import BENCHMARKS
 from benchmarks.loaders.contenders import CONTENDERS
 from superdl.main import main
+from tests.pages.commands import check
+from tests.pages.markdown import ROOT
 
 PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
 
@@ -204,6 +208,18 @@ def test_the_command_of_a_checkout_has_the_benchmarks_wherever_it_is_called(tmp_
     command = [Path(sys.executable).with_name("superdl"), "bench", "read", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert "--contenders" in done.stdout
+
+
+def test_the_page_names_commands_that_exist_and_every_benchmark():
+    named = set()
+    for section in (ROOT / "docs/performance.md").read_text(encoding="utf-8").split("\n## "):
+        commands = re.findall(r"`superdl bench (\w+)([^`]*)`", section)
+        named |= {benchmark for benchmark, _ in commands}
+        for benchmark, words in commands:
+            check(f"superdl bench {benchmark} {words}")
+        for words in re.findall(r"`(--[^`]+)`", section):
+            check(f"superdl bench {commands[0][0]} {words}")
+    assert named == BENCHMARKS.keys()
 
 
 def test_wrong_use_is_refused(capsys):
