@@ -1,9 +1,9 @@
 """What SUPER costs, measured beside what users would otherwise pick. Not in the wheel; ``superdl bench``
 runs it.
 
-A benchmark is one module here with ``add_arguments`` and ``measure``, and one row in
-:data:`BENCHMARKS`. It compares in one run, on the same images, and says in its report what
-was counted and how.
+A question is one module here with ``add_arguments`` and ``measure``, and one row in :data:`BENCHMARKS`. It
+compares in one run, on the same images, and says in its report what was counted and how. `harness` runs and
+reports all of them, `loaders` has what SUPER is compared with.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-__all__ = ["BENCHMARKS", "add_arguments", "not_negative", "positive", "run"]
+__all__ = ["BENCHMARKS", "add_arguments", "run"]
 
 BENCHMARKS: Mapping[str, str] = {
-    "catalog": "listing a source: CPU per sample, memory, health checks meanwhile, and a restart",
-    "coordinator": "the coordinator itself: batches per second, CPU per batch, memory per job",
+    "coordinator": "the coordinator itself: CPU per batch with many jobs, listing a source, a restart",
     "function": "the function: images per CPU second, beside a bare decoding loop",
     "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
-    "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3, a new start",
-    "train": "a trainer on a core or a GPU that decodes for itself, or has it done on other cores",
+    "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3",
+    "train": "a trainer on one core that decodes for itself, or has it done on other cores",
 }
 """By name; each is a module of this folder with ``add_arguments`` and ``measure``."""
 
@@ -45,35 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
     from rich.console import Console  # --help needs none of this
 
-    from benchmarks.results import print_report
+    from benchmarks.harness.results import print_report, told_of
     from superdl.experiments.output import tell_json
 
     # Plain lines: a spinner would take CPU from what is measured.
     progress = Console(stderr=True, highlight=False)
-    report = _module(arguments.benchmark).measure(arguments, progress.print)
-    tell_json(report.told, shown=arguments.json, file=arguments.output)
+    report, told = told_of(_module(arguments.benchmark).measure, arguments, progress.print)
+    tell_json(told, shown=arguments.json, file=arguments.output)
     if not arguments.json:
         console = Console()
-        print_report(report, console if console.is_terminal else Console(width=_FILE_WIDTH))
+        print_report(report, told, console if console.is_terminal else Console(width=_FILE_WIDTH))
     return 0
 
 
 def _module(benchmark: str) -> ModuleType:
-    return import_module(f"benchmarks.{benchmark.replace('-', '_')}")
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on; ``ValueError``, which argparse explains, if it is none."""
-    return _at_least(1, text)
-
-
-def not_negative(text: str) -> int:
-    """A whole number from 0 on; ``ValueError``, which argparse explains, if it is none."""
-    return _at_least(0, text)
-
-
-def _at_least(low: int, text: str) -> int:
-    number = int(text)
-    if number < low:
-        raise ValueError(text)
-    return number
+    return import_module(f"benchmarks.{benchmark}")

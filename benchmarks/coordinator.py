@@ -1,7 +1,7 @@
-"""``superdl bench coordinator``: what the coordinator itself costs, with one job and with a thousand.
+"""``superdl bench coordinator``: what the coordinator itself costs, with many jobs and while it lists.
 
-It decides what is asked of a coordinator and makes figures of it. The coordinator is
-:mod:`benchmarks.answering`'s, the jobs are :mod:`benchmarks.coordinator_clients`'s.
+The jobs are :mod:`benchmarks.coordinator_clients`'s. They are planned by :mod:`benchmarks.answering`'s
+coordinator; sources are listed by the real one, with its state in a directory.
 """
 
 from __future__ import annotations
@@ -9,62 +9,65 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import operator
+import os
+import signal
+import threading
 import time
-from dataclasses import dataclass
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any, Self
 
+import grpc
 import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks import positive
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
-from benchmarks.processes import process_cpu_s
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
-from benchmarks.services import Server, cache_server, coordinator, private_directory
+from benchmarks.harness.options import positive
+from benchmarks.harness.processes import process_cpu_s
+from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
+from benchmarks.harness.services import Server, cache_server, coordinator, private_directory
+from benchmarks.listed_bucket import listed_bucket
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-__all__ = ["add_arguments", "measure"]
+__all__ = ["PARTS", "SOURCES", "add_arguments", "measure"]
 
-FIRST = "first epoch"
-CACHED = "cached"
-FLAT_OUT = "cached, flat out"
-RANDOM = "random recipe"
-MANY = "many catalogs"
+CACHED, FLAT_OUT, RANDOM = "cached", "cached, flat out", "random recipe"
+SOURCES = ("s3", "parquet")
 
 _METHOD = (
     (
-        "One coordinator process: its real service, core, catalogs, report reader and upkeep, on a unix "
-        "socket, with a real cache server for reports and lock. Its CPU is user and system time of all its "
-        "threads while jobs go on, until the last read report was taken in. The jobs are played by another "
-        f"process: pages of {PAGE_BATCHES} batches with ids, labels and keys, asked for as the sampler asks, "
-        "and one read report for each batch, as readers leave them."
+        "jobs: one coordinator process: its real service, core, catalogs, report reader and upkeep, on a "
+        "unix socket, with a real cache server for reports and lock. Its CPU is user and system time of all "
+        "its threads while jobs go on, until the last read report was taken in. Another process plays the "
+        f"jobs: pages of {PAGE_BATCHES} batches with ids, labels and keys, asked for as the sampler asks, "
+        "and one read report for each batch. No function runs: an executor with 3,000 places waits 20 ms and "
+        "2 ms for each sample and reports all as cached."
     ),
     (
-        "No function runs: an executor with 3,000 places waits 20 ms and 2 ms for each sample and says that "
-        "all is cached; nothing is fetched, decoded, stored or read. What functions and their invocation "
-        "cost is not in these figures, and the cache's budget is never short."
+        f"'{CACHED}': all samples have been produced. '{RANDOM}': an epoch's samples have ids of their own, "
+        "and are requested from functions. Each job has a seed of its own and reads up to 100 batches a "
+        f"second, all together up to 1,500 (--rate); '{FLAT_OUT}' as fast as it goes, where asking and "
+        "answering share this machine. 'MB' is the coordinator's resident memory at the end; 'open ms' the "
+        "median time of OpenJob on a listed dataset, as the client sees it. Of several rounds the one with "
+        "the least CPU counts."
     ),
     (
-        f"'{FIRST}': no sample has been produced. '{CACHED}': all have. '{RANDOM}': an epoch's samples have "
-        "ids of their own, and are asked of functions. Each job has a seed of its own and reads up to 100 "
-        f"batches a second, all together up to 1,500 (--rate); '{FLAT_OUT}' as fast as it goes, where asking "
-        "and answering share this machine."
-    ),
-    (
-        "'batches/s of a core' is batches over the coordinator's CPU seconds. Of several rounds the one with "
-        "the least CPU counts, since others use the machine. 'KB/job' is the growth of the coordinator's "
-        "resident memory from before the jobs were opened to the end of the measurement, 'MB' the resident "
-        "memory then; 'open ms' the median time of OpenJob on a listed dataset, as the client sees it."
+        "listing: 's3': a bucket of a local server is listed: 20 folders, in pages of 1,000 keys. 'parquet': "
+        "a key list with labels and versions is read. CPU is that of the coordinator and of its process that "
+        "lists: requests, parsing, sorting, ids, the catalog's file. 'check' is the answer to a health "
+        "check, sent every 20 ms meanwhile; 99% of them took less. 'peak' and 'after' are anonymous memory "
+        "of both processes above the idle coordinator's; mapped files do not count. 'restart': the "
+        "coordinator is killed; from then until a new one, started at once on the same state, has answered "
+        "the job's first page."
     ),
 )
 
 _COLUMNS = (
+    Column("source", "source"),
     Column("jobs", "jobs", ",d"),
     Column("batches", "batches", ",d"),
     Column("batches_per_cpu_s", "batches/s\nof a core", ",.0f"),
@@ -72,189 +75,288 @@ _COLUMNS = (
     Column("batches_per_s", "batches\n/s", ",.0f"),
     Column("cache_cpu_ms_per_batch", "beside:\ncache", ".3f"),
     Column("produced_per_batch", "samples\nproduced", ".0f"),
-    Column("requests_per_batch", "re-\nquests", ".1f"),
     Column("open_ms", "open\nms", ".1f"),
-    Column("kb_per_job", "KB\n/job", ",.0f"),
     Column("rss_mb", "MB", ",.0f"),
+    Column("cpu_us_per_sample", "CPU us\n/sample", ".1f"),
+    Column("wall_s", "s", ".1f"),
+    Column("check_p99_ms", "check ms\n99%", ".1f"),
+    Column("peak_mb", "peak\nMB", ",.0f"),
+    Column("after_mb", "after\nMB", ",.0f"),
+    Column("restart_s", "restart\ns", ".1f"),
 )
 
 _SETTINGS = ("--cache-bytes", str(2**50), "--catalog-max-age-s", "3600")  # nothing is dropped or listed again
 _WARM_UP_BATCHES = 4
-_FILL_BATCH = 4096
-_FILL_RATE = 30.0
+_FILL_BATCH, _FILL_RATE = 4096, 30.0
 _FILL_EPOCHS = 2  # the second brings what was read past before it was produced
-_KB, _MB = 1e3, 1e6
-_FEWEST_FOR_MEMORY = 100
 _RATE_OF_A_JOB = 100.0
+_CHECK_S, _LOOK_S = 0.02, 0.05
+_PER_CENT = 100
+_MB = 1e6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     parser.add_argument(
-        "--jobs", nargs="+", type=positive, default=[1, 10, 100, 1000], metavar="N", help="(1 10 100 1000)"
+        "--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help="jobs, listing (both)"
     )
-    parser.add_argument("--samples", type=positive, default=1_280_000, help="of a catalog (1280000)")
-    parser.add_argument("--batch-size", type=positive, default=256, help="(256)")
     parser.add_argument(
-        "--rate", type=positive, default=1500, help="batches a second that all jobs together read (1500)"
+        "--jobs",
+        nargs="+",
+        type=positive,
+        default=[1, 10, 100, 1000],
+        metavar="N",
+        help="jobs at a time (1 10 100 1000)",
     )
-    parser.add_argument("--seconds", type=positive, default=8, help="of each measurement, about (8)")
+    parser.add_argument(
+        "--samples", type=positive, default=1_280_000, metavar="N", help="of each source (1280000)"
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, default=256, metavar="N", help="samples of a batch (256)"
+    )
+    parser.add_argument(
+        "--rate",
+        type=positive,
+        default=1500,
+        metavar="N",
+        help="batches a second that all jobs together read (1500)",
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=8, metavar="S", help="of each measurement of jobs (8)"
+    )
+    parser.add_argument(
+        "--sources",
+        nargs="+",
+        choices=SOURCES,
+        default=list(SOURCES),
+        metavar="KIND",
+        help="what is listed: s3, parquet (both)",
+    )
     parser.add_argument("--rounds", type=positive, default=2, help="rounds; the best counts (2)")
-    parser.add_argument("--catalogs", type=positive, default=10, help="in the measurement of memory (10)")
-    parser.add_argument("--memory-jobs", type=positive, default=1000, help="likewise (1000)")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
     """Run all measurements; ``say`` gets a line for each.
 
     Raises:
-        SuperError: a process cannot be started, or the coordinator answered otherwise than expected.
+        SuperError: a process cannot be started, a source cannot be listed, or the coordinator answered
+            otherwise than expected.
 
     """
-    started = Started(arguments)
-    runs = list(_one_catalog(arguments, say))
-    runs += _many_catalogs(arguments, say)
-    return started.report(
+    runs = [run for part in arguments.only for run in PARTS[part](arguments, say)]
+    rows = [
+        {**conditions, **min(rounds, key=lambda figures: figures["cpu_s"])}
+        for conditions, rounds in by_conditions(runs)
+    ]
+    return BenchmarkReport(
         method=_METHOD,
-        group_by=("catalogs", "way"),
+        group_by=("part", "way"),
         columns=_COLUMNS,
-        rows=_rows(runs),
-        rounds=(run.to_mapping() for run in runs),
+        rows=rows,
+        rounds=({**run.conditions, "round": run.round, **run.result} for run in runs),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """One measurement."""
-
-    batches: int
-    wall_s: float
-    cpu_s: float
-    cache_cpu_s: float
-    produced: int
-    invocations: int
-    open_ms: float
-    rss_before: int
-    rss: int
+# ----------------------------------------------------------------------------------------------- jobs
 
 
-class _Coordinator:
-    """A coordinator under measurement, its clients, and the process ids of what is measured."""
-
-    def __init__(
-        self, clients: Clients, server: Server, cache: Server, directory: Path, options: argparse.Namespace
-    ) -> None:
-        self._clients = clients
-        self._pid, self._cache_pid = server.pid, cache.pid
-        self._directory, self._options = directory, options
-        self._key_list = write_key_list(directory / "keys.parquet", options.samples)
-        self._seeds, self._epochs = itertools.count(1), itertools.count()
-
-    def register(self, recipe: Recipe, number: int = 0) -> bytes:
-        """List a catalog under a recipe: keys of an empty directory, which nobody reads."""
-        source = self._directory / f"bench-{number}"
-        source.mkdir(exist_ok=True)
-        return self._clients.register(source.as_uri(), recipe, key_list=self._key_list)
-
-    def run(self, way: str, datasets: Sequence[bytes], jobs: int, number: int = 0) -> Run[_Figures]:
-        """Open so many jobs over all datasets, have each ask for its first page, then measure.
-
-        They begin in an epoch of their own, so that a random recipe's ids are fresh.
-        """
-        options, clients, rss_before = self._options, self._clients, self._rss()
-        paced = min(options.rate, jobs * _RATE_OF_A_JOB)
-        rate, offered = (math.inf, options.rate) if way == FLAT_OUT else (paced, paced)
-        batches, epoch, opened = int(offered * options.seconds), next(self._epochs), []
-        for place in range(jobs):
-            seed = next(self._seeds)
-            name, dataset = f"job-{seed}", datasets[place % len(datasets)]
-            opened.append(clients.open(dataset, name, batch_size=options.batch_size, seed=seed, epoch=epoch))
-        clients.start(opened)
-        clients.go_on(opened, jobs * _WARM_UP_BATCHES, rate)
-        start, before = self._clocks(), clients.produced(opened)
-        clients.go_on(opened, batches, rate)
-        wall_s, cpu_s, cache_cpu_s = (end - begin for end, begin in zip(self._clocks(), start, strict=True))
-        produced, invocations = map(operator.sub, clients.produced(opened), before)
-        rss = self._rss()
-        clients.close_jobs(opened)
-        figures = _Figures(
-            batches=batches,
-            wall_s=wall_s,
-            cpu_s=cpu_s,
-            cache_cpu_s=cache_cpu_s,
-            produced=produced,
-            invocations=invocations,
-            open_ms=1e3 * median(job.open_s for job in opened),
-            rss_before=rss_before,
-            rss=rss,
-        )
-        return Run({"catalogs": len(datasets), "way": way, "jobs": jobs}, number, figures)
-
-    def fill(self, dataset: bytes) -> None:
-        """Have a whole epoch produced, unmeasured, no faster than functions keep up."""
-        job = self._clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
-        self._clients.start([job])
-        for _ in range(_FILL_EPOCHS):
-            self._clients.go_on([job], -(-self._options.samples // _FILL_BATCH), _FILL_RATE)
-        self._clients.close_jobs([job])
-
-    def _clocks(self) -> tuple[float, float, float]:
-        return time.perf_counter(), process_cpu_s(self._pid), process_cpu_s(self._cache_pid)
-
-    def _rss(self) -> int:
-        return int(psutil.Process(self._pid).memory_info().rss)
-
-
-def _one_catalog(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[_Figures]]:
-    with _running(arguments) as measured:
-        say("listing, and a first epoch")
-        first = measured.register(Recipe.image(resize=160, crop=160))
-        cached = measured.register(Recipe.image(resize=256, crop=224))
-        random = measured.register(Recipe([{"op": "random_resized_crop", "size": 224}]))
-        measured.fill(cached)
-        ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
-        yield measured.run(FIRST, [first], arguments.jobs[0])
-        for number, way, jobs in itertools.product(range(arguments.rounds), ways, arguments.jobs):
-            say(f"round {number + 1} of {arguments.rounds}: {way}, {jobs} jobs")
-            yield measured.run(way, [ways[way]], jobs, number)
-
-
-def _many_catalogs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[_Figures]]:
-    with _running(arguments) as measured:
-        datasets = []
-        for number in range(arguments.catalogs):
-            say(f"listing catalog {number + 1} of {arguments.catalogs}")
-            datasets.append(measured.register(Recipe.image(resize=256, crop=224), number))
-        say(f"{arguments.memory_jobs} jobs on {arguments.catalogs} catalogs")
-        yield measured.run(MANY, datasets, arguments.memory_jobs)
-
-
-@contextlib.contextmanager
-def _running(arguments: argparse.Namespace) -> Iterator[_Coordinator]:
-    """Run a cache, a coordinator and its clients."""
+def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[dict[str, Any]]]:
+    """Measure each way with each number of jobs, round by round."""
     with (
         private_directory() as directory,
         cache_server() as cache,
         coordinator(directory, cache, *_SETTINGS, module="benchmarks.answering") as server,
         contextlib.closing(Clients(server.address, cache.address)) as clients,
     ):
-        yield _Coordinator(clients, server, cache, directory, arguments)
+        say("listing, and a first epoch")
+        source = directory / "bench"
+        source.mkdir()
+        listed = partial(
+            clients.register,
+            source.as_uri(),
+            key_list=write_key_list(directory / "keys.parquet", arguments.samples),
+        )
+        cached = listed(Recipe.image(resize=256, crop=224))
+        random = listed(Recipe([{"op": "random_resized_crop", "size": 224}]))
+        _fill(clients, cached, arguments.samples)
+        ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
+        every = itertools.product(range(1, arguments.rounds + 1), ways, arguments.jobs)
+        for epoch, (number, way, jobs) in enumerate(every):
+            say(f"round {number} of {arguments.rounds}: {way}, {jobs} jobs")
+            measured = _measured_jobs(clients, server, cache, arguments, ways[way], way, jobs, epoch)
+            yield Run({"part": "jobs", "way": way, "source": None, "jobs": jobs}, number, measured)
 
 
-def _rows(runs: Sequence[Run[_Figures]]) -> Iterator[dict[str, Any]]:
-    for conditions, rounds in by_conditions(runs):
-        run = min(rounds, key=lambda some: some.cpu_s / some.batches)
-        grown, jobs = run.rss - run.rss_before, conditions["jobs"]
-        yield {
-            **conditions,
-            "batches": run.batches,
-            "batches_per_cpu_s": run.batches / run.cpu_s,
-            "cpu_ms_per_batch": 1e3 * run.cpu_s / run.batches,
-            "batches_per_s": run.batches / run.wall_s,
-            "cache_cpu_ms_per_batch": 1e3 * run.cache_cpu_s / run.batches,
-            "produced_per_batch": run.produced / run.batches,
-            "requests_per_batch": run.invocations / run.batches,
-            "open_ms": run.open_ms,
-            "kb_per_job": grown / jobs / _KB if jobs >= _FEWEST_FOR_MEMORY else None,
-            "rss_mb": run.rss / _MB,
-        }
+def _fill(clients: Clients, dataset: bytes, samples: int) -> None:
+    """Have a whole epoch produced, unmeasured, no faster than functions keep up."""
+    job = clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
+    clients.start([job])
+    for _ in range(_FILL_EPOCHS):
+        clients.go_on([job], -(-samples // _FILL_BATCH), _FILL_RATE)
+    clients.close_jobs([job])
+
+
+def _measured_jobs(
+    clients: Clients,
+    server: Server,
+    cache: Server,
+    arguments: argparse.Namespace,
+    dataset: bytes,
+    way: str,
+    jobs: int,
+    epoch: int,
+) -> dict[str, Any]:
+    """Open so many jobs, have each ask for its first page, then measure.
+
+    They begin in an epoch of their own, so that a random recipe's ids are fresh.
+    """
+    paced = min(arguments.rate, jobs * _RATE_OF_A_JOB)
+    rate, offered = (math.inf, arguments.rate) if way == FLAT_OUT else (paced, paced)
+    batches = int(offered * arguments.seconds)
+    opened = [
+        clients.open(
+            dataset, f"job-{epoch}-{place}", batch_size=arguments.batch_size, seed=place, epoch=epoch
+        )
+        for place in range(jobs)
+    ]
+    clients.start(opened)
+    clients.go_on(opened, jobs * _WARM_UP_BATCHES, rate)
+
+    def clocks() -> tuple[float, float, float]:
+        return time.perf_counter(), process_cpu_s(server.pid), process_cpu_s(cache.pid)
+
+    start, produced = clocks(), clients.produced(opened)
+    clients.go_on(opened, batches, rate)
+    wall_s, cpu_s, cache_cpu_s = (end - begin for end, begin in zip(clocks(), start, strict=True))
+    produced = clients.produced(opened) - produced
+    rss = psutil.Process(server.pid).memory_info().rss
+    clients.close_jobs(opened)
+    return {
+        "cpu_s": cpu_s,
+        "batches": batches,
+        "batches_per_cpu_s": batches / cpu_s,
+        "cpu_ms_per_batch": 1e3 * cpu_s / batches,
+        "batches_per_s": batches / wall_s,
+        "cache_cpu_ms_per_batch": 1e3 * cache_cpu_s / batches,
+        "produced_per_batch": produced / batches,
+        "open_ms": 1e3 * median(job.open_s for job in opened),
+        "rss_mb": rss / _MB,
+    }
+
+
+# -------------------------------------------------------------------------------------------- listing
+
+
+def _listing(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[dict[str, Any]]]:
+    """List each source with a coordinator of its own, and start that again."""
+    for number, source in itertools.product(range(1, arguments.rounds + 1), arguments.sources):
+        say(f"round {number} of {arguments.rounds}: listing {source}, {arguments.samples:,} samples")
+        conditions = {"part": "listing", "way": f"{arguments.samples:,} samples", "source": source}
+        yield Run(conditions, number, _measured_listing(source, arguments.samples))
+
+
+def _measured_listing(source: str, samples: int) -> dict[str, Any]:
+    with private_directory() as directory, cache_server() as cache, listed_bucket(samples) as bucket:
+        key_list = write_key_list(directory / "keys.parquet", samples) if source == "parquet" else ""
+        words = ("--store", "none", "--state", str(directory / "state"), "--slots", "1", "--owner", "bench")
+        run = partial(coordinator, directory, cache, *words, environment=bucket.environment)
+
+        def list_it(clients: Clients) -> bytes:
+            recipe = Recipe.image(resize=256, crop=224)
+            return clients.register("s3://bench/train", recipe, key_list=key_list)
+
+        def first_page(clients: Clients, dataset: bytes) -> None:
+            clients.start([clients.open(dataset, "job", batch_size=256, seed=0, epoch=0)])
+
+        with run() as server, contextlib.closing(Clients(server.address, cache.address)) as clients:
+            with _Watch(server) as watch:
+                dataset = list_it(clients)
+            first_page(clients, dataset)
+            began_s = time.perf_counter()
+            os.kill(server.pid, signal.SIGKILL)
+        with run() as server, contextlib.closing(Clients(server.address, cache.address)) as clients:
+            first_page(clients, list_it(clients))
+            restart_s = time.perf_counter() - began_s
+    return {
+        "cpu_s": watch.cpu_s,
+        "cpu_us_per_sample": 1e6 * watch.cpu_s / samples,
+        "wall_s": watch.wall_s,
+        "check_p99_ms": 1e3 * quantiles(watch.answers_s, n=_PER_CENT)[-1],
+        "peak_mb": watch.peak_bytes / _MB,
+        "after_mb": watch.after_bytes / _MB,
+        "restart_s": restart_s,
+    }
+
+
+class _Watch:
+    """What a coordinator and its process that lists spend, and how long health checks wait.
+
+    Attributes:
+        answers_s: of each health check.
+        peak_bytes: the most anonymous memory, above that at the beginning.
+        after_bytes: the same at the end.
+        cpu_s: user and system time.
+        wall_s: how long it took.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.answers_s: list[float] = []
+        self.peak_bytes = self.after_bytes = 0
+        self.cpu_s = self.wall_s = 0.0
+        self._process = psutil.Process(server.pid)
+        self._ended = threading.Event()
+        self._address = server.address
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._check, self._look)]
+
+    def __enter__(self) -> Self:
+        self._idle_bytes, self._idle_cpu_s = self._anonymous(), self._cpu_s()
+        self._began_s = time.perf_counter()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+        self.wall_s, self.cpu_s = time.perf_counter() - self._began_s, self._cpu_s() - self._idle_cpu_s
+        self.after_bytes = self._anonymous() - self._idle_bytes
+
+    def _check(self) -> None:
+        with grpc.insecure_channel(self._address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            while True:
+                began_s = time.perf_counter()
+                check(health_pb2.HealthCheckRequest(), timeout=60)
+                self.answers_s.append(time.perf_counter() - began_s)
+                if self._ended.wait(_CHECK_S):
+                    return
+
+    def _look(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            self.peak_bytes = max(self.peak_bytes, self._anonymous() - self._idle_bytes)
+
+    def _cpu_s(self) -> float:
+        spent = self._process.cpu_times()  # with those of processes that have ended
+        return float(spent.user + spent.system + spent.children_user + spent.children_system)
+
+    def _anonymous(self) -> int:
+        listing = [child for child in self._process.children() if _lists(child)]
+        return sum(map(_anonymous_bytes, (self._process, *listing)))
+
+
+def _lists(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return any(word.endswith("listing_process") for word in process.cmdline())
+    return False
+
+
+def _anonymous_bytes(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        memory = process.memory_info()
+        return int(memory.rss - memory.shared)
+    return 0  # it has ended
+
+
+PARTS = {"jobs": _jobs, "listing": _listing}
+"""By the name that ``--only`` takes."""

@@ -1,7 +1,7 @@
 """What samplers and readers do to a coordinator, many jobs of them from one process: pages asked for as the
 sampler asks, read reports left as readers leave them. Nothing is read and nothing trained.
 
-What it costs the coordinator is measured by :mod:`benchmarks.coordinator` and :mod:`benchmarks.catalog`.
+What it costs the coordinator is measured by :mod:`benchmarks.coordinator`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
-from benchmarks.processes import BenchmarkError
+from benchmarks.harness.processes import BenchmarkError
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
@@ -157,10 +157,9 @@ class Clients:
         for job in jobs:
             self._coordinator.CloseJob(pb.CloseJobRequest(job=job.name, rank=0), timeout=_TIMEOUT_S)
 
-    def produced(self, jobs: Sequence[SimulatedJob]) -> tuple[int, int]:
-        """Samples that functions produced for these jobs, and their invocations."""
-        found = self._stats(jobs)
-        return sum(stats.samples_produced for stats in found), sum(stats.invocations for stats in found)
+    def produced(self, jobs: Sequence[SimulatedJob]) -> int:
+        """Samples that functions produced for these jobs."""
+        return sum(stats.samples_produced for stats in self._stats(jobs))
 
     def _read_one(self, job: SimulatedJob, connection: CacheConnection) -> None:
         """One batch: its report, and the next page if there is room for one."""

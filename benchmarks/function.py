@@ -1,6 +1,6 @@
 """``superdl bench function``: what the function costs per image, beside a bare loop that decodes the same.
 
-An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other ways are the
+An arm runs in a process of its own. The bare loop decodes bytes that it has in memory; the other way is the
 function's handler, whole, as an executor calls it. The first pass over the images warms up and is not
 counted.
 """
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import positive
-from benchmarks.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
-from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, medians
-from benchmarks.services import cache_server, s3_server
+from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, described, prepare_images
+from benchmarks.harness.options import positive
+from benchmarks.harness.processes import BenchmarkError, held_to, run_child, usable_cores
+from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians
+from benchmarks.harness.services import cache_server, s3_server
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
 
 __all__ = [
     "BARE",
-    "FILES",
     "S3",
     "FunctionArm",
     "FunctionFigures",
@@ -51,8 +50,7 @@ __all__ = [
     "run_arm",
 ]
 
-BARE, FILES, S3 = "bare loop", "files", "S3"
-_WAYS = (BARE, FILES, S3)
+BARE, S3 = "bare loop", "S3"
 
 _TIME_LEFT_MS = 600_000
 _QUIET = {"SUPER_LOG_LEVEL": "ERROR", "POWERTOOLS_METRICS_DISABLED": "true"}
@@ -76,11 +74,11 @@ _METHOD = (
         "is not counted. Figures are medians over the rounds."
     ),
     (
-        f"{BARE}: decode and resize of bytes that are in memory, a thread for each core, nothing kept. The "
-        "others are whole calls of the handler for all images of the set, with as many decoders: from files, "
-        f"and from {S3}. 'share of bare' is of the bare loop's images/s, then of its images per CPU second; "
-        "where 'cores busy' is below the number of cores, the function waited for the servers. Fetch and "
-        "push are the CPU of those threads, decode is the rest."
+        f"{BARE}: decode and resize of bytes that are in memory, a thread for each core, nothing kept. {S3}: "
+        "whole calls of the handler for all images of the set, with as many decoders. 'share of bare' is of "
+        "the bare loop's images/s, then of its images per CPU second; where 'cores busy' is below the number "
+        "of cores, the function waited for the servers. Fetch and push are the CPU of those threads, decode "
+        "is the rest."
     ),
 )
 
@@ -90,7 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--images", nargs="+", choices=IMAGE_SETS, default=["photos", "digits"], help="image sets (all)"
     )
-    parser.add_argument("--cores", nargs="+", type=positive, default=[1, 2], metavar="N", help="(1 2)")
+    parser.add_argument(
+        "--cores", nargs="+", type=positive, default=[1, 2], metavar="N", help="of the function (1 2)"
+    )
     parser.add_argument("--rounds", type=positive, default=3, help="rounds that count (3)")
     parser.add_argument("--passes", type=positive, default=2, help="passes over the images in each arm (2)")
     add_data_option(parser, photos=256)
@@ -103,7 +103,6 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or servers cannot be had, or an arm failed.
 
     """
-    started = Started(arguments)
     most = max(arguments.cores)
     usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
@@ -113,13 +112,13 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             with held_to(usable[count:] or usable):  # what is started here stays there
                 cache = stack.enter_context(cache_server())
                 store = stack.enter_context(s3_server(Path(images.directory).parent))
-            for number, way in itertools.product(range(1, arguments.rounds + 1), _WAYS):
+            for number, way in itertools.product(range(1, arguments.rounds + 1), (BARE, S3)):
                 say(f"round {number} of {arguments.rounds}: {images.name}, {count} cores, {way}")
                 arm = FunctionArm(way, images, cache.address, usable[:count], arguments.passes)
                 conditions = {"images": images.name, "cores": count, "way": way}
                 runs.append(Run(conditions, number, run_arm(arm, store.environment)))
-    return started.report(
-        image_sets=described(sets),
+    return BenchmarkReport(
+        settings={"image_sets": described(sets)},
         method=_METHOD,
         group_by=("images", "cores"),
         columns=_COLUMNS,
@@ -266,8 +265,8 @@ def _bare(arm: FunctionArm) -> Callable[[], None]:
 
 def _calls(arm: FunctionArm) -> Callable[[], None]:
     """Call the handler once for all images, as they are listed."""
-    directory, recipe = Path(arm.images.directory), _recipe(arm)
-    catalog = list_source(f"s3://{directory.name}" if arm.way == S3 else f"file://{directory}")
+    recipe = _recipe(arm)
+    catalog = list_source(f"s3://{Path(arm.images.directory).name}")
     request = PrefetchRequest(
         request_id="bench",
         bucket=catalog.bucket,

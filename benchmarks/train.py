@@ -1,62 +1,63 @@
-"""``superdl bench train``: a core or a GPU trains, and decoding is on the trainer's cores or on the others.
-
-It decides which trainers run and on which cores, and makes figures of what was measured. A trainer is
-:mod:`benchmarks.trainer`'s.
-"""
+"""``superdl bench train``: a core trains, and decoding is on that core or on the others."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import os
+import time
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from benchmarks import not_negative, positive
-from benchmarks.arm import ArmSpec, Lap, run_checked
-from benchmarks.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
-from benchmarks.image_sets import add_image_options, described, prepare_images
-from benchmarks.loading import open_in_planned_order
-from benchmarks.processes import BenchmarkError, held_to, run_child, usable_cores
-from benchmarks.results import BenchmarkReport, Column, Run, Started, by_conditions
-from benchmarks.services import loader_services
-from benchmarks.trainer import MODELS, SMALL, Alone, TrainerSpec, costs_alone, warmed
+from benchmarks.harness.arm import ArmSpec, Lap, run_checked
+from benchmarks.harness.image_sets import add_image_options, described, prepare_images
+from benchmarks.harness.options import not_negative, positive
+from benchmarks.harness.processes import BenchmarkError, held_to, run_child, seconds_each, usable_cores
+from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
+from benchmarks.harness.services import loader_services
+from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
+from benchmarks.loaders.loading import Pairs, open_in_planned_order
+from superdl.experiments.models import NormalisedNetwork, declare_operators
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["add_arguments", "loss_difference", "measure", "rows_of"]
+    from benchmarks.harness.image_sets import Loading
+
+__all__ = ["Alone", "TrainerSpec", "add_arguments", "loss_difference", "measure", "rows_of", "warmed"]
 
 _LOSS_DIFFERENCE_MAX = 1e-3
+_CLASSES = 100  # what image sets have at most
+_WARMING_STEPS = 2  # the first steps of a process choose kernels
+_ALONE_IMAGES = 64
 
 _METHOD = (
     (
-        "A trainer that is held to some cores (--trainer-cores), on a CPU with one torch thread, trains a "
-        f"ResNet. '{CONTENDERS[PILLOW].title}' decodes in workers on the same cores. With SUPER, functions, "
+        "A trainer that is held to one core, with one torch thread, trains a small ResNet. "
+        f"'{CONTENDERS[PILLOW].title}' decodes in workers on the same core. With SUPER, functions, "
         "cache and coordinator are held to the other cores, and the trainer with its loader to its own. All "
         "train the same network on the same batches in the same order: SUPER's plan; a checksum of pixels "
-        "and labels is compared, and on a CPU the loss of every step. A GPU trains in bf16."
+        "and labels is compared, and the loss of every step."
     ),
     (
         "Step time is the wall clock of an epoch over its steps, the start of its iterator included. "
-        "'waiting' is the share of it in which no step is under way, on a GPU by its own clock, copies that "
-        "do not overlap included; workers on the trainer's own cores slow the computing down as well, which "
-        "it does not show. 'cold': the first epoch, functions warm, cache empty; functions begin while the "
-        "loader is opened: their CPU counts from then on, the step time does not. 'warm': the later ones, "
-        "everything cached. Of Pillow epochs from the second one on count, whose workers run. Figures are "
-        "medians over epochs and rounds; each cold epoch has fresh services."
+        "'waiting' is the share of it in which no step is under way; workers on the trainer's own core slow "
+        "the computing down as well, which it does not show. 'cold': the first epoch, functions warm, cache "
+        "empty; functions begin while the loader is opened: their CPU counts from then on, the step time "
+        "does not. 'warm': the later ones, everything cached. Of Pillow epochs from the second one on count, "
+        "whose workers run. Figures are medians over epochs and rounds; each cold epoch has fresh services."
     ),
     (
         "'gain' is the step time with Pillow over this row's. 'at most': the step time with Pillow over what "
-        "the step cannot go below, the larger of two times: computing alone, of one batch that lies on the "
-        "device, and what CPU functions and services spent, over the other cores. Where functions decode "
+        "the step cannot go below, the larger of two times: computing alone, of one batch in "
+        "memory, and what CPU functions and services spent, over the other cores. Where functions decode "
         "no faster than Pillow, one added core caps the cold gain at 2."
-    ),
-    (
-        "Results of others with preprocessing split from training: steps 2.2 times faster (192 to 86 ms, CPU "
-        "hosts added), and 2.9 times (2.55 to 0.88 s, a gRPC split on one host, batch 8192 of MNIST)."
     ),
 )
 
@@ -77,12 +78,11 @@ _COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     add_image_options(parser, photos=2048)
-    parser.add_argument("--batch-size", type=positive, default=128, help="(128)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=128, metavar="N", help="images of a batch (128)"
+    )
     parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoaders (2)")
-    parser.add_argument("--device", default="cpu", help="torch device that trains: cpu (default) or cuda")
-    parser.add_argument("--model", choices=MODELS, default=SMALL, help=f"({SMALL}; others: torchvision's)")
-    parser.add_argument("--width", type=positive, default=8, help=f"first stage's channels of {SMALL} (8)")
-    parser.add_argument("--trainer-cores", type=positive, default=1, help="cores of the trainer (1)")
+    parser.add_argument("--width", type=positive, default=8, help="channels of the network's first stage (8)")
     parser.add_argument("--epochs", type=positive, default=3, help="after the first one of each trainer (3)")
     parser.add_argument("--rounds", type=positive, default=3, help="how often each trainer runs (3)")
 
@@ -91,20 +91,13 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     """Train with each loader; ``say`` gets a line for each.
 
     Raises:
-        SuperError: there is no such device, no core is left for functions, images or services cannot be had,
-            or a trainer failed.
+        SuperError: no core is left for functions, images or services cannot be had, or a trainer failed.
 
     """
-    _check_device(arguments.device)
-    started = Started(arguments, device=arguments.device)
-    mine = arguments.trainer_cores
-    why = f"this benchmark holds the trainer to {mine} of the cores and functions to the others"
-    cores = usable_cores(mine + 1, why)
-    other_cores = len(cores) - mine
+    mine, *others = usable_cores(2, "this benchmark holds the trainer to a core and functions to the others")
     images = prepare_images(arguments.images, arguments, say)
-    batches = replace(images, batch_size=arguments.batch_size, device=arguments.device)
-    spec = TrainerSpec(batches, arguments.model, arguments.width, cores[:mine])
-    with held_to(cores[mine:]):  # what is started here stays there, but for the trainer
+    spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, mine)
+    with held_to(others):  # what is started here stays there, but for the trainer
         say("decoding and computing, each alone")
         alone = run_child(costs_alone, spec, name="decoding and computing alone")
         runs: list[Run[Lap]] = []
@@ -115,20 +108,22 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 for epoch, lap in enumerate(laps):
                     runs.append(Run({"contender": contender, "epoch": epoch}, number, lap))
                 _check_same_training(runs)
-    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=other_cores)
-    group = {"images": images.name, "batch_size": arguments.batch_size, "model": arguments.model}
+    rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(others))
+    group = {"images": images.name, "batch_size": arguments.batch_size}
     alone_line = (
         f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
         f"{alone.compute_ms_per_image:.2f} ms to train on: decoding is {alone.decode_to_compute:.1f} times "
         f"computing, which is {1e3 / alone.compute_ms_per_image:,.0f} images/s. Losses of equal steps "
         f"differ by {loss_difference(runs):.2g} at most."
     )
-    return started.report(
-        image_sets=described([images]),
-        other_cores=other_cores,
-        **asdict(alone),
-        decode_to_compute=alone.decode_to_compute,
-        loss_difference_max=loss_difference(runs),
+    return BenchmarkReport(
+        settings={
+            "image_sets": described([images]),
+            "other_cores": len(others),
+            **asdict(alone),
+            "decode_to_compute": alone.decode_to_compute,
+            "loss_difference_max": loss_difference(runs),
+        },
         method=(*_METHOD, alone_line),
         group_by=tuple(group),
         columns=_COLUMNS,
@@ -168,10 +163,7 @@ def _check_same_training(runs: Sequence[Run[Lap]]) -> None:
 
 
 def loss_difference(runs: Sequence[Run[Lap]]) -> float:
-    """By how much the losses of equal steps differ between any run and the first, at most.
-
-    In bf16 nobody looks at them: what a GPU adds up in another order differs by itself.
-    """
+    """By how much the losses of equal steps differ between any run and the first, at most."""
     expected: dict[int, Sequence[float]] = {}
     differences = [0.0]
     for run in runs:
@@ -180,14 +172,114 @@ def loss_difference(runs: Sequence[Run[Lap]]) -> float:
     return max(differences)
 
 
-def _check_device(name: str) -> None:
-    if name not in ("cpu", "cuda"):
-        raise BenchmarkError(f"--device is cpu or cuda; not {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BenchmarkError(
-            "there is no CUDA device here, or this torch was built without CUDA: run this on a machine with "
-            "an NVIDIA GPU, or with --device cpu"
-        )
+# ---------------------------------------------------------------------------------------- the trainer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """What trains on which batches.
+
+    ``core`` is the processor that it and its workers use; ``width`` is the network's.
+    """
+
+    loading: Loading
+    width: int
+    core: int
+
+
+class Trainer:
+    """A small ResNet in channels_last with its optimiser, float32 in one torch thread; keeps each loss."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        os.sched_setaffinity(0, {spec.core})
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self._model = small_resnet(_CLASSES, spec.width).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+        self._optimiser = torch.optim.SGD(self._model.parameters(), lr=0.05)
+        self._busy_s = 0.0
+        self._losses: list[float] = []
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> None:
+        """Train on one batch."""
+        began_s = time.perf_counter()
+        images, labels = batch
+        loss = cross_entropy(self._model(images), labels)
+        self._optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        self._optimiser.step()
+        self._losses.append(loss.item())
+        self._busy_s += time.perf_counter() - began_s
+
+    def figures(self, wall_s: float) -> dict[str, Any]:
+        """Steps since the last call, their losses, and what is left of ``wall_s`` beside them."""
+        losses, busy_s = self._losses, self._busy_s
+        self._losses, self._busy_s = [], 0.0
+        return {"steps": len(losses), "wait_s": wall_s - busy_s, "losses": losses}
+
+
+def warmed(spec: TrainerSpec) -> Trainer:
+    """A fresh trainer, in a process that has trained another."""
+    first = Trainer(spec)
+    for _ in range(_WARMING_STEPS):
+        first.step(_random_batch(spec.loading))
+    return Trainer(spec)
+
+
+def _random_batch(loading: Loading) -> tuple[Tensor, Tensor]:
+    size, side = loading.batch_size, loading.crop
+    images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    return images, torch.randint(0, _CLASSES, (size,))
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """CPU time of an image in the trainer's own process, in ms: to decode with Pillow, and to train on."""
+
+    decode_ms_per_image: float
+    compute_ms_per_image: float
+
+    @property
+    def decode_to_compute(self) -> float:
+        """The ratio that decides what splitting can gain."""
+        return self.decode_ms_per_image / self.compute_ms_per_image
+
+    def gain_bound(self, plain_ms_per_image: float, beside_ms_per_image: float) -> float:
+        """How many times faster than ``plain_ms_per_image`` a step can be: neither the trainer's computing
+        nor what functions and services do for an image can take less.
+        """
+        return plain_ms_per_image / max(self.compute_ms_per_image, beside_ms_per_image)
+
+
+def costs_alone(spec: TrainerSpec) -> Alone:
+    """Measure both in this process, which is fresh, with nothing else done."""
+    trainer, pairs = warmed(spec), Pairs(spec.loading)
+    some = range(min(len(pairs), _ALONE_IMAGES))
+    decode_s = seconds_each(lambda: [pairs[index] for index in some], time.process_time)
+    batch = _random_batch(spec.loading)
+    compute_s = seconds_each(lambda: trainer.step(batch), time.process_time)
+    return Alone(1e3 * decode_s / len(some), 1e3 * compute_s / spec.loading.batch_size)
+
+
+def small_resnet(classes: int, width: int) -> nn.Module:
+    """A ResNet with one block in each stage, on images made small at once: a millisecond or so an image.
+
+    It takes uint8 images. ``width`` is the number of channels of the first stage.
+    """
+    declare_operators()
+    from torchvision.models.resnet import BasicBlock
+
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, width, kernel_size=7, stride=4, padding=3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+        BasicBlock(width, width),
+    ]
+    for before, after in pairwise(width * 2**stage for stage in range(4)):
+        halved = nn.Conv2d(before, after, kernel_size=1, stride=2, bias=False)
+        layers.append(BasicBlock(before, after, 2, nn.Sequential(halved, nn.BatchNorm2d(after))))
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)]
+    return NormalisedNetwork(nn.Sequential(*layers), None)
 
 
 # -------------------------------------------------------------------------------------------- figures

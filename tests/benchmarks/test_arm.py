@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.arm import ArmSpec, drop_pages, measure_arm
-from benchmarks.bare_loop import BareLoop, open_bare_loop
-from benchmarks.image_sets import Loading
-from benchmarks.loading import open_in_planned_order
-from benchmarks.trainer import SMALL, TrainerSpec, warmed
+from benchmarks.harness.arm import ArmSpec, drop_pages, measure_arm
+from benchmarks.harness.image_sets import Loading
+from benchmarks.loaders.bare_loops import PackLoop, open_pack_loop
+from benchmarks.loaders.loading import open_in_planned_order
+from benchmarks.train import TrainerSpec, warmed
 from superdl.super_wire.record import payload_hash
 from superdl.super_wire.store import DirectoryStore
 from tests.fixtures.images import images
@@ -33,14 +33,10 @@ def store(request, tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, COUNT + 1])
-@pytest.mark.parametrize("how", [{}, {"one_slot": True}, {"ahead": True}, {"direct_threads": 3}])
+@pytest.mark.parametrize("how", [{}, {"one_slot": True}, {"ahead": True}])
 def test_every_record_is_hashed_once_in_an_epoch(store, batch_size, how):
     address, hashes = store
-    try:
-        loop = BareLoop(batch_size, address, **how)
-    except OSError:
-        assert "direct_threads" in how
-        pytest.skip("this filesystem has no O_DIRECT")
+    loop = PackLoop(batch_size, address, **how)
     orders = []
     for _ in range(EPOCHS):
         sums, batches = zip(*loop, strict=True)
@@ -53,7 +49,7 @@ def test_every_record_is_hashed_once_in_an_epoch(store, batch_size, how):
 
 def test_an_arm_measures_each_lap_of_packs_that_no_memory_holds(store):
     address, _ = store
-    opening = partial(open_bare_loop, store=address)
+    opening = partial(open_pack_loop, store=address)
     loading = Loading("", "", COUNT, 0, 0, batch_size=4)
     laps = measure_arm(ArmSpec(opening, loading, [1, 2], cold_store=address))
     # A batch of the bare loop has places for labels.
@@ -64,7 +60,7 @@ def test_an_arm_measures_each_lap_of_packs_that_no_memory_holds(store):
 
 def test_an_arm_trains_on_each_batch_and_tells_steps_losses_and_waiting(images):
     loading = Loading("images", str(images), 150, 32, 32, batch_size=60)
-    spec = TrainerSpec(loading, SMALL, 2, sorted(os.sched_getaffinity(0)))
+    spec = TrainerSpec(loading, 2, min(os.sched_getaffinity(0)))
     arm = ArmSpec(open_in_planned_order, loading, [1, 1], checked=True, trainer=partial(warmed, spec))
     laps = measure_arm(arm)
     assert [(lap.images, lap.steps, len(lap.losses)) for lap in laps] == [(150, 3, 3)] * 2

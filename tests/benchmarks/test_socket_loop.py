@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import ssl
 
 import numpy as np
 import pytest
 import redis
 
-from benchmarks.image_sets import Loading
-from benchmarks.processes import BenchmarkError
-from benchmarks.services import tls_cache
-from benchmarks.socket_loop import SocketLoop, connected
+from benchmarks.harness.image_sets import Loading
+from benchmarks.loaders.bare_loops import SocketLoop, connected
 
 SIDE = 40
 COUNT = 90
@@ -42,32 +39,12 @@ def loading_of(batch_size: int) -> Loading:
     return Loading("", "", COUNT, SIDE, SIDE, batch_size)
 
 
-@pytest.mark.parametrize("kind", ["unix_url", "url"])
 @pytest.mark.parametrize("batch_size", [1, 32, 45, COUNT, 2 * COUNT])
-def test_every_image_comes_once_with_its_label(valkey, kind, batch_size):
+def test_every_image_comes_once_with_its_label(valkey, batch_size):
     with redis.Redis(unix_socket_path=valkey.unix_url.removeprefix("unix://")) as client:
         fill(client)
-    loop = SocketLoop(connected(getattr(valkey, kind)), IDS, list(range(COUNT)), loading_of(batch_size))
+    loop = SocketLoop(connected(valkey.unix_url), IDS, list(range(COUNT)), loading_of(batch_size))
     orders = [labels_of_an_epoch(loop) for _ in range(2)]
     loop.close()
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(COUNT))
     assert orders[0] != orders[1]
-
-
-def test_over_tls_the_certificate_is_verified(monkeypatch):
-    with tls_cache() as cache:
-        ca_file = cache.environment["SUPER_CACHE_CA_FILE"]
-        with redis.Redis.from_url(cache.address, ssl_ca_certs=ca_file) as client:
-            fill(client)
-        monkeypatch.delenv("SUPER_CACHE_CA_FILE", raising=False)
-        with pytest.raises(ssl.SSLCertVerificationError):
-            connected(cache.address)
-        monkeypatch.setenv("SUPER_CACHE_CA_FILE", ca_file)
-        loop = SocketLoop(connected(cache.address), IDS, list(range(COUNT)), loading_of(32))
-        assert sorted(labels_of_an_epoch(loop)) == list(range(COUNT))
-        loop.close()
-
-
-def test_an_address_that_it_does_not_know_is_named():
-    with pytest.raises(BenchmarkError, match="memcached://cache:11211"):
-        connected("memcached://cache:11211")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from functools import cache, partial
@@ -17,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from benchmarks.loading import Contender, Pair, collate, data_loader
-from benchmarks.processes import output_of
+from benchmarks.harness.arm import Contender
+from benchmarks.harness.processes import BenchmarkError
+from benchmarks.loaders.loading import Pair, collate, data_loader
 from superdl.experiments.data.whole_directory import written_once
 from superdl.experiments.loaders.samples import decode_image
 from superdl.experiments.loaders.webdataset_loader import shuffled
@@ -26,7 +29,7 @@ from superdl.experiments.loaders.webdataset_loader import shuffled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
 
 __all__ = ["PER_SHARD", "in_shards", "open_webdataset"]
 
@@ -52,7 +55,11 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
     written_once(place, manifest, "tar shards", partial(_write, loading))
     source, key_list = f"s3://{place.parent.name}/{place.name}", str(place.with_suffix(".jsonl"))
-    output_of("-m", "superdl.main", "index", source, "-o", key_list, "--force", environment=environment)
+    command = [sys.executable, "-P", "-m", "superdl.main", "index", source, "-o", key_list, "--force"]
+    # Standard output is the report's.
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=2, check=False)
+    if done.returncode != 0:
+        raise BenchmarkError(f"superdl index cannot read {source}; standard error says why")
     return replace(loading, shards=source, key_list=key_list)
 
 

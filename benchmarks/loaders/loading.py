@@ -6,13 +6,12 @@ loaders that a spec may name are opened as for training, with their figures left
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from benchmarks.processes import BenchmarkError
+from benchmarks.harness.arm import Contender
 from superdl.coordinator.core import Plan
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
@@ -21,18 +20,17 @@ from superdl.experiments.loaders.workers import stack
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import SuperDataset
 
 __all__ = [
-    "Contender",
     "Pair",
     "Pairs",
     "PlannedOrder",
@@ -47,84 +45,14 @@ __all__ = [
     "open_super_loader",
 ]
 
-_SETTLED_S, _POLL_S = 30.0, 0.05
-
 Pair = tuple["npt.NDArray[np.uint8]", int]
 """Pixels of shape (height, width, 3), and the label."""
-
-
-class Contender:
-    """An opened loader. Each iteration is one epoch, in an order of its own.
-
-    Images are uint8 of shape (batch, 3, height, width), labels int64 of shape (batch,). A batch is good until
-    the next one is asked for: a loader may use its memory again.
-
-    Args:
-        batches: what iterates, and is closed or else ends with its last reference.
-        pair: turns what it yields into images and labels, where it does not yield just these.
-        sampler: SUPER's, which is closed too.
-        gets: how many GETs a loader without a sampler has sent until now, where it counts them.
-
-    """
-
-    def __init__(
-        self,
-        batches: Iterable[Any],
-        pair: Callable[[Any], tuple[Tensor, Tensor]] | None = None,
-        sampler: SuperSampler | None = None,
-        gets: Callable[[], int] = int,
-    ) -> None:
-        self._batches: Iterable[Any] | None = batches
-        self._pair = pair
-        self._sampler = sampler
-        self._gets = gets
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Begin the next epoch."""
-        batches = () if self._batches is None else self._batches
-        return iter(batches) if self._pair is None else map(self._pair, batches)
-
-    def counts(self) -> dict[str, int]:
-        """What functions have done until now: samples decoded, requests to a store in a bucket and to the
-        source. Of a loader that decodes by itself only the last is not 0, if it counts its GETs.
-        """
-        if self._sampler is None:
-            return {"produced": 0, "store_requests": 0, "source_requests": self._gets()}
-        stats = self._sampler.job_stats()
-        return {
-            "produced": int(stats.samples_produced),
-            "store_requests": int(stats.store_requests),
-            "source_requests": int(stats.source_requests),
-        }
-
-    def settle(self) -> None:
-        """Wait until functions have no request under way: the last answers come later than the last batch.
-
-        Raises:
-            BenchmarkError: that takes too long.
-
-        """
-        until_s = time.monotonic() + _SETTLED_S
-        while self._sampler is not None and self._sampler.job_stats().total_requests_in_flight:
-            if time.monotonic() > until_s:
-                raise BenchmarkError(f"functions still run {_SETTLED_S:g} s after the last batch")
-            time.sleep(_POLL_S)
-
-    def close(self) -> None:
-        """End the workers and whatever else was opened."""
-        batches, self._batches = self._batches, None  # the last reference: persistent workers end with it
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
-        del batches, close
-        if self._sampler is not None:
-            self._sampler.close()
 
 
 def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **options: Any) -> Any:
     """A DataLoader, or one of another ``kind``, whose workers stay from epoch to epoch."""
     workers = {"num_workers": loading.num_workers, "persistent_workers": loading.num_workers > 0}
-    return kind(dataset, pin_memory=loading.pin_memory, **workers, **options)
+    return kind(dataset, **workers, **options)
 
 
 # --------------------------------------------------------------------------------------------- SUPER
@@ -159,8 +87,7 @@ def open_super_loader(loading: Loading) -> Contender:
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = open_planned(loading)
-    device = loading.device if loading.pin_memory else None
-    return Contender(SuperLoader(dataset, sampler, device), sampler=sampler)
+    return Contender(SuperLoader(dataset, sampler), sampler=sampler)
 
 
 # ----------------------------------------------------------------------- the loaders that specs name
@@ -189,7 +116,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
         loader=LoaderSpec(kind=kind, batch_size=loading.batch_size, num_workers=loading.num_workers),
         training=True,
         seed=loading.seed,
-        pin_memory=loading.pin_memory,
+        pin_memory=False,
         converted=converted,
     )
     return Contender(open_loader(request), pair=lambda batch: (batch[0], batch[1]))

@@ -3,19 +3,15 @@
 Each is a context manager whose block begins once the server answers. Process ids are told so that each one's
 CPU can be read. Servers run on the cores that the caller has when it starts them.
 
-A cache has a unix socket, as the embedded default's. Where it is to be reached by TLS, a certificate is made
-for the occasion; its key lives as long as the server, in a directory of this user's. Servers from pip are
-built without TLS: ``python -m benchmarks.services SOCKET PORT CERTIFICATE KEY`` speaks it before one.
+A cache has a unix socket, as the embedded default's.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -24,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.processes import ROOT, BenchmarkError, Pids
+from benchmarks.harness.processes import ROOT, BenchmarkError, Pids
 from superdl.coordinator.embedded import server_binary
 from superdl.super_wire.host import cache_bytes, slots
 
@@ -43,13 +39,11 @@ __all__ = [
     "running",
     "s3_environment",
     "s3_server",
-    "tls_cache",
 ]
 
 _START_TIMEOUT_S = 300.0  # a busy host may take so long, as for the embedded default
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0
-_CHUNK_BYTES = 2**18
 # Not a preexec_fn, which would fork this process: where it has used grpc, that ended the child.
 _TIED = (  # 1 is PR_SET_PDEATHSIG of <linux/prctl.h>; the parent may have ended before
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
@@ -197,7 +191,7 @@ def s3_environment(port: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def loader_services(
-    *words: str, store: Server | None = None, tls: bool = False, budget_bytes: int = 0
+    *words: str, store: Server | None = None, budget_bytes: int = 0
 ) -> Iterator[LoaderServices]:
     """Run all that SUPER's loaders need, as the embedded default has it: an empty cache, a coordinator and
     functions.
@@ -205,7 +199,6 @@ def loader_services(
     Args:
         words: further options of the coordinator.
         store: the S3 server that they use, if they use one.
-        tls: whether the cache is reached by TLS.
         budget_bytes: what the cache may hold; 0: as much as the embedded default's.
 
     Raises:
@@ -213,10 +206,10 @@ def loader_services(
         BenchmarkError: one of them does not answer.
 
     """
-    with tls_cache() if tls else cache_server() as cache, private_directory() as directory:
+    with cache_server() as cache, private_directory() as directory:
         pool = ("--slots", str(slots()), "--worker-nice", "10")
         room = ("--cache-bytes", str(budget_bytes or cache_bytes()), "--state", str(directory / "state"))
-        environment = {**cache.environment, **(store.environment if store else {})}
+        environment = store.environment if store else {}
         with coordinator(directory, cache, *room, *pool, *words, environment=environment) as started:
             pids = Pids(started.pid, cache.pid, store.pid if store else 0)
             yield LoaderServices(started.address, pids, environment)
@@ -248,65 +241,3 @@ def coordinator(
     command = [sys.executable, "-m", module, "--listen", f"unix:{path}", "--cache", cache.address, *words]
     with running(command, str(path), cwd=ROOT, env={**os.environ, **(environment or {})}) as pid:
         yield Server(f"unix:{path}", pid)
-
-
-# ----------------------------------------------------------------------------------------------- TLS
-
-
-@contextlib.contextmanager
-def tls_cache() -> Iterator[Server]:
-    """Run an empty cache server, and what speaks TLS before it.
-
-    Raises:
-        EmbeddedError: there is no server to run.
-        BenchmarkError: there is no openssl, or one of them does not answer.
-
-    """
-    with private_directory() as directory, cache_server() as cache:
-        certificate, key = _make_certificate(directory)
-        port = free_port()
-        words = (cache.address.removeprefix("unix://"), str(port), str(certificate), str(key))
-        with running([sys.executable, "-m", "benchmarks.services", *words], port, cwd=ROOT):
-            environment = {"SUPER_CACHE_CA_FILE": str(certificate)}
-            yield Server(f"rediss://127.0.0.1:{port}", cache.pid, environment)
-
-
-def _make_certificate(directory: Path) -> tuple[Path, Path]:
-    """A certificate for loopback that is its own authority, good for a day, and its key: PEM files."""
-    binary = shutil.which("openssl")
-    if binary is None:
-        raise BenchmarkError("--tls makes a certificate with the program openssl: install it")
-    certificate, key = directory / "certificate.pem", directory / "key.pem"
-    command = [binary, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "1", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BenchmarkError(f"openssl made no certificate: {done.stderr.strip()}")
-    return certificate, key
-
-
-async def _serve(path: str, port: int, certificate: str, key: str) -> None:
-    """Pass on what comes by TLS to the socket at ``path``, and what comes back."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-
-    async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_unix_connection(path, limit=_CHUNK_BYTES)
-        await asyncio.gather(_copied(reader, inner_writer), _copied(inner_reader, writer))
-
-    server = await asyncio.start_server(joined, "127.0.0.1", port, ssl=context, limit=_CHUNK_BYTES)
-    await server.serve_forever()
-
-
-async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on until either side closes; then close the other."""
-    with contextlib.suppress(ConnectionError, ssl.SSLError):
-        while chunk := await reader.read(_CHUNK_BYTES):
-            writer.write(chunk)
-            await writer.drain()
-    writer.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

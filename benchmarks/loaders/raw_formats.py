@@ -1,14 +1,8 @@
-"""Loaders of decoded pixels, converted before: FFCV, LitData, MDS, and an array in memory as a bound.
+"""Loaders of decoded pixels, converted before: LitData, MDS, and an array in memory as a bound.
 
 Each reads as its documentation tells its users. The array shows what remains without decoding, network or
-anything per image: the copy of a batch and, with workers, its way to the main process. Users whose images fit
-into memory would write its first form. The other shows what is left of it where memory is dealt with well:
-numpy asks the system for huge pages, torch does not.
-
-FFCV is optional: it comes as source, and is built with a C++ compiler against OpenCV and TurboJPEG. On
-Debian, as root: ``apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev``; then
-``.venv-bench/bin/pip install --no-deps ffcv fastargs terminaltables`` and
-``.venv-bench/bin/pip install numba opencv-python-headless pandas``.
+anything per image: the copy of a batch and, with workers, its way to the main process. numpy indexes it: it
+asks the system for huge pages, which torch does not.
 """
 
 from __future__ import annotations
@@ -19,37 +13,24 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, Dataset, RandomSampler
 
-from benchmarks.loading import Contender, Pairs, data_loader
+from benchmarks.harness.arm import Contender
+from benchmarks.loaders.loading import Pairs, data_loader
 from superdl.experiments.loaders.streaming_loaders import write_chunks, write_shards
 from superdl.experiments.models import declare_operators
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
 
-    from benchmarks.image_sets import Loading
+    from benchmarks.harness.image_sets import Loading
 
-__all__ = [
-    "ARRAY",
-    "FFCV",
-    "LITDATA",
-    "MDS",
-    "open_array",
-    "open_ffcv",
-    "open_litdata",
-    "open_mds",
-    "write_array",
-    "write_ffcv",
-    "write_litdata",
-    "write_mds",
-]
+__all__ = ["ARRAY", "FORMATS", "LITDATA", "MDS"]
 
-ARRAY, FFCV, LITDATA, MDS = "array", "ffcv-raw", "litdata-raw", "mds-raw"
+ARRAY, LITDATA, MDS = "array", "litdata-raw", "mds-raw"
 """The folders of the formats."""
 
-_BETON = "images.beton"
 _CHUNK_BYTES = 64_000_000
 _IMAGES, _LABELS = "images.npy", "labels.npy"
 
@@ -68,14 +49,14 @@ def _image_and_label(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------------------- loaders of others
 
 
-def write_mds(loading: Loading, target: Path) -> None:
+def _write_mds(loading: Loading, target: Path) -> None:
     """Write MDS shards of pixels of one shape."""
     declare_operators()
     columns = {"image": f"ndarray:uint8:{loading.crop},{loading.crop},3", "label": "int"}
     write_shards(_items(loading), columns, target)
 
 
-def open_mds(loading: Loading) -> Contender:
+def _open_mds(loading: Loading) -> Contender:
     """MosaicML Streaming: collated by torch's own collate."""
     declare_operators()
     from streaming import StreamingDataset
@@ -90,13 +71,13 @@ def open_mds(loading: Loading) -> Contender:
     return Contender(batches, pair=_image_and_label)
 
 
-def write_litdata(loading: Loading, target: Path) -> None:
+def _write_litdata(loading: Loading, target: Path) -> None:
     """Write LitData chunks of pixels."""
     declare_operators()
     write_chunks(_items(loading), _CHUNK_BYTES, target)
 
 
-def open_litdata(loading: Loading) -> Contender:
+def _open_litdata(loading: Loading) -> Contender:
     """LitData, one by one: decoding chunks in batches costs more where there is nothing to decode."""
     declare_operators()
     from litdata import StreamingDataLoader, StreamingDataset
@@ -111,44 +92,10 @@ def open_litdata(loading: Loading) -> Contender:
     return Contender(batches, pair=_image_and_label)
 
 
-def write_ffcv(loading: Loading, target: Path) -> None:
-    """Write one FFCV file of pixels."""
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-
-    fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
-    writer = DatasetWriter(str(target / _BETON), fields, num_workers=1)
-    writer.from_indexed_dataset(Pairs(loading))
-
-
-def open_ffcv(loading: Loading) -> Contender:
-    """FFCV, in random order by one thread, as many as SUPER's main process would use to receive."""
-    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import Squeeze, ToTensor, ToTorchImage
-
-    return Contender(
-        Loader(
-            str(loading.format_directory(FFCV) / _BETON),
-            batch_size=loading.batch_size,
-            num_workers=1,
-            order=OrderOption.RANDOM,
-            os_cache=True,
-            seed=loading.seed,
-            drop_last=False,
-            pipelines={
-                "image": [SimpleRGBImageDecoder(), ToTensor(), ToTorchImage(convert_back_int16=False)],
-                "label": [IntDecoder(), ToTensor(), Squeeze()],
-            },
-        ),
-        pair=lambda batch: (batch[0], batch[1].to(torch.int64).reshape(-1)),
-    )
-
-
 # --------------------------------------------------------------------------------- array in memory
 
 
-def write_array(loading: Loading, target: Path) -> None:
+def _write_array(loading: Loading, target: Path) -> None:
     """Write one array file of shape (images, height, width, 3), and one of their labels."""
     pairs = Pairs(loading)
     shape = (len(pairs), loading.crop, loading.crop, 3)
@@ -160,9 +107,9 @@ def write_array(loading: Loading, target: Path) -> None:
     np.save(target / _LABELS, labels)
 
 
-def open_array(loading: Loading, *, by_numpy: bool = False) -> Contender:
-    """The array, of which torch, or numpy, gathers a batch by its indices."""
-    batches = _ArrayBatches(loading, by_numpy=by_numpy)
+def _open_array(loading: Loading) -> Contender:
+    """The array, of which numpy gathers a batch by its indices."""
+    batches = _ArrayBatches(loading)
     order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
     indices = BatchSampler(order, loading.batch_size, drop_last=False)
     return Contender(data_loader(batches, loading, sampler=indices, batch_size=None))
@@ -171,14 +118,21 @@ def open_array(loading: Loading, *, by_numpy: bool = False) -> Contender:
 class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
     """A batch for each list of indices. Forked workers share the images' memory."""
 
-    def __init__(self, loading: Loading, *, by_numpy: bool) -> None:
+    def __init__(self, loading: Loading) -> None:
         directory = loading.format_directory(ARRAY)
-        images = np.load(directory / _IMAGES)
-        self._images = images if by_numpy else torch.from_numpy(images)
+        self._images = np.load(directory / _IMAGES)
         self._labels = torch.from_numpy(np.load(directory / _LABELS))
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return torch.as_tensor(self._images[indices]).permute(0, 3, 1, 2), self._labels[indices]
+        return torch.from_numpy(self._images[indices]).permute(0, 3, 1, 2), self._labels[indices]
+
+
+FORMATS: Mapping[str, tuple[Callable[[Loading], Contender], Callable[[Loading, Path], None]]] = {
+    MDS: (_open_mds, _write_mds),
+    LITDATA: (_open_litdata, _write_litdata),
+    ARRAY: (_open_array, _write_array),
+}
+"""By the name of the folder: what opens a format, and what writes it into an empty directory."""

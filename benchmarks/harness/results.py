@@ -9,10 +9,10 @@ import contextlib
 import itertools
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -23,7 +23,7 @@ from superdl.experiments.output import now_text
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -31,11 +31,11 @@ __all__ = [
     "BenchmarkReport",
     "Column",
     "Run",
-    "Started",
     "by_conditions",
     "medians",
     "over",
     "print_report",
+    "told_of",
 ]
 
 _FORMAT = 2
@@ -54,19 +54,32 @@ class Column:
 
     def cell(self, row: dict[str, Any]) -> str:
         """The figure as text; a dash where there is none."""
-        value = row[self.name]
+        value = row.get(self.name)
         return "-" if value is None else format(value, self.spec)
 
 
-class BenchmarkReport(NamedTuple):
-    """One benchmark, done: what its JSON says, and how its rows are shown.
+@dataclass(frozen=True, slots=True)
+class BenchmarkReport:
+    """What a benchmark measured.
 
-    Rows that agree in ``group_by`` stand in one table.
+    Args:
+        method: says what was counted.
+        columns: of the tables; one without figures in a table is left out there.
+        rows: the figures.
+        rounds: what they were made of.
+        group_by: names of figures; rows that agree in them stand in one table.
+        packages: whose versions matter beside SUPER's own.
+        settings: stand beside the options in the JSON.
+
     """
 
-    told: dict[str, Any]
-    group_by: Sequence[str]
+    method: Sequence[str]
     columns: Sequence[Column]
+    rows: Iterable[dict[str, Any]]
+    rounds: Iterable[dict[str, Any]] = ()
+    group_by: Sequence[str] = ()
+    packages: Iterable[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 Result = TypeVar("Result")
@@ -106,92 +119,61 @@ def over(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-class Started:
-    """A benchmark that is under way: since when, and on which machine.
-
-    Args:
-        arguments: its name and its options.
-        packages: whose versions matter beside SUPER's own.
-        device: on which it measures.
-
-    """
-
-    def __init__(
-        self, arguments: argparse.Namespace, packages: Iterable[str] = (), device: str = "cpu"
-    ) -> None:
-        self._arguments = arguments
-        self._began_s = time.perf_counter()
-        self._started_at = now_text()
-        self._environment = _describe_machine(packages, device)
-
-    def report(
-        self,
-        *,
-        method: Sequence[str],
-        columns: Sequence[Column],
-        rows: Iterable[dict[str, Any]],
-        rounds: Iterable[dict[str, Any]] = (),
-        group_by: Sequence[str] = (),
-        **more: Any,
-    ) -> BenchmarkReport:
-        """The report of the benchmark, which ends now.
-
-        Args:
-            method: says what was counted.
-            columns: of the table.
-            rows: the figures.
-            rounds: what they were made of.
-            group_by: names of figures; rows that agree in them stand in one table.
-            more: stands beside the options in the settings.
-
-        """
-        options = {name: value for name, value in vars(self._arguments).items() if name not in _NOT_SETTINGS}
-        told = {
-            "format": _FORMAT,
-            "benchmark": self._arguments.benchmark,
-            "started_at": self._started_at,
-            "wall_s": time.perf_counter() - self._began_s,
-            "settings": {**options, **more},
-            "method": list(method),
-            "rows": list(rows),
-            "rounds": list(rounds),
-            "environment": self._environment,
-        }
-        return BenchmarkReport(told, group_by, columns)
+def told_of(
+    measure: Callable[[argparse.Namespace, Callable[[str], None]], BenchmarkReport],
+    arguments: argparse.Namespace,
+    say: Callable[[str], None],
+) -> tuple[BenchmarkReport, dict[str, Any]]:
+    """Run a benchmark; return its report, and what its JSON has: that, the options, machine and versions."""
+    began_s, started_at, load = time.perf_counter(), now_text(), os.getloadavg()[0]
+    report = measure(arguments, say)
+    options = {name: value for name, value in vars(arguments).items() if name not in _NOT_SETTINGS}
+    return report, {
+        "format": _FORMAT,
+        "benchmark": arguments.benchmark,
+        "started_at": started_at,
+        "wall_s": time.perf_counter() - began_s,
+        "settings": {**options, **report.settings},
+        "method": list(report.method),
+        "rows": list(report.rows),
+        "rounds": list(report.rounds),
+        "environment": {**_describe_machine(report.packages), "load_average_1min": load},
+    }
 
 
-def print_report(report: BenchmarkReport, console: Console) -> None:
-    """Print a table for each group of rows, the method, the machine."""
-    told = report.told
+def print_report(report: BenchmarkReport, told: Mapping[str, Any], console: Console) -> None:
+    """Print a table for each group of rows, with the columns that have figures there; method and machine."""
 
     def title(row: dict[str, Any]) -> str:
         return ", ".join([told["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])
 
-    for heading, rows in itertools.groupby(told["rows"], key=title):
-        table = Table(title=heading, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-        for column in report.columns:
+    for heading, group in itertools.groupby(told["rows"], key=title):
+        rows = list(group)
+        columns = [one for one in report.columns if any(row.get(one.name) is not None for row in rows)]
+        console.print(heading, highlight=False, markup=False)
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for column in columns:
             number = bool(column.spec)
             table.add_column(column.heading, justify="right" if number else "left", no_wrap=number)
         for row in rows:
-            table.add_row(*(column.cell(row) for column in report.columns))
+            table.add_row(*(column.cell(row) for column in columns))
         console.print(table)
     measured = f"Measured at {told['started_at']} in {told['wall_s']:.0f} s."
     for line in (*told["method"], _machine_line(told["environment"]), measured):
         console.print(line, highlight=False, markup=False)
 
 
-def _describe_machine(packages: Iterable[str], device: str) -> dict[str, Any]:
+def _describe_machine(packages: Iterable[str]) -> dict[str, Any]:
     """This machine and its software, the processor and memory too; no host, user or path names.
 
     ``packages`` are named with their versions beside SUPER's own, ``None`` where one is not installed.
     """
-    hardware, environment = describe_hardware(), describe_environment(torch.device(device))
+    hardware, environment = describe_hardware(), describe_environment(torch.device("cpu"))
     return {
         **environment,
         "packages": {**environment["packages"], **{name: _version(name) for name in sorted(packages)}},
         "cpu_model": hardware["cpu"] or "unknown",
         "memory_bytes": hardware["memory_bytes"],
-        "load_average_1min": os.getloadavg()[0],
     }
 
 

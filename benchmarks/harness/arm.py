@@ -10,23 +10,102 @@ import time
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import torch
 
-from benchmarks.processes import BenchmarkError, Pids, children_cpu_s, process_cpu_s, run_child
+from benchmarks.harness.processes import BenchmarkError, Pids, children_cpu_s, process_cpu_s, run_child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-    from benchmarks.image_sets import Loading
-    from benchmarks.loading import Contender
-    from benchmarks.trainer import Trainer
+    from benchmarks.harness.image_sets import Loading
+    from superdl.sampler import SuperSampler
 
-__all__ = ["ArmSpec", "Lap", "checksum", "drop_pages", "measure_arm", "run_checked"]
+__all__ = ["ArmSpec", "Contender", "Lap", "Trainer", "checksum", "drop_pages", "measure_arm", "run_checked"]
+
+_SETTLED_S, _POLL_S = 30.0, 0.05
+
+
+class Trainer(Protocol):
+    """Trains on each batch of an arm."""
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> None:
+        """Train on one batch."""
+
+    def figures(self, wall_s: float) -> dict[str, Any]:
+        """Steps, waiting and losses since the last call, in so much time."""
+
+
+class Contender:
+    """An opened loader. Each iteration is one epoch, in an order of its own.
+
+    Images are uint8 of shape (batch, 3, height, width), labels int64 of shape (batch,). A batch is good until
+    the next one is asked for: a loader may use its memory again.
+
+    Args:
+        batches: what iterates, and is closed or else ends with its last reference.
+        pair: turns what it yields into images and labels, where it does not yield just these.
+        sampler: SUPER's, which is closed too.
+        gets: how many GETs a loader without a sampler has sent until now, where it counts them.
+
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        pair: Callable[[Any], tuple[Tensor, Tensor]] | None = None,
+        sampler: SuperSampler | None = None,
+        gets: Callable[[], int] = int,
+    ) -> None:
+        self._batches: Iterable[Any] | None = batches
+        self._pair = pair
+        self._sampler = sampler
+        self._gets = gets
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Begin the next epoch."""
+        batches = () if self._batches is None else self._batches
+        return iter(batches) if self._pair is None else map(self._pair, batches)
+
+    def counts(self) -> dict[str, int]:
+        """What functions have done until now: samples decoded, requests to a store in a bucket and to the
+        source. Of a loader that decodes by itself only the last is not 0, if it counts its GETs.
+        """
+        if self._sampler is None:
+            return {"produced": 0, "store_requests": 0, "source_requests": self._gets()}
+        stats = self._sampler.job_stats()
+        return {
+            "produced": int(stats.samples_produced),
+            "store_requests": int(stats.store_requests),
+            "source_requests": int(stats.source_requests),
+        }
+
+    def settle(self) -> None:
+        """Wait until functions have no request under way: the last answers come later than the last batch.
+
+        Raises:
+            BenchmarkError: that takes too long.
+
+        """
+        until_s = time.monotonic() + _SETTLED_S
+        while self._sampler is not None and self._sampler.job_stats().total_requests_in_flight:
+            if time.monotonic() > until_s:
+                raise BenchmarkError(f"functions still run {_SETTLED_S:g} s after the last batch")
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """End the workers and whatever else was opened."""
+        batches, self._batches = self._batches, None  # the last reference: persistent workers end with it
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+        del batches, close
+        if self._sampler is not None:
+            self._sampler.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +243,6 @@ def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _S
             images += len(batch[1])
             if trainer is not None:
                 trainer.step(batch)
-    if trainer is not None:
-        trainer.synchronise()
     wall_s, main_s = time.perf_counter() - began_s, process_cpu_s(os.getpid()) - main_s
     if spec.settle:
         contender.settle()

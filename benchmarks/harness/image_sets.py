@@ -7,16 +7,12 @@ photographs cost: 500x375 pixels and about 110 KB.
 
 from __future__ import annotations
 
-import os
-import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import positive
+from benchmarks.harness.options import positive
 from superdl.experiments.data import MADE_SETS, make_digits, make_set
-from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -28,7 +24,6 @@ __all__ = [
     "Loading",
     "add_data_option",
     "add_image_options",
-    "data_directory",
     "described",
     "prepare_images",
 ]
@@ -55,8 +50,6 @@ class Loading:
         shards: where the images lie in tar shards in S3, if these are to be read.
         key_list: of the samples in the shards, for SUPER.
         seed: of the shuffle.
-        device: where the trainer computes. SuperLoader brings batches there; for a GPU the others give them
-            in page-locked memory.
 
     """
 
@@ -71,12 +64,6 @@ class Loading:
     shards: str = ""
     key_list: str = ""
     seed: int = 0
-    device: str = "cpu"
-
-    @property
-    def pin_memory(self) -> bool:
-        """Whether batches are copied to a GPU."""
-        return self.device.startswith("cuda")
 
     def format_directory(self, name: str) -> Path:
         """Where the images lie in the format of that name: beside the set, one folder for each format."""
@@ -101,7 +88,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
         "--photos", type=positive, default=photos, help=f"images of the set photos ({photos})"
     )
     parser.add_argument(
-        "--data", metavar="DIR", help="where image sets are kept (below the temporary directory)"
+        "--data", metavar="DIR", default="data/bench", help="where image sets are kept (data/bench)"
     )
 
 
@@ -114,7 +101,7 @@ def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str]
 
     """
     say(f"preparing images: {name}")
-    directory = data_directory(arguments.data)
+    directory = Path(arguments.data)
     if name == "digits":
         place, resize, crop = make_digits(directory / "digits") / "train", 64, 64
     else:
@@ -123,20 +110,3 @@ def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str]
         resize, crop = 256, 224
     count = sum(1 for _ in place.glob("*/*"))
     return Loading(name, str(place.resolve()), count, resize, crop)
-
-
-def data_directory(named: str | None) -> Path:
-    """Where the sets lie: the directory that is named, or one of this user's.
-
-    Raises:
-        ConfigError: the default place belongs to somebody else.
-
-    """
-    if named is not None:
-        return Path(named)
-    default = Path(tempfile.gettempdir()) / f"superdl-bench-{os.getuid()}"
-    default.mkdir(mode=0o700, exist_ok=True)
-    found = default.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise ConfigError(f"{default} is not a directory of this user: name another one (--data)")
-    return default

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -32,14 +30,13 @@ __all__ = [
     "children_cpu_s",
     "descendants_cpu_s",
     "held_to",
-    "output_of",
     "process_cpu_s",
     "run_child",
     "seconds_each",
     "usable_cores",
 ]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -86,21 +83,6 @@ def run_child(
 def _prepare(variables: dict[str, str]) -> None:
     os.environ.update(variables)
     os.dup2(2, 1)  # loaders of others print, and standard output is the report's
-
-
-def output_of(*words: object, environment: Mapping[str, str]) -> str:
-    """Run Python with these words in a fresh process and return what it prints.
-
-    Raises:
-        BenchmarkError: it failed; the message has its standard error.
-
-    """
-    command, variables = [sys.executable, "-P", *map(str, words)], {**os.environ, **environment}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        shown = " ".join(command[:4])
-        raise BenchmarkError(f"{shown} failed with exit code {done.returncode}:\n{done.stderr.strip()}")
-    return done.stdout
 
 
 # ---------------------------------------------------------------------------------------- CPU and cores

@@ -1,0 +1,1 @@
+"""The loaders that benchmarks compare, on top of `superdl.experiments.loaders`, and bare loops as bounds."""

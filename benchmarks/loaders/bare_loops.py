@@ -1,0 +1,160 @@
+"""Bounds: loops that read what SUPER reads and do nothing else, in the main process.
+
+:class:`SocketLoop` gathers the same bytes from the same cache: pipelined GETs go out for one batch, and the
+replies are received into a buffer that every batch uses again. It checks nothing and knows the length of
+every reply beforehand. It asks SUPER once which samples there are and has them produced; from then on it
+shares no code with it. :class:`PackLoop` reads and hashes the records of packs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+import xxhash
+
+from benchmarks.harness.arm import Contender
+from benchmarks.harness.processes import BenchmarkError
+from benchmarks.loaders.loading import open_planned
+from superdl.super_wire.record import HEADER_BYTES
+from superdl.super_wire.store import DirectoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from benchmarks.harness.image_sets import Loading
+
+__all__ = ["PackLoop", "SocketLoop", "connected", "open_pack_loop", "open_socket_loop"]
+
+_KEY_PREFIX = "super:r1:"
+_ID_BYTES = 16
+
+
+def open_socket_loop(loading: Loading) -> Contender:
+    """Learn the samples of the set, have them in the cache, and connect."""
+    dataset, sampler = open_planned(loading)
+    ids: list[str] = []
+    labels: list[int] = []
+    try:
+        refs = list(sampler)
+        for ref in refs:
+            dataset[ref]  # read, so that it has been produced
+            digits = ref.sample_ids.hex()
+            ids += [digits[at : at + 2 * _ID_BYTES] for at in range(0, len(digits), 2 * _ID_BYTES)]
+            labels += list(ref.label_array())
+    finally:
+        sampler.close()
+    return Contender(SocketLoop(connected(refs[0].cache), ids, labels, loading))
+
+
+class SocketLoop:
+    """Batches over an open connection; ``ids`` are sample ids in hex. Each iteration is one epoch.
+
+    A reply is ``$length``, a header, pixels and an end of line. The images of a batch are a view of its
+    replies.
+    """
+
+    def __init__(
+        self, connection: socket.socket, ids: Sequence[str], labels: Sequence[int], loading: Loading
+    ) -> None:
+        self._connection = connection
+        self.close = connection.close
+        self._requests = [_request(_KEY_PREFIX + digits) for digits in ids]
+        self._labels = np.array(labels, dtype=np.int64)
+        self._random = np.random.default_rng(loading.seed)
+        self._batch_size = loading.batch_size
+        shape = (loading.crop, loading.crop, 3)
+        begin = len(f"${HEADER_BYTES + np.prod(shape)}\r\n") + HEADER_BYTES
+        end = begin + int(np.prod(shape))
+        self._replies = np.zeros((loading.batch_size, end + len("\r\n")), dtype=np.uint8)
+        self._images = self._replies[:, begin:end].reshape(-1, *shape)  # a view
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self._random.permutation(len(self._requests))
+        for at in range(0, len(order), self._batch_size):
+            chosen = order[at : at + self._batch_size]
+            self._connection.sendall(b"".join([self._requests[index] for index in chosen]))
+            self._receive(len(chosen))
+            images = torch.from_numpy(self._images[: len(chosen)]).permute(0, 3, 1, 2)
+            yield images, torch.from_numpy(self._labels[chosen])
+
+    def _receive(self, count: int) -> None:
+        """Receive so many replies."""
+        rest = self._replies[:count].reshape(-1).data
+        while rest:
+            received = self._connection.recv_into(rest)
+            if not received:
+                raise BenchmarkError("the cache closed the connection of the bare socket loop")
+            rest = rest[received:]
+
+
+def _request(key: str) -> bytes:
+    return f"*2\r\n$3\r\nGET\r\n${len(key)}\r\n{key}\r\n".encode()
+
+
+def connected(address: str) -> socket.socket:
+    """Connect to the cache at ``unix:///path``, where a benchmark's services have it."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened.connect(urlsplit(address).path)
+    return opened
+
+
+def open_pack_loop(loading: Loading, **how: Any) -> Contender:
+    """The loop in batches of ``loading``, as an arm takes them."""
+    return Contender(PackLoop(loading.batch_size, **how))
+
+
+class PackLoop:
+    """Reads all records of ``store``, in random batches: one ``preadv`` and one hash each, and no more.
+
+    Within a batch they are read as they lie, each into a slot of one block; with ``one_slot`` all into the
+    first. With ``ahead`` the disk fetches the next batch while the loop reads one.
+
+    An iteration gives the sum of the hashes of each batch, and its places: pack, beginning, length.
+    """
+
+    def __init__(self, batch_size: int, store: str, *, one_slot: bool = False, ahead: bool = False) -> None:
+        self._batch_size, self._ahead = batch_size, ahead
+        self._epoch = 0
+        self._places: list[tuple[int, int, int]] = []
+        self._stack = contextlib.ExitStack()
+        self.close = self._stack.close
+        opened = DirectoryStore.open(store, create=False, read_only=True)
+        for name, size in opened.packs().items():
+            entries = opened.read_index(name, size).entries
+            pack = os.open(Path(opened.address, "packs", name), os.O_RDONLY)
+            self._stack.callback(os.close, pack)
+            spans = zip(entries["offset"].tolist(), entries["bytes"].tolist(), strict=True)
+            self._places += [(pack, *span) for span in spans]
+        self._room = max(length for _, _, length in self._places)
+        self._step = 0 if one_slot else self._room
+        self._block = memoryview(bytearray(self._room * batch_size))
+        self._header = bytearray(HEADER_BYTES)
+
+    def __iter__(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+        """Begin the next epoch."""
+        order = np.random.default_rng(self._epoch).permutation(len(self._places)).tolist()
+        self._epoch += 1
+        cuts = range(0, len(order), size := self._batch_size)
+        batches = [sorted(self._places[at] for at in order[cut : cut + size]) for cut in cuts]
+        for batch, following in zip(batches, [*batches[1:], []], strict=True):
+            for pack, offset, length in following if self._ahead else ():
+                os.posix_fadvise(pack, offset, length, os.POSIX_FADV_WILLNEED)
+            yield self._read(batch), batch
+
+    def _read(self, batch: list[tuple[int, int, int]]) -> int:
+        header, block, begin, hashes = self._header, self._block, 0, 0
+        for pack, offset, length in batch:
+            payload = block[begin : begin + length - HEADER_BYTES]
+            os.preadv(pack, (header, payload), offset)
+            hashes += xxhash.xxh3_64_intdigest(payload)
+            begin += self._step
+        return hashes
