@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.reporting.quantities import number
+from superdl.super_wire.waits import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ __all__ = [
     "probability_of_apart",
     "round_figures",
     "spread_of",
+    "winner",
 ]
 
 _BY_HOUR = {"training machine", "data machines"}
@@ -136,9 +138,10 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     wall_s = math.fsum(one["wall_s"] for one in trained)
     waited_s = math.fsum(one["wait_s"] for one in trained)
     stalls_s = _added_up(
-        {cause: total["wait_s"] for cause, total in one["stalls"]["causes"].items()}
+        {wait_for(cause): total["wait_s"]}
         for one in trained
         if one["stalls"]
+        for cause, total in one["stalls"]["causes"].items()
     )
     images = sum(one["samples"] for epoch in counted for one in _passes(epoch))
     used_s = _cpu_by_group(measured, warmup_epochs)
@@ -294,13 +297,13 @@ def conclusions(
         if said:
             points.append((f"{figure.title[0].upper()}{figure.title[1:]}:", " ".join(said)))
     if points and not any(spreads["usd"].values()):
-        points.append(("Cost:", "not compared, since cost.machine names no machine of the price table."))
+        points.append(("Cost:", "not compared, because cost.machine names no machine of the price table."))
     titles = [one.title for one in FIGURES if one.key in whole and any(spreads[one.key].values())]
     points.append(("Warm-up:", _about_warmup(warmup_epochs, ", ".join(titles))))
     if len(repeats) > 1:
         points.append(("Chance:", _about_chance(repeats)))
     lost = ", ".join(f"{rounds} of {name}" for name, rounds in (failed or {}).items())
-    return (*points, ("Failed:", f"rounds that failed are in no figure: {lost}.")) if lost else tuple(points)
+    return (*points, ("Failed:", f"rounds that are in no figure: {lost}.")) if lost else tuple(points)
 
 
 def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Spread]) -> str:
@@ -310,32 +313,49 @@ def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Sp
     if one.values == other.values:
         return f"{values}: equal."
     if apart is False:
-        return f"{values}; the ranges overlap: no difference can be told."
-    doubt = "" if apart else "; an arm ran once, so nobody knows the spread"
+        return f"{values}; the ranges overlap, so there is no clear difference."
     better = first if (one.median > other.median) == figure.more_is_better else second
     least, most = sorted((one.median, other.median))
     if not least:
-        return f"{values}: {better} is better, by all of it{doubt}."
+        return f"{values}: {better} is better, by all of it."
     if number(most / least) == number(1.0):
-        return f"{values}: equal to three digits{doubt}."
-    return f"{values}: {better} is better, by a factor of {number(most / least)}{doubt}."
+        return f"{values}: equal to three digits."
+    return f"{values}: {better} is better, by a factor of {number(most / least)}."
+
+
+def winner(figure: Figure, spreads: Mapping[str, Spread | None]) -> str | None:
+    """The arm with the best median, if its range overlaps that of no other; None where there is none."""
+    measured = {name: spread for name, spread in spreads.items() if spread is not None}
+    if len(measured) < 2:  # noqa: PLR2004  # an arm alone wins over nobody
+        return None
+    pick = max if figure.more_is_better else min
+    best = pick(measured, key=lambda name: measured[name].median)
+    others = [spread for name, spread in measured.items() if name != best]
+    return best if all(_differ(measured[best], one) for one in others) else None
+
+
+def _differ(one: Spread, other: Spread) -> bool:
+    """Whether ranges do not overlap, and medians differ in the three digits that are shown."""
+    least, most = sorted((one.median, other.median))
+    alike = number(most / least) == number(1.0) if least else not most
+    return are_apart(one, other) is not False and not alike
 
 
 def _about_warmup(epochs: int, titles: str) -> str:
     if not epochs:
-        return "no epoch is left out as such; the cold start is in every figure."
+        return "no epoch is left out, so every figure includes the cold start."
     which = "the first epoch" if epochs == 1 else f"the first {epochs} epochs"
-    return f"{which} of each run is counted in figures of the whole run alone{': ' * bool(titles)}{titles}."
+    return f"{which} of each run counts only in figures of the whole run{': ' * bool(titles)}{titles}."
 
 
 def _about_chance(repeats: Mapping[str, int]) -> str:
     """What chance alone does to the two arms that are most exposed to it, by how often each arm ran."""
     once = [name for name, times in repeats.items() if times == 1]
     if once:
-        return f"{', '.join(once)} ran once; run more repeats before you believe a difference (--repeats 3)."
+        return f"{', '.join(once)} ran once, so the spread is unknown: repeat it (--repeats 3)."
     first, *others = repeats.values()
     probability, second = max((probability_of_apart(first, other), other) for other in others)
-    wanted = "; more repeats would tell more" if probability > _RARELY else ""
+    wanted = "; more repeats would make it clearer" if probability > _RARELY else ""
     return (
         f"where two arms are alike, the ranges of {first} and {second} repeats lie apart in one figure of "
         f"{round(1 / probability)} all the same{wanted}."

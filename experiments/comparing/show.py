@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from superdl.experiments.comparing.figures import mean_by_name
+from superdl.experiments.comparing.figures import mean_by_name, winner
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.page import (
     Plot,
@@ -65,6 +65,7 @@ def comparison_page(comparison: Comparison) -> str:
     counted = "after the warm-up" if comparison.warmup_epochs else "of all epochs"
     shown = comparison.shown()
     names = [arm.name for arm in comparison.arms]
+    winners = [winner(one, comparison.spreads(one.key)) for one in shown]
     return render(
         "comparison.html",
         title=f"{comparison.name}: {', '.join(names)}",
@@ -74,21 +75,29 @@ def comparison_page(comparison: Comparison) -> str:
         ),
         comparison=comparison,
         side_by_side=Table(
-            "Median of the repeats, in brackets the least and the most.",
-            ("figure", "unit", *names),
+            "Median of the repeats, in brackets the least and the most",
+            ("figure", "unit", *names, "winner"),
             [
                 (
                     one.title,
                     one.unit,
                     *(spread_cell(spread, " [", "]") for spread in comparison.spreads(one.key).values()),
+                    best or "no clear one",
                 )
-                for one in shown
+                for one, best in zip(shown, winners, strict=True)
             ],
+            best=[None if best is None else 2 + names.index(best) for best in winners],
         ),
         cpu_by_part=_cpu_by_part(comparison, counted),
         rounds=Table(
             "In the order in which they ran",
-            ("round", "arm", "repeat", *(f"{figure.title} ({figure.unit})" for figure in shown), "in"),
+            (
+                "round",
+                "arm",
+                "repeat",
+                *(f"{figure.title} ({figure.unit})" if figure.unit else figure.title for figure in shown),
+                "in",
+            ),
             [
                 (
                     one.number,

@@ -26,6 +26,9 @@ __all__ = ["run_plots", "thinned"]
 
 _POINTS = 80
 """A plot of a pass has so many at most: what is between them would not be seen."""
+_USUAL_PERCENT = 95.0
+_CLIPPED_AT = 1.5
+"""A chart of steps ends at so many times what 95% of them stay below, if some take more than twice that."""
 _TIMES = 240
 _LEAST_S = 0.5
 _PERCENT_TOP = 102.0
@@ -43,8 +46,9 @@ def run_plots(run: RunFiles) -> dict[str, Plot | None]:
             columns=2,
         ),
         "steps": plot_of(
-            "What the steps of the first epoch and of the last consist of, means where there are many. Other "
-            "is what a step keeps the process for beside its computing, which on a GPU goes on behind it."
+            "What the steps of the first epoch and of the last consist of, means where there are many. Much "
+            "longer steps are cut, and marked with their time. Other is the rest of a step, "
+            "during which a GPU computes on."
             f"{run.rank_0_note}",
             steps,
             columns=2,
@@ -118,26 +122,27 @@ def _step_parts(run: RunFiles) -> list[Drawing]:
     """What the steps of the first training pass and of the last consist of, on one scale."""
     there = [one for one in run.trained if (one.epoch, one.split) in run.steps]
     drawings = []
-    top = 0.0
+    heights: list[float] = []
     for one in there[:1] + there[1:][-1:]:
         steps = run.steps[one.epoch, one.split]
         wait, compute = 1000 * steps["wait_s"], 1000 * steps["compute_s"]
         rest = np.maximum(0.0, 1000 * steps["total_s"] - wait - compute)
         parts = {"waiting for data": wait, "computing": compute, "other": rest}
         layers = {name: thinned(values, _POINTS)[1] for name, values in parts.items()}
-        top = max(top, 1.05 * max(map(sum, zip(*layers.values(), strict=True))))
+        heights += map(sum, zip(*layers.values(), strict=True))
         draw = partial(draw_stack, title=f"Epoch {one.epoch + 1}")
         draw = partial(draw, x_label="step", y_label="time of a step (ms)", xs=thinned(wait, _POINTS)[0])
         drawings.append(partial(draw, layers=layers, end=float(len(steps))))
+    if not heights:
+        return []
+    usual, most = float(np.percentile(heights, _USUAL_PERCENT)), max(heights)
+    top = _CLIPPED_AT * usual if most > 2 * _CLIPPED_AT * usual > 0 else 1.05 * most
     return [partial(draw, top=top) for draw in drawings]
 
 
 def _stalls(run: RunFiles) -> list[Drawing]:
     """Seconds of stalls by cause, for each epoch."""
-    layers = {
-        cause.replace("_", " "): [one.stalls.get(cause, 0.0) for one in run.trained]
-        for cause in causes_of(run.trained)
-    }
+    layers = {cause: [one.stalls.get(cause, 0.0) for one in run.trained] for cause in causes_of(run.trained)}
     epochs = [one.epoch + 1 for one in run.trained]
     draw = partial(
         draw_stack, title="Stalls by cause", x_label="epoch, from its begin", y_label="waiting (s)"

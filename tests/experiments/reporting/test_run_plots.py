@@ -101,21 +101,27 @@ def test_what_files_do_not_tell_has_no_table_and_no_plot(drawn):
 def test_stalls_are_stacked_by_cause_over_epochs(drawn):
     run = a_run(one_pass(stalls=stalls(decode=1.0, own=2.0)), one_pass(1, stalls=stalls(cold_start=3.0)))
     (axes,) = drawn(run)["stalls"]
-    assert heights_of(axes) == {"cold start": [0.0, 3.0], "decode": [1.0, 0.0], "own": [2.0, 0.0]}
+    assert heights_of(axes) == {"starting": [0.0, 3.0], "decoding": [1.0, 0.0], "unknown": [2.0, 0.0]}
     assert cells_of(run, "stalls")[0] == {
         "pass": "1 train",
         "steps": 10,
         "stalled (steps)": 2,
-        "bound by computing (% of steps)": 80.0,
-        "cold start (s)": 0.0,
-        "decode (s)": 1.0,
-        "own (s)": 2.0,
+        "limited by computing (% of steps)": 80.0,
+        "starting (s)": 0.0,
+        "decoding (s)": 1.0,
+        "unknown (s)": 2.0,
         "all stalls (s)": 3.0,
         "all stalls (% of time)": 30.0,
     }
-    ((cause, meaning, _), (other, _, remedy)) = run_tables(run)["causes"].rows
-    assert (cause, meaning) == ("cold start", "functions, or the job itself, were starting")
-    assert (other, remedy) == ("decode", "more functions, or a second executor")
+    assert [row[0] for row in run_tables(run)["causes"].rows] == ["starting", "decoding", "unknown"]
+
+
+def test_one_slow_step_is_cut_and_marked_and_axes_end_where_data_end(drawn):
+    steps = {(0, "train"): columns((3.0, 0.1, 3.1), *[(0.0, 0.1, 0.1)] * 39)}
+    (axes, _) = drawn(a_run(one_pass(), steps=steps))["steps"]
+    assert axes.get_xlim() == (0.0, 40.0)
+    assert axes.get_ylim() == (0.0, pytest.approx(150.0))
+    assert [text.get_text().strip() for text in axes.texts] == ["\u25b2 3,100"]
 
 
 def test_cores_in_use_are_means_over_half_a_second_at_least(drawn):
