@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -76,10 +75,10 @@ class Pass(NamedTuple):
     @property
     def stalls(self) -> dict[str, float]:
         """Seconds of waiting by cause, as `super_wire.waits` names them; empty where none is reported."""
-        waits: Counter[str] = Counter()
+        waits: dict[str, float] = {}
         for cause, total in ((self.figures.get("stalls") or {}).get("causes") or {}).items():
-            waits[wait_for(cause)] += float(total["wait_s"])
-        return dict(waits)
+            waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])
+        return waits
 
 
 class UsageRow(NamedTuple):

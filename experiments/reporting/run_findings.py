@@ -48,16 +48,16 @@ def tiles(run: RunFiles) -> list[Tile]:
         before = f"first epoch: {percent(_waiting_share(first))}" if later else "training time"
         made.append(Tile(percent(_waiting_share(later or first)), f"waiting for data, {of}", before))
     if bill:
-        made.append(Tile(f"${bill['usd']:,.2f}", "cost of the run", _unpriced(bill) or "at list prices"))
+        made.append(Tile(usd(bill["usd"]), "cost of the run", _about_cost(bill)))
     return made
 
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:
     """The run in a few sentences, each with its subject first: what to change, then what happened."""
     if not run.trained:
-        return [_outcome(run), _cost(run)]
-    facts = (_accuracy(run), _throughput(run), _waiting(run), _first_batch(run))
-    return [("What to change:", _change(run)), _outcome(run), *facts, _cost(run)]
+        return [_outcome(run)]
+    change = ("What to change:", _change(run))
+    return [change, _outcome(run), _accuracy(run), _waiting(run), _first_batch(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
@@ -99,14 +99,6 @@ def _accuracy(run: RunFiles) -> tuple[str, str]:
     if best.epoch != end.epoch:
         said += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
     return "Accuracy:", said
-
-
-def _throughput(run: RunFiles) -> tuple[str, str]:
-    first, later = run.trained[:1], run.trained[1:]
-    said = f"{_rate(run.trained)} images/s in training"
-    if later:
-        said += f": {_rate(first)} in {_first_epoch(run)}, {_rate(later)} in later epochs"
-    return "Throughput:", f"{said}."
 
 
 def _rate(passes: Sequence[Pass]) -> str:
@@ -151,13 +143,12 @@ def _why(passes: Sequence[Pass]) -> str:
 def _change(run: RunFiles) -> str:
     """What would make the run faster: what later epochs wait for counts more than a first epoch."""
     first, later = run.trained[:1], run.trained[1:]
-    for passes, where in ((later, "Later epochs"), (first, "The first epoch")):
+    for passes, where, are in ((later, "Later epochs", "are"), (first, "The first epoch", "is")):
         waited = _waiting_share(passes)
         if waited >= _NO_LIMIT:
             cause = _main_cause(passes)
             remedy = WAITS[cause[0] if cause else UNKNOWN].remedy
-            degree = "could be a little faster" if waited < _LIMIT else "is limited by data"
-            degree = degree.replace("is ", "are ") if where == "Later epochs" else degree
+            degree = "could be a little faster" if waited < _LIMIT else f"{are} limited by data"
             return f"{where} {degree}: try {remedy}."
     return "nothing. Data does not limit training."
 
@@ -171,20 +162,10 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
     return "First batch:", f"{said}."
 
 
-def _unpriced(bill: Mapping[str, Any]) -> str:
-    """What is not in a bill because its price is not known."""
+def _about_cost(bill: Mapping[str, Any]) -> str:
+    """What a bill's sum is for, and what is not in it because its price is not known."""
     absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
-    return f"without {', '.join(absent)}: no price known" if absent else ""
-
-
-def _cost(run: RunFiles) -> tuple[str, str]:
-    bill = run.facts.get("bill")
-    if not bill:
-        return "Cost:", "not known, because the report does not have it."
-    without = f" ({_unpriced(bill)})" if _unpriced(bill) else ""
-    if not bill["usd"]:
-        return "Cost:", f"$0.00{without or ' (no priced services)'}."
-    parts = ", ".join(f"{line['name']} {usd(line['usd'])}" for line in bill["lines"] if line["usd"])
-    per_million = bill["usd_per_million_images"]
-    each = "" if per_million is None else f", {usd(per_million)} for a million training images"
-    return "Cost:", f"{usd(bill['usd'])}{each}: {parts}{without}."
+    each = bill["usd_per_million_images"] if bill["usd"] else None
+    said = [] if each is None else [f"{usd(each)} for a million training images"]
+    said += [f"without {', '.join(absent)}: no price known"] if absent else []
+    return "; ".join(said) or "no priced services"

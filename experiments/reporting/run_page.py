@@ -93,9 +93,6 @@ def run_tables(run: RunFiles) -> dict[str, Table | None]:
     return {
         "passes": _by_pass("Passes over the data", run.passes, _PASSES),
         "time": _by_pass("Time of loading and computing", run.passes, _TIME),
-        "status": _by_pass(
-            "Status checks", [one for one in run.passes if one.job.get("status_calls")], _STATUS
-        ),
         "stalls": _stalls(run),
         "causes": _causes(run),
         "processors": _processors(run),
@@ -149,15 +146,6 @@ _TIME: dict[str, _Value] = {
     "failed (samples)": _counter("samples_failed"),
 }
 """Where the time of loading went, and what was done."""
-_STATUS: dict[str, _Value] = {
-    "calls": _counter("status_calls"),
-    "in the background (ms)": _counter("status_s", 1000),
-    "thereof CPU (ms)": _counter("status_cpu_s", 1000),
-    "each call (ms)": lambda one: _times(share(one.job.get("status_s"), one.job["status_calls"]), 1000),
-    "trainer waited (ms)": _counter("status_wait_s", 1000),
-    "trainer waited (% of time)": lambda one: _percent(one.job.get("status_wait_s"), one.figures["wall_s"]),
-}
-"""What asking the coordinator for the plan has cost."""
 
 
 def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:

@@ -37,9 +37,7 @@ _PERCENT_TOP = 102.0
 
 def run_plots(run: RunFiles) -> dict[str, Plot | None]:
     """All plots by name; None where the files do not tell, or plots cannot be drawn."""
-    speeds, steps = _speeds(run), _step_parts(run)
     return {
-        "speeds": plot_of("Images per second, by epoch; each plot has its own scale.", speeds, columns=2),
         "learning": plot_of(
             "Left: loss, lower is better. Right: how many images the model classifies rightly.",
             _learning(run) if run.passes else [],
@@ -50,7 +48,7 @@ def run_plots(run: RunFiles) -> dict[str, Plot | None]:
             "longer steps are cut, and marked with their time. Other is the rest of a step, "
             "during which a GPU computes on."
             f"{run.rank_0_note}",
-            steps,
+            _step_parts(run),
             columns=2,
         ),
         "stalls": plot_of(
@@ -75,17 +73,6 @@ def thinned(values: Sequence[float] | NDArray[np.float64], most: int) -> tuple[l
 def _over_passes(passes: Iterable[Pass], name: str, factor: float = 1.0) -> Line:
     known = [(one.epoch + 1, one.figures.get(name)) for one in passes]
     return [epoch for epoch, _ in known], [None if value is None else factor * value for _, value in known]
-
-
-def _speeds(run: RunFiles) -> list[Drawing]:
-    """Images per second of each epoch, training and validation each on a scale of its own."""
-    draw = partial(draw_lines, x_label="epoch", y_label="images per second")
-    drawings: list[Drawing] = []
-    for split, title in (("train", "Training"), ("val", "Validation")):
-        line = _over_passes([one for one in run.passes if one.split == split], "images_per_s")
-        if line[0]:
-            drawings.append(partial(draw, title=title, lines={title: line}))
-    return drawings
 
 
 def _learning(run: RunFiles) -> list[Drawing]:

@@ -85,7 +85,7 @@ def test_super_and_torch_side_by_side(colours: Path, console: Console) -> None:
     assert {entry.name for entry in made.iterdir()} == files
     assert read_comparison(made) == report
     page = read_page((made / "report.html").read_text())
-    assert page.headings == ["Side by side", "What the figures say", "Every round", "What ran"]
+    assert page.headings == ["Side by side", "Every round", "What ran"]
     assert page.loads == []
     assert page.tables[0].head[2:] == ["super", "torch", "winner"]
     assert not [head for table in page.tables for head in table.head if "()" in head]

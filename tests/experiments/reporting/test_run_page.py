@@ -26,7 +26,6 @@ SECTIONS = [
     "Spec, machine and versions",
 ]
 PLOTS = [
-    "Images per second",
     "Left: loss",
     "What the steps of the first epoch and of the last",
     "What the parts of the run use over time",

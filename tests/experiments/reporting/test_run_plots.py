@@ -86,9 +86,6 @@ def test_learning_is_shown_over_epochs_done_and_a_diverged_loss_leaves_a_gap(dra
     }
     steps["loss"][0] = math.nan
     assert math.isnan(lines_of(drawn(run)["learning"][0])["training, by step"][0][1])
-    speeds = drawn(run)["speeds"]
-    assert [axes.get_title(loc="left") for axes in speeds] == ["Training", "Validation"]
-    assert lines_of(speeds[0]) == {"Training": [[1.0, 100.0]]}
 
 
 def test_what_files_do_not_tell_has_no_table_and_no_plot(drawn):
@@ -177,12 +174,6 @@ def test_processors_have_cpu_by_image_of_one_rank_alone_and_the_gpu_where_there_
     assert alone["CPU (ms/image)"] == 4.0
     assert several == {name: cell for name, cell in alone.items() if name != "CPU (ms/image)"}
     assert with_gpu == alone | {"GPU (% busy)": 80.0, "GPU memory (most, MB)": pytest.approx(1000.0)}
-
-
-def test_what_status_checks_cost_is_listed():
-    counted = {"status_calls": 4, "status_s": 0.2, "status_cpu_s": 0.01, "status_wait_s": 0.02}
-    (row,) = run_tables(a_run(one_pass(wall_s=2.0, job=counted), one_pass(1)))["status"].rows
-    assert row == ("1 train", 4, 200.0, 10.0, 50.0, 20.0, 1.0)
 
 
 def test_a_bill_is_listed_by_what_was_paid_for():

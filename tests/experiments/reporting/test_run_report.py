@@ -124,7 +124,7 @@ def test_top5_stalls_and_costs_are_said_where_they_are_known():
     plain = printed(report())
     assert "Top-5" not in plain
     assert "mostly because" not in plain
-    assert "Cost: not known" in plain
+    assert "cost of the run" not in plain
     stalls = StallSummary(45, 3, 1.25, {"decode": CauseTotal(1, 0.25), "cold_start": CauseTotal(2, 1.0)})
     epochs = (EpochSummary(0, replace(TRAIN, stalls=stalls), replace(VAL, top5_accuracy=0.999)),)
     bill = bill_of([], hired=HIRED, executor=None, wall_s=3600.0, prices=prices_for(HIRED), rest=None)
@@ -132,7 +132,7 @@ def test_top5_stalls_and_costs_are_said_where_they_are_known():
     assert "validation images. Top-5: 99.9%." in text
     assert "mostly because workers, functions or the look-ahead were starting (1.00 s)" in text
     assert "try persistent workers" in text
-    assert "Cost: 0.526 USD: training machine 0.526 USD." in text
+    assert "$0.526 cost of the run" in text
 
 
 def test_the_first_batch_is_counted_from_the_start_of_the_run():
