@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from superdl.experiments.records import CauseTotal, StallSummary
 from superdl.super_wire.errors import CoordinatorError
+from superdl.super_wire.waits import UNKNOWN, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -52,21 +53,23 @@ def is_stalled(step: StepRecord) -> bool:
 
 
 def cause_of(step: StepRecord, told: Mapping[tuple[int, int], str]) -> str:
-    """Why a step stalled; ``told`` has the causes that the coordinator knows, by epoch and position."""
+    """Why a step stalled, as `super_wire.waits` names it; ``told`` has the coordinator's causes by epoch and
+    position.
+    """
     if step.misses:
         if step.plan_epoch is None or step.position is None:
-            return "unknown"
-        return told.get((step.plan_epoch, step.position), "unknown")
+            return UNKNOWN
+        return wait_for(told.get((step.plan_epoch, step.position), UNKNOWN))
     read = step.hits or step.straight
     # What was read from cache or store was decoded by functions, maybe long ago.
     own_s = 0.0 if read else step.fetch_s + step.decode_s
     if step.step == 0 and 2 * own_s < step.wait_s:
-        return "loader_start"
+        return wait_for("loader_start")
     if read:
-        return "cache_transfer" if step.hits else "store_read"
+        return wait_for("cache_transfer" if step.hits else "store_read")
     if not own_s:
-        return "loading"
-    return "source" if step.fetch_s > step.decode_s else "decode"
+        return wait_for("loading")
+    return wait_for("source" if step.fetch_s > step.decode_s else "decode")
 
 
 class StallMeter:

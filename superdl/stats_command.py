@@ -109,9 +109,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
         read, missed = job["cache_hits"], job["cache_misses"]
         share = f"{read / (read + missed):.1%}" if read + missed else "none"
         causes = sorted(job["stall_causes"], key=lambda one: -one["wait_s"])
-        stalls = ", ".join(
-            f"{one['cause'].replace('_', ' ')} {one['batches']:,} ({one['wait_s']:.2f} s)" for one in causes
-        )
+        stalls = ", ".join(f"{one['cause']} {one['batches']:,} ({one['wait_s']:.2f} s)" for one in causes)
         ahead = "" if job["closed_s"] else f"; looks {job['lookahead_batches']} batches ahead"
         console.print(
             f"job {job['job']}  {job['source']}{'  of team ' if job['team'] else ''}{job['team']}\n"

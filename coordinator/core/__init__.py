@@ -17,7 +17,6 @@ from superdl.coordinator.core.diagnosis import exceeding_text, headroom_bytes, m
 from superdl.coordinator.core.events import *  # noqa: F403  # all that goes in and out
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import ClosedJobs, Job
-from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.ledger import Ledger, Spending
 from superdl.coordinator.core.neighbours import runs_of
 from superdl.coordinator.core.plan import Plan
@@ -28,7 +27,6 @@ from superdl.coordinator.core.teams import NO_TEAM, Team
 __all__ = [
     "EVERY_EPOCH",
     "NO_TEAM",
-    "Cause",
     "ClosedJobs",
     "Core",
     "CoreSettings",

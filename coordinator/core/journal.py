@@ -13,6 +13,8 @@ from collections import Counter, deque
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from superdl.super_wire.waits import wait_for
+
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import RequestDone
     from superdl.coordinator.core.queues import BatchPlace
@@ -49,7 +51,7 @@ class BatchNote(NamedTuple):
 
 
 class Cause(enum.Enum):
-    """Why a batch was late; the value goes to users."""
+    """Why a batch was late; users see what `super_wire.waits` makes of the value."""
 
     COLD_START = "cold_start"
     """Functions were starting, or the job itself: nothing can be ahead of its first batches."""
@@ -131,6 +133,14 @@ class JobStalls:
         self.batches[stall.cause] += 1
         self.wait_us[stall.cause] += stall.wait_us
         self.recent.append(stall)
+
+    def by_wait(self) -> dict[str, tuple[int, int]]:
+        """Batches and microseconds by the name that users see (`super_wire.waits`)."""
+        totals: dict[str, tuple[int, int]] = {}
+        for cause, count in self.batches.items():
+            batches, wait_us = totals.get(name := wait_for(cause.value), (0, 0))
+            totals[name] = batches + count, wait_us + self.wait_us[cause]
+        return totals
 
 
 class _FirstMiss(NamedTuple):

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.core import Cause, FailureKind, Spending
+from superdl.coordinator.core import FailureKind, Spending
 from superdl.coordinator.server.repeated_lines import PARTS, warned_of
 from superdl.coordinator.server.statistics import cache_stats, executor_stats, team_stats
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
+from superdl.super_wire.waits import WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -115,12 +116,12 @@ METRICS = tuple(
 )
 
 
-def _stalled(cause: Cause, job: Job | ClosedJobs) -> float:
-    return job.stalls.batches[cause]
+def _stalled(wait: str, job: Job | ClosedJobs) -> float:
+    return job.stalls.by_wait().get(wait, (0, 0))[0]
 
 
-def _waited_s(cause: Cause, job: Job | ClosedJobs) -> float:
-    return job.stalls.wait_us[cause] / 1e6
+def _waited_s(wait: str, job: Job | ClosedJobs) -> float:
+    return job.stalls.by_wait().get(wait, (0, 0))[1] / 1e6
 
 
 # Counters of a job: the metric, and what of the job's it tells, after the other label's value if it has one.
@@ -142,8 +143,8 @@ _OF_JOBS: list[tuple[str, tuple[str, ...], Callable[[Job | ClosedJobs], float]]]
     for name, *told in map(str.split, _COUNTED.strip().splitlines())
     for label, _, counter in (one.rpartition("=") for one in told)
 ]
-_OF_JOBS += [("super_stalls_total", (cause.value,), partial(_stalled, cause)) for cause in Cause]
-_OF_JOBS += [("super_wait_seconds_total", (cause.value,), partial(_waited_s, cause)) for cause in Cause]
+_OF_JOBS += [("super_stalls_total", (wait,), partial(_stalled, wait)) for wait in WAITS]
+_OF_JOBS += [("super_wait_seconds_total", (wait,), partial(_waited_s, wait)) for wait in WAITS]
 _NOTHING = np.zeros(len(_OF_JOBS))
 _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 

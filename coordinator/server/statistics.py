@@ -16,6 +16,7 @@ from superdl.coordinator.server.repeated_lines import warned_of
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import installed_version
+from superdl.super_wire.waits import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,14 +85,14 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
         told.lookahead_batches, told.interval_s = core.lookahead_batches(job), job.interval_s
         told.ranks = len(job.cursors)
         told.lapsed_ranks = sum(cursor.lapsed for cursor in job.cursors.values())
-    for cause, batches in job.stalls.batches.items():
-        told.stall_causes.add(cause=cause.value, batches=batches, wait_s=job.stalls.wait_us[cause] / 1e6)
+    for name, (batches, wait_us) in job.stalls.by_wait().items():
+        told.stall_causes.add(cause=name, batches=batches, wait_s=wait_us / 1e6)
     for stall in job.stalls.recent if with_stalls else ():
         told.recent_stalls.add(
             rank=stall.rank,
             epoch=stall.epoch,
             position=stall.position,
-            cause=stall.cause.value,
+            cause=wait_for(stall.cause.value),
             wait_s=stall.wait_us / 1e6,
         )
     return told

@@ -141,9 +141,7 @@ class Comparison:
         """Why an arm's steps stalled, and for what share of its training time."""
         causes = mean_by_name([one.stall_percent_by_cause for one in self.figures_of(arm.name)])
         told = [
-            f"{cause.replace('_', ' ')} {number(percent)}%"
-            for cause, percent in causes.items()
-            if percent >= _LEAST_PERCENT
+            f"{cause} {number(percent)}%" for cause, percent in causes.items() if percent >= _LEAST_PERCENT
         ]
         return f"{arm.name}: {', '.join(told)} of training time." if told else ""
 

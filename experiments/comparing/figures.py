@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.reporting.quantities import number
+from superdl.super_wire.waits import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,14 +32,13 @@ __all__ = [
     "probability_of_apart",
     "round_figures",
     "spread_of",
+    "winner",
 ]
 
 _BY_HOUR = {"training machine", "data machines"}
 """What runs on one machine have in common: it is paid for as long as the longest goes."""
 _STANDING = {"cache"}
 """The same where the spec names the cache's nodes; else each job pays its share of them."""
-_RARELY = 0.2
-"""Where equal arms lie apart more often by chance, the words ask for more repeats."""
 
 
 class Figure(NamedTuple):
@@ -136,9 +136,10 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     wall_s = math.fsum(one["wall_s"] for one in trained)
     waited_s = math.fsum(one["wait_s"] for one in trained)
     stalls_s = _added_up(
-        {cause: total["wait_s"] for cause, total in one["stalls"]["causes"].items()}
+        {wait_for(cause): total["wait_s"]}
         for one in trained
         if one["stalls"]
+        for cause, total in one["stalls"]["causes"].items()
     )
     images = sum(one["samples"] for epoch in counted for one in _passes(epoch))
     used_s = _cpu_by_group(measured, warmup_epochs)
@@ -279,64 +280,56 @@ def conclusions(
     failed: Mapping[str, int] | None = None,
     whole: frozenset[str] = frozenset(),
 ) -> tuple[tuple[str, str], ...]:
-    """Return sentences, each after its subject: of every figure the first arm beside each other one.
+    """Return sentences on what the figures leave out or do not show, each after its subject.
 
-    ``spreads`` are by the figure's key and the arm's name, the first arm first; ``failed`` are numbers of
-    rounds by the arm's name, ``whole`` the keys of figures that have the warm-up in them.
+    ``spreads`` are by the figure's key and the arm's name, ``failed`` is the number of rounds by the arm's
+    name, ``whole`` the keys of figures that have the warm-up in them.
     """
     points = []
     repeats: dict[str, int] = {}
-    for figure in FIGURES:
-        measured = {name: spread for name, spread in spreads[figure.key].items() if spread is not None}
-        repeats |= {name: max(repeats.get(name, 0), len(each.values)) for name, each in measured.items()}
-        first, *others = measured or [""]
-        said = [_sentence(figure, first, other, measured) for other in others]
-        if said:
-            points.append((f"{figure.title[0].upper()}{figure.title[1:]}:", " ".join(said)))
-    if points and not any(spreads["usd"].values()):
-        points.append(("Cost:", "not compared, since cost.machine names no machine of the price table."))
+    for by_arm in spreads.values():
+        for name, spread in by_arm.items():
+            repeats[name] = max(repeats.get(name, 0), len(spread.values) if spread else 0)
+    repeats = {name: times for name, times in repeats.items() if times}
+    if len(repeats) > 1 and not any(spreads["usd"].values()):
+        points.append(("Cost:", "not compared, because cost.machine names no machine of the price table."))
     titles = [one.title for one in FIGURES if one.key in whole and any(spreads[one.key].values())]
     points.append(("Warm-up:", _about_warmup(warmup_epochs, ", ".join(titles))))
     if len(repeats) > 1:
         points.append(("Chance:", _about_chance(repeats)))
     lost = ", ".join(f"{rounds} of {name}" for name, rounds in (failed or {}).items())
-    return (*points, ("Failed:", f"rounds that failed are in no figure: {lost}.")) if lost else tuple(points)
+    return (*points, ("Failed:", f"rounds that are in no figure: {lost}.")) if lost else tuple(points)
 
 
-def _sentence(figure: Figure, first: str, second: str, measured: Mapping[str, Spread]) -> str:
-    one, other = measured[first], measured[second]
-    values = f"{first} {number(one.median)}, {second} {number(other.median)} {figure.unit}".rstrip()
-    apart = are_apart(one, other)
-    if one.values == other.values:
-        return f"{values}: equal."
-    if apart is False:
-        return f"{values}; the ranges overlap: no difference can be told."
-    doubt = "" if apart else "; an arm ran once, so nobody knows the spread"
-    better = first if (one.median > other.median) == figure.more_is_better else second
-    least, most = sorted((one.median, other.median))
-    if not least:
-        return f"{values}: {better} is better, by all of it{doubt}."
-    if number(most / least) == number(1.0):
-        return f"{values}: equal to three digits{doubt}."
-    return f"{values}: {better} is better, by a factor of {number(most / least)}{doubt}."
+def winner(figure: Figure, spreads: Mapping[str, Spread | None]) -> tuple[str, float | None] | None:
+    """The arm with the best median, and by what factor the next one is worse, if that is not infinite.
+
+    None where its range overlaps another's, or the medians are equal in three digits.
+    """
+    measured = {name: spread for name, spread in spreads.items() if spread is not None}
+    ranked = sorted(measured, key=lambda name: measured[name].median, reverse=figure.more_is_better)
+    if any(are_apart(measured[ranked[0]], measured[other]) is False for other in ranked[1:]):
+        return None
+    least, most = sorted(measured[name].median for name in ranked[:2]) if ranked[1:] else (0.0, 0.0)
+    factor = most / least if least else None
+    return None if not most or number(factor) == number(1.0) else (ranked[0], factor)
 
 
 def _about_warmup(epochs: int, titles: str) -> str:
     if not epochs:
-        return "no epoch is left out as such; the cold start is in every figure."
+        return "no epoch is left out, so every figure includes the cold start."
     which = "the first epoch" if epochs == 1 else f"the first {epochs} epochs"
-    return f"{which} of each run is counted in figures of the whole run alone{': ' * bool(titles)}{titles}."
+    return f"{which} of each run counts only in figures of the whole run{': ' * bool(titles)}{titles}."
 
 
 def _about_chance(repeats: Mapping[str, int]) -> str:
     """What chance alone does to the two arms that are most exposed to it, by how often each arm ran."""
     once = [name for name, times in repeats.items() if times == 1]
     if once:
-        return f"{', '.join(once)} ran once; run more repeats before you believe a difference (--repeats 3)."
+        return f"{', '.join(once)} ran once, so the spread is unknown: repeat it (--repeats 3)."
     first, *others = repeats.values()
     probability, second = max((probability_of_apart(first, other), other) for other in others)
-    wanted = "; more repeats would tell more" if probability > _RARELY else ""
     return (
         f"where two arms are alike, the ranges of {first} and {second} repeats lie apart in one figure of "
-        f"{round(1 / probability)} all the same{wanted}."
+        f"{round(1 / probability)} all the same."
     )

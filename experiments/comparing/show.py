@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from superdl.experiments.comparing.figures import mean_by_name
+from superdl.experiments.comparing.figures import mean_by_name, winner
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.page import (
     Plot,
@@ -41,10 +41,10 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if comparison.measured:
         title = f"{comparison.name}: median of the repeats, and below it least to most"
         rows = [
-            (one.title, one.unit, *(spread_cell(each, "\n") for each in comparison.spreads(one.key).values()))
-            for one in comparison.shown()
+            (one.title, one.unit, *(spread_cell(each, "\n") for each in spreads.values()), _winner_cell(best))
+            for one, spreads, best in _side_by_side(comparison)
         ]
-        heads = ("figure", "unit", *(arm.name for arm in comparison.arms))
+        heads = ("figure", "unit", *(arm.name for arm in comparison.arms), "winner")
         print_rows(console, heads, rows, title=title, words=2)
     lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
     if comparison.reason:
@@ -61,7 +61,6 @@ def comparison_page(comparison: Comparison) -> str:
     if comparison.status == "finished":  # of runs that were found, arms may have several each
         planned = len(comparison.rounds)
     machine = {name: comparison.environment[name] for name in _MACHINE if name in comparison.environment}
-    whole = comparison.of_whole_runs
     counted = "after the warm-up" if comparison.warmup_epochs else "of all epochs"
     shown = comparison.shown()
     names = [arm.name for arm in comparison.arms]
@@ -74,21 +73,29 @@ def comparison_page(comparison: Comparison) -> str:
         ),
         comparison=comparison,
         side_by_side=Table(
-            "Median of the repeats, in brackets the least and the most.",
-            ("figure", "unit", *names),
+            "Median of the repeats, in brackets the least and the most",
+            ("figure", "unit", *names, "winner"),
             [
                 (
                     one.title,
                     one.unit,
-                    *(spread_cell(spread, " [", "]") for spread in comparison.spreads(one.key).values()),
+                    *(spread_cell(spread, " [", "]") for spread in spreads.values()),
+                    _winner_cell(best),
                 )
-                for one in shown
+                for one, spreads, best in _side_by_side(comparison)
             ],
+            best=[best and 2 + names.index(best[0]) for _, _, best in _side_by_side(comparison)],
         ),
         cpu_by_part=_cpu_by_part(comparison, counted),
         rounds=Table(
             "In the order in which they ran",
-            ("round", "arm", "repeat", *(f"{figure.title} ({figure.unit})" for figure in shown), "in"),
+            (
+                "round",
+                "arm",
+                "repeat",
+                *(f"{figure.title} ({figure.unit})" if figure.unit else figure.title for figure in shown),
+                "in",
+            ),
             [
                 (
                     one.number,
@@ -100,13 +107,26 @@ def comparison_page(comparison: Comparison) -> str:
                 for one in comparison.rounds
             ],
         ),
-        plots=(
-            _plot(comparison, _PLOTTED - whole, counted),
-            _plot(comparison, whole, "of the whole run"),
-        ),
+        plot=_plot(comparison, _PLOTTED - comparison.of_whole_runs, counted),
         settings=list(_settings(comparison)),
         machine=facts_table("Machine", machine) if machine else None,
     )
+
+
+def _side_by_side(
+    comparison: Comparison,
+) -> Iterator[tuple[Figure, dict[str, Spread | None], tuple[str, float | None] | None]]:
+    """Each figure, its spread by arm, and its winner."""
+    for figure in comparison.shown():
+        spreads = comparison.spreads(figure.key)
+        yield figure, spreads, winner(figure, spreads)
+
+
+def _winner_cell(best: tuple[str, float | None] | None) -> str:
+    """The winner, and by what factor."""
+    if best is None:
+        return ABSENT
+    return best[0] if best[1] is None else f"{best[0]}, {number(best[1])} times better"
 
 
 def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:

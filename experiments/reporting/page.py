@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import textwrap
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,12 +51,25 @@ Cell = str | float | None
 
 
 class Table(NamedTuple):
-    """Rows of cells under heads, which name the unit; ``total``: the last row sums the others up."""
+    """Rows of cells under heads, which name the unit; ``total``: the last row is the sum of the others;
+    ``best``: in which column each row has its best value.
+    """
 
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     total: bool = False
+    best: Sequence[int | None] = ()
+
+    @property
+    def words(self) -> set[int]:
+        """The columns that hold text, which is aligned left; numbers are aligned right."""
+        return {
+            at
+            for at in range(len(self.heads))
+            if any(isinstance(row[at], str) and row[at] for row in self.rows)
+            and not any(isinstance(row[at], float | int) for row in self.rows)
+        }
 
 
 def facts_table(caption: str, facts: Mapping[str, object]) -> Table:
@@ -102,6 +116,7 @@ _FILLS = (
 """Colour and hatch of areas, in turn."""
 _WIDTH_IN = 8.2
 _ROW_IN = 3.0
+_NAME_WIDTH = 24
 _MARKERS = 25
 """A line has so many markers at most."""
 _SETTINGS: dict[str, Any] = {
@@ -186,7 +201,7 @@ def draw_bars(
     axes.bar_label(drawn, told, padding=4, fontsize=8)
     axes.set_title(title)
     axes.set_xlabel(label)
-    axes.set_yticks(range(len(bars)), list(bars))
+    axes.set_yticks(range(len(bars)), [textwrap.fill(name, _NAME_WIDTH) for name in bars])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.12)
@@ -204,7 +219,8 @@ def draw_lines(
     """Lines by name, each of its places and values, from zero up to ``top``, or to what is drawn."""
     for name, (xs, values) in lines.items():
         ys = [float("nan") if value is None else value for value in values]
-        axes.plot(xs, ys, label=name, markevery=-(-len(xs) // _MARKERS) or 1)
+        # The axes end where the data end; what is not clipped shows its last marker whole.
+        axes.plot(xs, ys, label=name, markevery=-(-len(xs) // _MARKERS) or 1, clip_on=False)
     _name_axes(axes, title, x_label, y_label, [x for xs, _ in lines.values() for x in xs])
     axes.set_ylim(0, top)
 
@@ -229,11 +245,18 @@ def draw_stack(
         low = high
     _name_axes(axes, title, x_label, y_label, [*xs, end])
     axes.set_ylim(0, top)
+    for x, height in zip(xs, low, strict=False):
+        if top is not None and height > top:
+            axes.text(
+                x, 0.98 * top, f" \u25b2 {number(height)}", fontsize=8, va="top", backgroundcolor="white"
+            )
 
 
 def _name_axes(axes: Axes, title: str, x_label: str, y_label: str, xs: Sequence[float]) -> None:
     axes.set_title(title)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
+    if len(set(xs)) > 1:
+        axes.set_xlim(min(xs), max(xs))
     if all(float(x).is_integer() for x in xs):  # what is counted has no halves
         axes.xaxis.get_major_locator().set_params(integer=True)

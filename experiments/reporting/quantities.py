@@ -52,5 +52,5 @@ def percent(value: float | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """Money in US dollars, three digits at least."""
-    return ABSENT if value is None else f"{number(value)} USD"
+    """Money in US dollars: $0.00, $0.526, $1,250."""
+    return ABSENT if value is None else f"${number(value) if value else '0.00'}"

@@ -17,6 +17,7 @@ import numpy as np
 from superdl.experiments.records import StepRecord
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import read_json
+from superdl.super_wire.waits import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,10 +74,11 @@ class Pass(NamedTuple):
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause, the longest first; empty where nobody told."""
-        causes = (self.figures.get("stalls") or {}).get("causes") or {}
-        waits = {name: float(total["wait_s"]) for name, total in causes.items()}
-        return dict(sorted(waits.items(), key=lambda item: -item[1]))
+        """Seconds of waiting by cause, as `super_wire.waits` names them; empty where none is reported."""
+        waits: dict[str, float] = {}
+        for cause, total in ((self.figures.get("stalls") or {}).get("causes") or {}).items():
+            waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])
+        return waits
 
 
 class UsageRow(NamedTuple):

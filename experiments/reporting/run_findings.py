@@ -6,16 +6,17 @@ All rules are here, so that two runs with equal figures are described alike.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.reporting.quantities import count, number, percent, seconds, share, usd
+from superdl.super_wire.waits import UNKNOWN, WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from superdl.experiments.reporting.run_files import Pass, RunFiles
 
-__all__ = ["STALL_CAUSES", "Explanation", "causes_of", "findings"]
+__all__ = ["Tile", "causes_of", "findings", "tiles"]
 
 _NO_LIMIT = 0.05
 """Waiting for less of a pass than this does not matter."""
@@ -23,74 +24,52 @@ _LIMIT = 0.2
 """Waiting for more of it than this limits the pass."""
 
 
-class Explanation(NamedTuple):
-    """Why steps stall, as a clause, and what helps against it."""
+class Tile(NamedTuple):
+    """A figure at the top of a page: its value, what it is, and what to know about it."""
 
-    meaning: str
-    remedy: str = ""
-
-
-STALL_CAUSES = {
-    "cold_start": Explanation(
-        "functions, or the job itself, were starting", "a longer run; superdl warm; provisioned concurrency"
-    ),
-    "throttle": Explanation(
-        "executors took fewer requests at once than they have functions", "a higher concurrency quota"
-    ),
-    "source": Explanation(
-        "images came from the source more slowly than they were decoded",
-        "the bucket in the same region; more functions",
-    ),
-    "store": Explanation(
-        "records were on their way from the store", "a store that readers see; a faster disk; more functions"
-    ),
-    "decode": Explanation("decoding took most of the time", "more functions, or a second executor"),
-    "retry": Explanation(
-        "samples had failed and waited for another attempt", "superdl stats --batch tells why they failed"
-    ),
-    "cache_memory": Explanation("the cache had no room, or had lost samples", "more memory for the cache"),
-    "spending": Explanation("a cap on spending held functions back", "a higher cap"),
-    "late_planning": Explanation(
-        "functions were idle, and the samples had not been asked for",
-        "nothing of yours: a job that speeds up is caught up with after a few batches",
-    ),
-    "cache_transfer": Explanation(
-        "reading from the cache, or handing over, took longer than the step",
-        "more workers; loader super-threads; a nearer cache",
-    ),
-    "store_read": Explanation(
-        "reading from the store's disk took longer than the step", "more workers; a faster disk"
-    ),
-    "loader_start": Explanation("its workers or threads were starting", "persistent workers"),
-    "loading": Explanation("the loader, which does not tell what it did, was late"),
-    "unknown": Explanation("the coordinator does not know why"),
-}
-"""The causes of `docs/runs.md`, in its order."""
+    value: str
+    title: str
+    note: str
 
 
 def causes_of(passes: Sequence[Pass]) -> list[str]:
     """The causes of some passes' stalls, in the order in which docs have them."""
-    there = {cause for one in passes for cause in one.stalls}
-    return [cause for cause in STALL_CAUSES if cause in there] + sorted(there - STALL_CAUSES.keys())
+    return [cause for cause in WAITS if any(cause in one.stalls for one in passes)]
+
+
+def tiles(run: RunFiles) -> list[Tile]:
+    """Throughput, waiting and cost, as far as they are known."""
+    bill, first, later = run.facts.get("bill"), run.trained[:1], run.trained[1:]
+    made = []
+    if first:
+        of = "of epochs after the first" if later else f"of {_first_epoch(run)}"
+        before = f"first epoch: {_rate(first)}" if later else "training images"
+        made.append(Tile(_rate(later or first), f"images/s {of}", before))
+        before = f"first epoch: {percent(_waiting_share(first))}" if later else "training time"
+        made.append(Tile(percent(_waiting_share(later or first)), f"waiting for data, {of}", before))
+    if bill:
+        made.append(Tile(usd(bill["usd"]), "cost of the run", _about_cost(bill)))
+    return made
 
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:
-    """The run in a few sentences, each with its subject first."""
-    trained = [_accuracy(run), _throughput(run), _waiting(run), _first_batch(run)] if run.trained else []
-    return [_outcome(run), *trained, _cost(run)]
+    """The run in a few sentences, each with its subject first: what to change, then what happened."""
+    if not run.trained:
+        return [_outcome(run)]
+    change = ("What to change:", _change(run))
+    return [change, _outcome(run), _accuracy(run), _waiting(run), _first_batch(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
     epochs = _epochs(run)
     if not run.facts:
-        return "Its report cannot be read:", "only its other files tell of it."
+        return "Unknown:", "report.json cannot be read; the other files have what is shown."
     took = f"{epochs} in {seconds(run.facts.get('wall_s'))}"
     if run.status == "finished":
-        return "It finished:", f"{took}."
+        return "Finished", f"{took}."
     if run.status == "running":
-        return "It goes on, or was killed:", f"{took} so far."
-    how = "It was interrupted" if run.status == "interrupted" else "It failed"
-    return how, f"after {took}: {run.facts.get('reason') or 'no reason is known'}."
+        return "Running, or killed:", f"{took} so far."
+    return run.status.capitalize(), f"after {took}: {run.facts.get('reason') or 'the reason is not known'}."
 
 
 def _epochs(run: RunFiles) -> str:
@@ -107,7 +86,7 @@ def _accuracy(run: RunFiles) -> tuple[str, str]:
     if not validated:
         return (
             "Accuracy:",
-            "not known, since no validation came to its end (data.val, training.validate_every).",
+            "not measured, because no validation finished (data.val, training.validate_every).",
         )
     end, best = validated[-1], max(validated, key=lambda one: one.figures["accuracy"])
     images = count(end.figures["samples"], "validation image")
@@ -122,18 +101,8 @@ def _accuracy(run: RunFiles) -> tuple[str, str]:
     return "Accuracy:", said
 
 
-def _throughput(run: RunFiles) -> tuple[str, str]:
-    trained = run.trained
-    said = f"{_images_per_s(trained)} while training"
-    if len(trained) > 1:
-        said += (
-            f": {_images_per_s(trained[:1])} in {_first_epoch(run)}, {_images_per_s(trained[1:])} after it"
-        )
-    return "Throughput:", f"{said}."
-
-
-def _images_per_s(passes: Sequence[Pass]) -> str:
-    return f"{number(share(_sum(passes, 'samples'), _sum(passes, 'wall_s')))} images/s"
+def _rate(passes: Sequence[Pass]) -> str:
+    return number(share(_sum(passes, "samples"), _sum(passes, "wall_s")))
 
 
 def _sum(passes: Sequence[Pass], name: str) -> float:
@@ -142,8 +111,10 @@ def _sum(passes: Sequence[Pass], name: str) -> float:
 
 def _waiting(run: RunFiles) -> tuple[str, str]:
     first, later = run.trained[:1], run.trained[1:]
-    said = f"{_why(first)} of {_first_epoch(run)}"
-    return "Waiting for data:", f"{said}; {_why(later)} of the epochs after it." if later else f"{said}."
+    said = f"{percent(_waiting_share(first))} of the time in {_first_epoch(run)}{_why(first)}"
+    if later:
+        said += f", {percent(_waiting_share(later))} in later epochs{_why(later)}"
+    return "Waiting for data:", f"{said}."
 
 
 def _first_epoch(run: RunFiles) -> str:
@@ -152,19 +123,34 @@ def _first_epoch(run: RunFiles) -> str:
     return f"epoch {epoch + 1}" if epoch else "the first epoch"
 
 
-def _why(passes: Sequence[Pass]) -> str:
-    """What the waiting of some passes means, and what most of it was for, where that is known."""
-    part = share(_sum(passes, "wait_s"), _sum(passes, "wall_s")) or 0.0
-    if part < _NO_LIMIT:
-        return f"data does not limit it: {percent(part)}"
-    causes: Counter[str] = Counter()
+def _waiting_share(passes: Sequence[Pass]) -> float:
+    return share(_sum(passes, "wait_s"), _sum(passes, "wall_s")) or 0.0
+
+
+def _main_cause(passes: Sequence[Pass]) -> tuple[str, float] | None:
+    """What most of the waiting was for, and how long; None where it does not matter or is not known."""
+    waits: Counter[str] = Counter()
     for one in passes:
-        causes.update(one.stalls)
-    limits = "data limits it" if part >= _LIMIT else "data slows it a little"
-    for cause, wait_s in causes.most_common(1):
-        meaning = STALL_CAUSES[cause].meaning if cause in STALL_CAUSES else f"of {cause}"
-        limits += f", most of all since {meaning} ({seconds(wait_s)})"
-    return f"{limits}: {percent(part)}"
+        waits.update(one.stalls)
+    return next(iter(waits.most_common(1)), None) if _waiting_share(passes) >= _NO_LIMIT else None
+
+
+def _why(passes: Sequence[Pass]) -> str:
+    cause = _main_cause(passes)
+    return f", mostly because {WAITS[cause[0]].meaning} ({seconds(cause[1])})" if cause else ""
+
+
+def _change(run: RunFiles) -> str:
+    """What would make the run faster: what later epochs wait for counts more than a first epoch."""
+    first, later = run.trained[:1], run.trained[1:]
+    for passes, where, are in ((later, "Later epochs", "are"), (first, "The first epoch", "is")):
+        waited = _waiting_share(passes)
+        if waited >= _NO_LIMIT:
+            cause = _main_cause(passes)
+            remedy = WAITS[cause[0] if cause else UNKNOWN].remedy
+            degree = "could be a little faster" if waited < _LIMIT else f"{are} limited by data"
+            return f"{where} {degree}: try {remedy}."
+    return "nothing. Data does not limit training."
 
 
 def _first_batch(run: RunFiles) -> tuple[str, str]:
@@ -172,19 +158,14 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
     said = f"{seconds(wait_s)} after {_first_epoch(run)} began"
     from_start_s = run.facts.get("first_batch_s")
     if from_start_s is not None:
-        said += f", {seconds(from_start_s)} after the run did, which opened all that it needs in between"
+        said += f", {seconds(from_start_s)} after the start of the run, which also opens model and data"
     return "First batch:", f"{said}."
 
 
-def _cost(run: RunFiles) -> tuple[str, str]:
-    bill = run.facts.get("bill")
-    if not bill:
-        return "Cost:", "not known, since the report does not say it."
-    absent = ", ".join(line["name"] for line in bill["lines"] if line["usd"] is None)
-    without = f" Not in it, since no price is known: {absent}." if absent else ""
-    if not bill["usd"]:
-        return "Cost:", f"nothing of what has a price here was used.{without}"
-    parts = ", ".join(f"{line['name']} {usd(line['usd'])}" for line in bill["lines"] if line["usd"])
-    per_million = bill["usd_per_million_images"]
-    each = "" if per_million is None else f" ({usd(per_million)} for a million training images)"
-    return "Cost:", f"{usd(bill['usd'])}{each}: {parts}.{without}"
+def _about_cost(bill: Mapping[str, Any]) -> str:
+    """What a bill's sum is for, and what is not in it because its price is not known."""
+    absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
+    each = bill["usd_per_million_images"] if bill["usd"] else None
+    said = [] if each is None else [f"{usd(each)} for a million training images"]
+    said += [f"without {', '.join(absent)}: no price known"] if absent else []
+    return "; ".join(said) or "no priced services"

@@ -16,8 +16,9 @@ from superdl.experiments.output import write_whole
 from superdl.experiments.reporting.page import PAGE_NAME, Cell, Table, facts_table, render
 from superdl.experiments.reporting.quantities import share
 from superdl.experiments.reporting.run_files import Pass, RunFiles, read_run
-from superdl.experiments.reporting.run_findings import STALL_CAUSES, causes_of, findings
+from superdl.experiments.reporting.run_findings import causes_of, findings, tiles
 from superdl.experiments.reporting.run_plots import run_plots
+from superdl.super_wire.waits import WAITS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +62,7 @@ def run_page(run: RunFiles) -> str:
         subtitle=", ".join(f"{what} {value}" for what, value in told.items() if value),
         run=run,
         facts=facts,
+        tiles=tiles(run),
         findings=findings(run),
         notes=(*facts.get("notes", ()), *run.troubles),
         tables=run_tables(run),
@@ -91,9 +93,6 @@ def run_tables(run: RunFiles) -> dict[str, Table | None]:
     return {
         "passes": _by_pass("Passes over the data", run.passes, _PASSES),
         "time": _by_pass("Time of loading and computing", run.passes, _TIME),
-        "status": _by_pass(
-            "Status checks", [one for one in run.passes if one.job.get("status_calls")], _STATUS
-        ),
         "stalls": _stalls(run),
         "causes": _causes(run),
         "processors": _processors(run),
@@ -139,23 +138,14 @@ _TIME: dict[str, _Value] = {
     "fetching (s, sum)": _counter("fetch_s"),
     "decoding (s, sum)": _counter("decode_s"),
     "writing (s, sum)": _counter("push_s"),
-    "found in the cache (samples)": _figure("hits"),
-    "missed (samples)": _figure("misses"),
-    "read from the store (samples)": _figure("straight"),
+    "cache hits (samples)": _figure("hits"),
+    "misses (samples)": _figure("misses"),
+    "store reads (samples)": _figure("straight"),
     "produced (samples)": _counter("samples_produced"),
     "retried (samples)": _counter("retries"),
     "failed (samples)": _counter("samples_failed"),
 }
 """Where the time of loading went, and what was done."""
-_STATUS: dict[str, _Value] = {
-    "calls": _counter("status_calls"),
-    "in the background (ms)": _counter("status_s", 1000),
-    "thereof CPU (ms)": _counter("status_cpu_s", 1000),
-    "each call (ms)": lambda one: _times(share(one.job.get("status_s"), one.job["status_calls"]), 1000),
-    "trainer waited (ms)": _counter("status_wait_s", 1000),
-    "trainer waited (% of time)": lambda one: _percent(one.job.get("status_wait_s"), one.figures["wall_s"]),
-}
-"""What asking the coordinator for the plan has cost."""
 
 
 def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:
@@ -179,7 +169,7 @@ def _stalls(run: RunFiles) -> Table | None:
     def waited_for(cause: str) -> _Value:
         return lambda one: one.stalls.get(cause, 0.0)
 
-    def bound_by_computing(one: Pass) -> Cell:
+    def limited_by_computing(one: Pass) -> Cell:
         stalls = one.figures["stalls"]
         return _percent(stalls["steps"] - stalls["stalled"], stalls["steps"])
 
@@ -189,8 +179,8 @@ def _stalls(run: RunFiles) -> Table | None:
         {
             "steps": of_stalls("steps"),
             "stalled (steps)": of_stalls("stalled"),
-            "bound by computing (% of steps)": bound_by_computing,
-            **{f"{cause.replace('_', ' ')} (s)": waited_for(cause) for cause in causes_of(told)},
+            "limited by computing (% of steps)": limited_by_computing,
+            **{f"{cause} (s)": waited_for(cause) for cause in causes_of(told)},
             "all stalls (s)": of_stalls("wait_s"),
             "all stalls (% of time)": lambda one: _percent(
                 one.figures["stalls"]["wait_s"], one.figures["wall_s"]
@@ -201,9 +191,8 @@ def _stalls(run: RunFiles) -> Table | None:
 
 def _causes(run: RunFiles) -> Table | None:
     """What the causes that there were mean."""
-    named = [cause for cause in causes_of(run.passes) if cause in STALL_CAUSES]
-    rows = [(cause.replace("_", " "), *STALL_CAUSES[cause]) for cause in named]
-    heads = ("cause", "the trainer waited since", "what helps")
+    rows = [(cause, WAITS[cause].meaning, WAITS[cause].remedy) for cause in causes_of(run.passes)]
+    heads = ("cause", "the trainer waited because", "what helps")
     return Table("What the causes mean", heads, rows) if rows else None
 
 

@@ -26,6 +26,9 @@ __all__ = ["run_plots", "thinned"]
 
 _POINTS = 80
 """A plot of a pass has so many at most: what is between them would not be seen."""
+_USUAL_PERCENT = 95.0
+_CLIPPED_AT = 1.5
+"""A chart of steps ends at so many times what 95% of them stay below, if some take more than twice that."""
 _TIMES = 240
 _LEAST_S = 0.5
 _PERCENT_TOP = 102.0
@@ -34,19 +37,18 @@ _PERCENT_TOP = 102.0
 
 def run_plots(run: RunFiles) -> dict[str, Plot | None]:
     """All plots by name; None where the files do not tell, or plots cannot be drawn."""
-    speeds, steps = _speeds(run), _step_parts(run)
     return {
-        "speeds": plot_of("Images per second, by epoch; each plot has its own scale.", speeds, columns=2),
         "learning": plot_of(
             "Left: loss, lower is better. Right: how many images the model classifies rightly.",
             _learning(run) if run.passes else [],
             columns=2,
         ),
         "steps": plot_of(
-            "What the steps of the first epoch and of the last consist of, means where there are many. Other "
-            "is what a step keeps the process for beside its computing, which on a GPU goes on behind it."
+            "What the steps of the first epoch and of the last consist of, means where there are many. Much "
+            "longer steps are cut, and marked with their time. Other is the rest of a step, "
+            "during which a GPU computes on."
             f"{run.rank_0_note}",
-            steps,
+            _step_parts(run),
             columns=2,
         ),
         "stalls": plot_of(
@@ -71,17 +73,6 @@ def thinned(values: Sequence[float] | NDArray[np.float64], most: int) -> tuple[l
 def _over_passes(passes: Iterable[Pass], name: str, factor: float = 1.0) -> Line:
     known = [(one.epoch + 1, one.figures.get(name)) for one in passes]
     return [epoch for epoch, _ in known], [None if value is None else factor * value for _, value in known]
-
-
-def _speeds(run: RunFiles) -> list[Drawing]:
-    """Images per second of each epoch, training and validation each on a scale of its own."""
-    draw = partial(draw_lines, x_label="epoch", y_label="images per second")
-    drawings: list[Drawing] = []
-    for split, title in (("train", "Training"), ("val", "Validation")):
-        line = _over_passes([one for one in run.passes if one.split == split], "images_per_s")
-        if line[0]:
-            drawings.append(partial(draw, title=title, lines={title: line}))
-    return drawings
 
 
 def _learning(run: RunFiles) -> list[Drawing]:
@@ -118,26 +109,27 @@ def _step_parts(run: RunFiles) -> list[Drawing]:
     """What the steps of the first training pass and of the last consist of, on one scale."""
     there = [one for one in run.trained if (one.epoch, one.split) in run.steps]
     drawings = []
-    top = 0.0
+    heights: list[float] = []
     for one in there[:1] + there[1:][-1:]:
         steps = run.steps[one.epoch, one.split]
         wait, compute = 1000 * steps["wait_s"], 1000 * steps["compute_s"]
         rest = np.maximum(0.0, 1000 * steps["total_s"] - wait - compute)
         parts = {"waiting for data": wait, "computing": compute, "other": rest}
         layers = {name: thinned(values, _POINTS)[1] for name, values in parts.items()}
-        top = max(top, 1.05 * max(map(sum, zip(*layers.values(), strict=True))))
+        heights += map(sum, zip(*layers.values(), strict=True))
         draw = partial(draw_stack, title=f"Epoch {one.epoch + 1}")
         draw = partial(draw, x_label="step", y_label="time of a step (ms)", xs=thinned(wait, _POINTS)[0])
         drawings.append(partial(draw, layers=layers, end=float(len(steps))))
+    if not heights:
+        return []
+    usual, most = float(np.percentile(heights, _USUAL_PERCENT)), max(heights)
+    top = _CLIPPED_AT * usual if most > 2 * _CLIPPED_AT * usual > 0 else 1.05 * most
     return [partial(draw, top=top) for draw in drawings]
 
 
 def _stalls(run: RunFiles) -> list[Drawing]:
     """Seconds of stalls by cause, for each epoch."""
-    layers = {
-        cause.replace("_", " "): [one.stalls.get(cause, 0.0) for one in run.trained]
-        for cause in causes_of(run.trained)
-    }
+    layers = {cause: [one.stalls.get(cause, 0.0) for one in run.trained] for cause in causes_of(run.trained)}
     epochs = [one.epoch + 1 for one in run.trained]
     draw = partial(
         draw_stack, title="Stalls by cause", x_label="epoch, from its begin", y_label="waiting (s)"

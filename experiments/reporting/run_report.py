@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.quantities import ABSENT, count
 from superdl.experiments.reporting.run_files import run_of_report
-from superdl.experiments.reporting.run_findings import findings
+from superdl.experiments.reporting.run_findings import findings, tiles
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,13 +112,14 @@ def print_report(report: RunReport, console: Console) -> None:
         ]
         print_rows(console, heads, rows, title=f"{report.name}, by epoch and pass")
         console.print(
-            "Seconds overlap: workers read and functions decode while the model computes. Decoding is summed "
-            "over functions and counts what they do ahead. Hits, misses and reads from the store are samples "
-            "at the first look.",
+            "Seconds overlap: workers read and functions decode while the model computes, and ahead. Hits, "
+            "misses and reads from the store are samples at the first look.",
             style="dim",
             highlight=False,
         )
-    said = [" ".join(point) for point in findings(run_of_report(report.to_mapping()))]
+    run = run_of_report(report.to_mapping())
+    said = [f"{tile.value} {tile.title} ({tile.note})" for tile in tiles(run)]
+    said += [" ".join(point) for point in findings(run)]
     notes = [f"Note: {note}" for note in report.notes]
     hosts = [_host_line(one) for one in report.hosts]
     for line in (*said, *hosts, *notes, f"Written to {report.directory}"):

@@ -79,7 +79,7 @@ def _print_json(looks: Looks, interval_s: float, pause: threading.Event, *, once
 def _serve(looks: Looks, interval_s: float, pause: threading.Event, port: int) -> None:
     from superdl.top.web import Page
 
-    with Page(port) as page:
+    with Page(port, looks.late_batches) as page:
         sys.stdout.write(f"superdl top: {page.url} until Ctrl-C\n")
         sys.stdout.flush()
         while True:

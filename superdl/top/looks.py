@@ -20,6 +20,7 @@ __all__ = ["Looks", "view_of"]
 
 WINDOW_S = 5.0  # reports of readers come batch by batch: rates over less would flicker
 _LOOK_S = 5.0
+_LATE_SHOWN = 50
 
 _Figures = dict[str, Any]
 
@@ -62,6 +63,20 @@ class Looks:
             told = {**self._unreachable, "why": self._text(str(error))}
             self._view = {**self._view, "clock_s": time.time(), "unreachable": told}
         return self._view
+
+    def late_batches(self, job: str) -> list[dict[str, Any]]:
+        """The newest batches of a job that readers waited for, newest first; by any thread.
+
+        Raises:
+            SuperError: the coordinator does not answer.
+        """
+        from superdl.stats_command import mapping
+        from superdl.super_wire import coordinator_pb2 as pb
+
+        request = pb.GetJobStatsRequest(jobs=[job], with_stalls=True)
+        answer = self._client.call("GetJobStats", request, self._patience)
+        stalls = [stall for told in answer.jobs for stall in told.recent_stalls]
+        return [mapping(stall, self._text) for stall in stalls[: -_LATE_SHOWN - 1 : -1]]
 
     def _taken_down(self, patience: Patience) -> dict[str, Any]:
         from superdl.stats_command import mapping

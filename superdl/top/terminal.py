@@ -49,7 +49,7 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
 
 
 def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("job", "ranks", "images/s", "ahead", "waits for", "at", "USD")
+    table = _table("job", "ranks", "images/s", "ahead", "waits for", "epoch, batch", "USD")
     for job in jobs:
         lapsed = f" ({job['lapsed_ranks']} silent)" if job["lapsed_ranks"] else ""
         table.add_row(
@@ -58,14 +58,14 @@ def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
             Text(_rate(job["images_per_s"])),
             Text(f"{job['lookahead_s']:.1f} s, {job['lookahead_batches']}"),
             Text(_waits(job["waits"])),
-            Text(f"{job['epoch']}:{job['position']}"),
+            Text(f"{job['epoch']}, {job['position']}"),
             Text(f"{job['usd']:.4f}"),
         )
     return table
 
 
 def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("functions", "had/wanted", "in flight", "samples/s", "requests ended (a second)")
+    table = _table("functions", "slots", "in flight", "samples/s", "requests ended (a second)")
     for one in functions:
         ended = ", ".join(
             f"{outcome.replace('_', ' ')} {count:,} ({_rate(one['ended_per_s'][outcome])})"
@@ -73,7 +73,7 @@ def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
         )
         table.add_row(
             Text(one["name"]),
-            Text(f"{one['had']:,}/{one['wanted']:,}"),
+            Text(f"{one['had']:,} of {one['wanted']:,}"),
             Text(f"{one['in_flight']:,}"),
             Text(_rate(one["samples_per_s"])),
             Text(ended or "none"),
@@ -126,7 +126,7 @@ def _table(*columns: str) -> Table:
 def _waits(waits: Mapping[str, float | None]) -> str:
     """Causes that readers wait for now, as seconds of waiting in a second, summed over all readers."""
     now = sorted(((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True)
-    return ", ".join(f"{cause.replace('_', ' ')} {rate:.2f}" for rate, cause in now) or "nothing"
+    return ", ".join(f"{cause} {rate:.2f}" for rate, cause in now) or "nothing"
 
 
 def _rate(rate: float | None) -> str:

@@ -1,7 +1,8 @@
-"""Views as a page in the browser: one HTML file, and a stream of server-sent events that it draws.
+"""Views as a page in the browser: one HTML file, a stream of server-sent events that it draws, and the late
+batches of a job that is asked for.
 
-The page is on loopback and only tells. It answers GET alone, and only to a loopback name, so that no site
-that a browser visits can read it under a name of its own (DNS rebinding).
+The page is on loopback and changes nothing. It answers GET alone, and only to a loopback name, so that no
+site that a browser visits can read it under a name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import parse_qs, urlsplit
 
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.waits import WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Page"]
 
@@ -40,14 +43,16 @@ class Page:
 
     Args:
         port: on 127.0.0.1; 0 takes a free one.
+        late_batches: returns the batches of a job, by its name, that readers waited for lately.
 
     Raises:
         ConfigError: the port is none, or cannot be had.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, late_batches: Callable[[str], Sequence[Mapping[str, Any]]]) -> None:
         if not 0 <= port < _PORTS:
             raise ConfigError(f"--web is a port from 0, which takes a free one, to 65535; not {port}")
+        self.late_batches = late_batches
         self._news = threading.Condition()
         self._number, self._view, self._closed = 0, "null", False
         self._points: deque[tuple[int, str]] = deque(maxlen=HISTORY_S)
@@ -70,6 +75,7 @@ class Page:
         """Send a view to all who look."""
         jobs = view["jobs"]
         told = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
+        told["helps"] = {name: wait.remedy for name, wait in WAITS.items()}
         with self._news:
             self._number += 1
             self._view = json.dumps(told)
@@ -117,8 +123,8 @@ def _point(view: Mapping[str, Any]) -> dict[str, Any]:
         "clock_s": view["clock_s"],
         "images": {"images/s": view["images_per_s"]},
         "waits": view["waits"],
-        "requests": {"in flight": requests["in_flight"], "had": requests["had"]},
-        "cache": {"resident": cache["resident_bytes"], "budget": cache["budget_bytes"]},
+        "requests": {"in flight": requests["in_flight"], "slots": requests["had"]},
+        "cache": {"used": cache["resident_bytes"], "budget": cache["budget_bytes"]},
     }
 
 
@@ -165,8 +171,10 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(self.server.page.html)
         elif path == "/events":
             self._stream()
+        elif path == "/batches":
+            self._late_batches()
         else:
-            self.send_error(404, "there are / and /events")
+            self.send_error(404, "there are /, /events and /batches")
 
     def _refuse(self) -> None:
         self.send_error(405, "GET only")
@@ -202,6 +210,16 @@ class _Request(BaseHTTPRequestHandler):
                     self.wfile.write(f"data: {told}\n\n".encode() if told else b":\n\n")
         finally:
             page.streams.release()
+
+    def _late_batches(self) -> None:
+        job = parse_qs(urlsplit(self.path).query, errors="replace").get("job", [""])[0]
+        try:
+            batches = self.server.page.late_batches(job)
+        except SuperError:
+            self.send_error(503, "the coordinator does not answer for this job")
+            return
+        self._begin(200, "application/json")
+        self.wfile.write(json.dumps(batches).encode())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """Plain text, which shows nothing of the request."""

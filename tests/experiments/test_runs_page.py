@@ -9,7 +9,7 @@ from pathlib import Path
 from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
 from superdl.experiments.monitoring.readings import GROUPS
 from superdl.experiments.records import StepRecord
-from superdl.experiments.reporting.run_findings import STALL_CAUSES
+from superdl.super_wire.waits import WAITS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/runs.md").read_text(encoding="utf-8")
 
@@ -30,4 +30,4 @@ def test_the_utilisations_columns_and_subjects():
 
 
 def test_the_causes_of_stalls_are_those_that_a_page_explains():
-    assert first_cells("Stalls") - {"cause"} == STALL_CAUSES.keys()
+    assert first_cells("Stalls") - {"cause"} == WAITS.keys()

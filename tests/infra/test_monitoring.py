@@ -22,7 +22,7 @@ COUNTED = "0+{}x30"
 # Of each alert, series that show its fault, minute by minute. All else is calm at 0.
 FAULTS = {
     "SuperDown": {'up{job="super"}': "0x30"},
-    "SuperReadersWait": {'super_wait_seconds_total{job_name="a",cause="throttle"}': COUNTED.format(12)},
+    "SuperReadersWait": {'super_wait_seconds_total{job_name="a",cause="limits"}': COUNTED.format(12)},
     "SuperThrottled": {'super_requests_total{executor="lambda",outcome="throttled"}': COUNTED.format(6)},
     "SuperThrash": {"super_cache_thrashing": "1x30"},
     "SuperCacheGone": {"super_cache_trouble": "1x30"},
@@ -46,7 +46,7 @@ FAULTS = {
 }
 CALM = {
     'up{job="super"}': "1x30",
-    'super_wait_seconds_total{job_name="a",cause="throttle"}': COUNTED.format(1),
+    'super_wait_seconds_total{job_name="a",cause="limits"}': COUNTED.format(1),
     'super_requests_total{executor="lambda",outcome="answered"}': COUNTED.format(100),
     'super_requests_total{executor="lambda",outcome="throttled"}': COUNTED.format(1),
     'super_requests_total{executor="lambda",outcome="crashed"}': COUNTED.format(1),

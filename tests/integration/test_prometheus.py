@@ -99,7 +99,7 @@ def test_throttled_functions_are_seen_by_prometheus_and_fire_its_rules(
         (throttled,) = prometheus.until(fired % "SuperThrottled")
         assert throttled["metric"]["executor"] == "lambda"
         waited = prometheus.until(fired % "SuperReadersWait")
-        assert {one["metric"]["cause"] for one in waited} & {"throttle", "retry", "cold_start"}
+        assert {one["metric"]["cause"] for one in waited} & {"limits", "storage", "starting"}
         for expr in expressions():
             prometheus.ask(expr.replace("$__rate_interval", "1m"))
         for calm in ("SuperThrash", "SuperSpendingStopped", "SuperSamplesFail"):

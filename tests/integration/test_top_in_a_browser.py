@@ -157,15 +157,22 @@ def test_the_page_draws_what_happens_and_survives_names_restarts_and_narrow_scre
             for ref in sampler:
                 dataset[ref]
             shown = tab.until("onerror", "images/s", "answered", ".jpg can never be decoded")
-        assert "no answer" not in shown
+        assert "No answer" not in shown
+        assert (
+            tab.value("document.querySelector('#jobs a[href=\"#warnings\"]').textContent") == "1 bad sample"
+        )
+        assert "epoch 0, batch" in shown
+        tab.value("document.querySelector('#jobs a').click()")
+        tab.until("Late batches of", "newest first")
+        assert tab.value("document.querySelectorAll('#late script, #late img').length") == 0
         assert tab.value("document.querySelectorAll('body img, #jobs script, #warned script').length") == 0
-        assert tab.value("document.title") == "superdl top"
+        assert HOSTILE in tab.value("document.title")
         assert tab.value("document.querySelectorAll('#charts svg path').length") >= 3
         assert tab.value("document.documentElement.scrollWidth") <= NARROW_PX
         stack.kill_coordinator()
-        tab.until("no answer since")
+        tab.until("No answer since")
         stack.start_coordinator()
-        tab.until("no open jobs")
+        tab.until("No open jobs. A job appears here when")
         assert tab.value("document.getElementById('lost').textContent") == ""
     assert tab.errors == []
 
@@ -179,4 +186,5 @@ def test_the_page_shows_that_functions_are_throttled(
     with Stack(arguments=tuple(words.split()), cache=valkey.url) as stack, Top(stack, tab):
         train(stack, images, "s3://photos/train", disturb={3: lambda: lambda_service.throttle_next(12)})
         tab.until("lambda", "throttled")
+        assert tab.value("document.querySelectorAll('#charts path.area').length") >= 1
     assert tab.errors == []

@@ -116,7 +116,7 @@ def test_stalls_are_shares_of_the_training_time_that_counts():
     second = one_pass(wall_s=4.0, stalls={"decode": 1.0, "source": 0.5})
     run = run_of(first, second, vals=(None, one_pass(stalls={"decode": 100.0})))
     figures = round_figures(RoundMeasured((run,)), warmup_epochs=1)
-    assert figures.stall_percent_by_cause == pytest.approx({"decode": 25.0, "source": 12.5})
+    assert figures.stall_percent_by_cause == pytest.approx({"decoding": 25.0, "storage": 12.5})
     assert mean_by_name([{"a": 1.0}, {"a": 2.0, "b": 5.0}]) == {"b": 2.5, "a": 1.5}
 
 

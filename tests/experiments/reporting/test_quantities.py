@@ -27,7 +27,7 @@ from superdl.experiments.reporting import quantities as q
         (q.seconds(3599.9), "1 h 0 min"),
         (q.seconds(7512), "2 h 5 min"),
         (q.percent(0.96123), "96.1%"),
-        (q.usd(0.0009312), "0.000931 USD"),
+        (q.usd(0.0009312), "$0.000931"),
         (q.share(1.0, 0.0), None),
         (q.share(1.0, 4.0), 0.25),
     ],

@@ -115,7 +115,7 @@ def test_a_failed_run_says_why_in_words_as_they_are():
     text = printed(
         report(status="failed", reason="ReadTimeoutError: batch [bold]7[/bold]", epochs=(), notes=("n1",))
     )
-    assert "It failed after 0 of 1 epochs in 5.50 s: ReadTimeoutError: batch [bold]7[/bold]." in text
+    assert "Failed after 0 of 1 epochs in 5.50 s: ReadTimeoutError: batch [bold]7[/bold]." in text
     assert "Note: n1" in text
     assert "accuracy" not in text.lower()
 
@@ -123,15 +123,16 @@ def test_a_failed_run_says_why_in_words_as_they_are():
 def test_top5_stalls_and_costs_are_said_where_they_are_known():
     plain = printed(report())
     assert "Top-5" not in plain
-    assert "most of all since" not in plain
-    assert "Cost: not known" in plain
+    assert "mostly because" not in plain
+    assert "cost of the run" not in plain
     stalls = StallSummary(45, 3, 1.25, {"decode": CauseTotal(1, 0.25), "cold_start": CauseTotal(2, 1.0)})
     epochs = (EpochSummary(0, replace(TRAIN, stalls=stalls), replace(VAL, top5_accuracy=0.999)),)
     bill = bill_of([], hired=HIRED, executor=None, wall_s=3600.0, prices=prices_for(HIRED), rest=None)
     text = printed(report(epochs=epochs, bill=bill))
     assert "validation images. Top-5: 99.9%." in text
-    assert "most of all since functions, or the job itself, were starting (1.00 s)" in text
-    assert "Cost: 0.526 USD: training machine 0.526 USD." in text
+    assert "mostly because workers, functions or the look-ahead were starting (1.00 s)" in text
+    assert "try persistent workers" in text
+    assert "$0.526 cost of the run" in text
 
 
 def test_the_first_batch_is_counted_from_the_start_of_the_run():
@@ -143,7 +144,7 @@ def test_the_first_batch_is_counted_from_the_start_of_the_run():
 def test_the_accuracy_is_of_the_last_epoch_that_was_validated_or_it_is_said_that_there_is_none():
     without = report(epochs=(EpochSummary(0, TRAIN, None),), val_samples=None)
     assert without.val_accuracy is None
-    assert "no validation came to its end (data.val, training.validate_every)" in printed(without)
+    assert "no validation finished (data.val, training.validate_every)" in printed(without)
     epochs = (EpochSummary(0, TRAIN, VAL), EpochSummary(1, TRAIN, None))
     value = report(epochs=epochs, spec={"epochs": 2})
     assert "Accuracy: after epoch 1 the model was right for 98.1%" in printed(value)

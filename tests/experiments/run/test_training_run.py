@@ -129,7 +129,7 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     told = [epoch[split]["stalls"] for epoch in loaded["epochs"] for split in ("train", "val")]
     assert [one["steps"] for one in told] == [3, 1, 3, 1]
     assert sum(one["stalled"] for one in told) == len(stalls)
-    assert {one["cause"] for one in stalls} <= {"loader_start", "source", "decode"}
+    assert {one["cause"] for one in stalls} <= {"starting", "storage", "decoding"}
 
     events = EventAccumulator(str(made / "tensorboard"))
     events.Reload()

@@ -128,7 +128,7 @@ def test_rates_are_differences_also_over_a_restart_and_for_who_is_new() -> None:
     names = ("ranks", "lapsed_ranks", "epoch", "position", "lookahead_batches", "interval_s")
     names += ("samples_failed", "usd")
     job = dict.fromkeys(names, 0) | counted | {"job": "a", "source": "s", "cache_hits": 900}
-    waited = {"stall_causes": [{"cause": "throttle", "wait_s": 3.0}]}
+    waited = {"stall_causes": [{"cause": "limits", "wait_s": 3.0}]}
     cache = {"store": "", "dropped_samples": 10, "usd_per_hour": 0.0, "total_usd": 0.0, "spending": ""}
     cache |= dict.fromkeys(f"store_{name}" for name in ("used_bytes", "room_bytes", "packs", "trouble"))
     cache |= dict.fromkeys(("total_requests_in_flight", "concurrency", "capacity", "budget_bytes"), 0)
@@ -138,11 +138,11 @@ def test_rates_are_differences_also_over_a_restart_and_for_who_is_new() -> None:
     executor |= {"name": "lambda", "trouble": "", "ended": [{"outcome": "throttled", "requests": 4}]}
     rest = {"coordinating": {"version": "1"}, "cache": cache, "warned": []}
     before = {"jobs": [job | waited], "executors": [executor | {"ended": []}], **rest}
-    fell = job | {"cache_hits": 100, "stall_causes": [{"cause": "throttle", "wait_s": 5.0}]}
+    fell = job | {"cache_hits": 100, "stall_causes": [{"cause": "limits", "wait_s": 5.0}]}
     new = job | {"job": "new", "cache_hits": 50, **waited}
     view = view_of(before, {"jobs": [fell, new], "executors": [executor], **rest}, 2.0)
     assert [one["images_per_s"] for one in view["jobs"]] == [50.0, 25.0]
     assert view["images_per_s"] == 75.0
-    assert view["waits"] == {"throttle": 2.5}
+    assert view["waits"] == {"limits": 2.5}
     assert view["functions"][0]["ended_per_s"] == {"throttled": 2.0}
     assert view_of(before, before, 0.0)["images_per_s"] is None

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from superdl.main import main
+from superdl.super_wire.errors import UnknownJobError
 from superdl.top.web import Page
 
 if TYPE_CHECKING:
@@ -27,15 +28,24 @@ VIEW: dict[str, Any] = {
     "unreachable": None,
     "jobs": [{"job": "<img src=x>\n\ndata: {}"}] * 60,
     "images_per_s": 5.0,
-    "waits": {"throttle": 0.5},
+    "waits": {"limits": 0.5},
     "requests": REQUESTS,
     "cache": {"resident_bytes": 1, "budget_bytes": 2},
 }
 
 
+LATE = {"rank": 0, "epoch": 20, "position": 22, "cause": "storage", "wait_s": 0.5}
+
+
+def late_batches(job: str) -> list[dict[str, Any]]:
+    if job != "a & b":
+        raise UnknownJobError(f"no job {job}")
+    return [LATE]
+
+
 @pytest.fixture
 def page() -> Iterator[Page]:
-    with Page(0) as page:
+    with Page(0, late_batches) as page:
         yield page
 
 
@@ -98,13 +108,23 @@ def test_a_stream_tells_what_was_and_what_comes_with_gaps_where_nobody_answered(
     first = told(answer)
     assert first["view"]["jobs"] == VIEW["jobs"][:50]
     assert first["view"]["more_jobs"] == 10
-    assert first["points"][0]["requests"] == {"in flight": 2, "had": 3}
+    assert first["points"][0]["requests"] == {"in flight": 2, "slots": 3}
+    assert first["view"]["helps"]["limits"] == "a higher quota or a higher cap"
     page._point_due_s = 0.0
     page.show({**VIEW, "unreachable": {"since_s": 1.0, "why": "gone"}})
     second = told(answer)
     assert second["points"] == [{"clock_s": 1.0}]
     assert second["view"]["unreachable"]["why"] == "gone"
     assert len(told(asked(page.url, "/events"))["points"]) == 2, "whoever comes later gets all"
+
+
+def test_the_late_batches_of_a_job_are_answered_and_of_others_refused(page: Page) -> None:
+    answer = asked(page.url, "/batches?job=a%20%26%20b")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert json.loads(answer.read()) == [LATE]
+    assert asked(page.url, "/batches?job=b").status == 503
+    assert asked(page.url, "/batches").status == 503
+    assert asked(page.url, "/batches?job=a%20%26%20b", host="evil.example").status == 403
 
 
 def test_only_so_many_look_at_once(page: Page) -> None:
