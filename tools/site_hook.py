@@ -27,6 +27,7 @@ COPIES = "repository"
 """Where files from outside of ``docs/`` lie in the site."""
 
 _EXAMPLE = re.compile(r"^>>> .*?(?=^\s*$|\Z)", re.MULTILINE | re.DOTALL)
+_ROLE = re.compile(r":\w+:(?=`)")
 _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -67,10 +68,10 @@ def _uri(target: Path) -> str:
 
 
 class Examples(Extension):  # type: ignore[misc]  # unknown where the checks run
-    """Fences the doctests of docstrings; Markdown would read them as text."""
+    """Fences the doctests of docstrings, which Markdown would read as text, and drops the roles of Sphinx."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
         """Rewrite the docstring of one object."""
         if obj.docstring is not None:
             fenced = r"```pycon\n\g<0>\n```\n"
-            obj.docstring.value = _EXAMPLE.sub(fenced, obj.docstring.value)
+            obj.docstring.value = _EXAMPLE.sub(fenced, _ROLE.sub("", obj.docstring.value))
