@@ -21,6 +21,8 @@ RAY_STAMP := $(VENV)/.ray
 SAM_VENV := .venv-sam
 SAM_STAMP := $(SAM_VENV)/.installed
 SBOM_VENV := .venv-sbom
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
 UV_VENV := .venv-uv
 
 # A process for each core, and the tests of a file in one of them, since they share servers. In their order: else files of
@@ -36,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help .venv .venv-bench run test test-full test-loaders soak fuzz lint types rules unit studies format proto check-proto check-infra wheel \
-	check-containers lambda-zip sbom lock clean
+	check-containers docs lambda-zip sbom lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z.-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -80,7 +82,7 @@ run: $(STAMP) ## train on the digits with everything embedded (ARGS are added to
 
 test: lint types check-proto unit ## all checks and tests but the slow ones
 
-test-full: $(RAY_STAMP) lint types check-proto check-infra test-loaders ## all checks and tests, the slow ones too
+test-full: $(RAY_STAMP) $(DOCS_STAMP) lint types check-proto check-infra test-loaders ## all checks and tests, the slow ones too
 	$(PYTEST) -m "not soak and not containers" --ignore=tests/integration --hypothesis-profile=heavy
 	$(PYTEST) -m "not soak" tests/integration
 	$(MAKE) check-containers
@@ -147,6 +149,14 @@ check-proto: $(PROTO_STAMP) ## see that the gRPC stubs are what the generator ma
 	for stub in $$fresh/superdl/super_wire/*; do \
 		cmp $$stub super_wire/$${stub##*/} || { echo "Run make proto, and commit what it changes."; exit 1; }; done
 
+$(DOCS_STAMP): tools/docs-requirements.txt | $(BIN)/python
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+docs: $(DOCS_STAMP) ## build the documentation into dist/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
 wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
@@ -174,5 +184,5 @@ lock: $(STAMP) ## pin what the function and the containers install, anew
 	PATH="$(UV_VENV)/bin:$$PATH" $(BIN)/python -m tools.lock_requirements
 
 clean: ## remove what was built, the environments too
-	rm -rf $(VENV) $(PROTO_VENV) $(SAM_VENV) $(SBOM_VENV) $(BENCH_VENV) $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(SAM_VENV) $(SBOM_VENV) $(DOCS_VENV) $(BENCH_VENV) $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Submit a training job to SageMaker, with CPU hosts beside the GPU hosts (docs/clusters.md).
+"""Submit a training job to SageMaker, with CPU hosts beside the GPU hosts (docs/deploy/clusters.md).
 
 Needs ``pip install 'sagemaker<3'``, whose third version has no ``Estimator``. Set the upper-case names first.
 """

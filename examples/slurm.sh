@@ -1,5 +1,5 @@
 #!/bin/bash
-# Two CPU hosts preprocess for two GPU hosts (docs/clusters.md): sbatch examples/slurm.sh
+# Two CPU hosts preprocess for two GPU hosts (docs/deploy/clusters.md): sbatch examples/slurm.sh
 # Needs on every host SUPER, valkey-server and the script; set SUPER_TOKEN and the certificates, or SUPER_INSECURE=1 on a
 # network that nobody else reaches.
 #SBATCH --job-name=superdl

@@ -1,6 +1,6 @@
 """SUPER on AWS: the template, and the commands that it needs before (:mod:`infra.make_secrets`) and after
-(:mod:`infra.teardown`), which docs/deploy.md walks through; and :mod:`infra.launcher` for runs on several
-hosts, of which docs/clusters.md tells. Not in the wheel. Here is what all commands that speak to AWS share.
+(:mod:`infra.teardown`), which docs/deploy/aws.md walks through; and :mod:`infra.launcher` for runs on several
+hosts (docs/deploy/clusters.md). Not in the wheel. Here is what all commands that speak to AWS share.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
   exit with training's code.
 
 SageMaker's variables and files say who takes part, or options do where the script comes after ``--``
-(docs/clusters.md).
+(docs/deploy/clusters.md).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def need_pyarrow() -> None:
     except ImportError as error:
         raise ConfigError(
             "the samples are rows of Parquet files, and this function has no pyarrow: pack it by "
-            f"infra/function/parquet-requirements.txt, as docs/shards.md says ({error})"
+            f"infra/function/parquet-requirements.txt, as docs/data.md says ({error})"
         ) from error
 
 

@@ -79,7 +79,7 @@ def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
     if "ray" in names:
         raise ConfigError(
             f"{setting}: ray is workers now, which superdl worker --ray HEAD:6379 --num 8 starts on a "
-            "cluster (docs/ray.md)"
+            "cluster (docs/deploy/clusters.md)"
         )
     if not set(names) <= set(EXECUTORS) or len(set(names)) < len(names):
         raise ConfigError(

@@ -159,7 +159,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     if recipe.random:
         raise ConfigError(
             "this recipe is random: each epoch has samples of its own, which no warming can have ready. Put "
-            "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/augmentation.md)"
+            "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/data.md)"
         )
     return recipe
 

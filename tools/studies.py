@@ -44,6 +44,7 @@ STUDIES = (
     "hpo_sharing",
 )
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "experiments"
+OVERVIEW = PAGES.parent / "performance.md"
 FIGURES_FILE = PAGES / "studies.json"
 
 _TABLE = re.compile(r"(<!-- figures(?: of (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -117,7 +118,7 @@ def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
 def _write_pages(studies: Mapping[str, Any], *, changing: bool) -> bool:
     """Write all pages; without ``changing`` say which are old, and whether any is."""
     old = False
-    for page in sorted(PAGES.glob("*.md")):
+    for page in (OVERVIEW, *sorted(PAGES.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         fresh = regenerated(text, studies)
         if fresh != text and changing:
@@ -169,7 +170,11 @@ def _all(studies: Mapping[str, Any]) -> str:
     """The table of all studies, one row for each arm."""
     shown = [figure for figure in FIGURES if figure.key in _OF_ALL]
     rows = [
-        (f"[`{name}`]({name}.md)", f"`{arm}`", *(_values(figures, one.key, median=True) for one in shown))
+        (
+            f"[`{name}`](experiments/{name}.md)",
+            f"`{arm}`",
+            *(_values(figures, one.key, median=True) for one in shown),
+        )
         for name, study in studies.items()
         for arm, figures in study["arms"].items()
     ]

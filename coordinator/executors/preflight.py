@@ -129,7 +129,7 @@ def _check_rights(said: str, cache: str) -> None:
     if any(word in said for word in _NO_RIGHTS):
         raise CacheError(
             f"functions may not write to the cache at {cache} ({said[:_MAX_WORDS]}): see the rights of their "
-            "user (docs/cache.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
+            "user (docs/reference.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
         )
 
 

@@ -72,7 +72,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """What one round of an arm comes to; None where it was not measured. docs/comparing.md defines each.
+    """What one round of an arm comes to; None where it was not measured. docs/runs.md defines each.
 
     ``stall_percent_by_cause`` says why training time was spent waiting, for steps that stalled, and
     ``cpu_ms_by_group`` whose the CPU time of an image is.

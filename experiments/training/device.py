@@ -81,7 +81,7 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
     """Return the type that ``training.precision`` names for ``device``.
 
     ``auto`` is bfloat16 where the device computes in it: GPUs of compute capability 8.0 or more, CPUs with
-    AVX512-BF16 or AMX; docs/training.md has what it was worth. GPUs from 7.0 on compute in float16.
+    AVX512-BF16 or AMX; docs/runs.md has what it was worth. GPUs from 7.0 on compute in float16.
 
     Raises:
         ConfigError: bfloat16 is asked for on a GPU that only emulates it.

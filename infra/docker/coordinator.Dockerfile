@@ -1,6 +1,6 @@
 # The coordinator, with functions in its local pool where --executor local is used. From the root of a checkout:
 #   docker build -f infra/docker/coordinator.Dockerfile -t super-coordinator .
-# It runs on a read-only file system, as uid 10001, without capabilities; docs/containers.md shows how.
+# It runs on a read-only file system, as uid 10001, without capabilities; docs/deploy/kubernetes.md shows how.
 
 ARG BASE_IMAGE=python:3.13-slim
 

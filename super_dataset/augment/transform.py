@@ -45,7 +45,7 @@ class Augment:
     What is drawn for a sample depends on (``seed``, epoch, sample id) alone: not on the batch it comes in, on
     rank, worker or job, nor on torch's generators; a run that is resumed draws the same. Names and meaning
     are those of torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, in this
-    order; docs/augmentation.md tells the differences.
+    order; docs/data.md tells the differences.
 
     In the worker: ``SuperDataset(..., transform=Augment(224))``. On the device, in the training loop:
     ``SuperDataset(..., return_info=True)`` and ``augment.images(images.to(device), info)``. Both give the

@@ -72,7 +72,7 @@ def refusal(address: CacheAddress | str, text: str) -> CacheError:
     remedy = ""
     if text.startswith("NOPERM"):
         remedy = (
-            " (docs/cache.md has the rights of each user: a reader needs GET on super:r1:* and XADD on "
+            " (docs/reference.md has the rights of each user: a reader needs GET on super:r1:* and XADD on "
             "super:n1:*, in a cluster also CLUSTER SLOTS and ASKING)"
         )
     elif is_redirection(text):

@@ -1,7 +1,7 @@
 """The store below the cache: packs of records in a directory or under an S3 prefix, and what tells of them.
 
 Functions write and restore, readers read straight, the coordinator knows and prunes: all by this one form.
-docs/store-format.md describes it.
+docs/store.md describes it.
 """
 
 from __future__ import annotations

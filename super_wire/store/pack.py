@@ -1,4 +1,4 @@
-"""Packs: immutable files of many records with an index at their end. docs/store-format.md describes the form.
+"""Packs: immutable files of many records with an index at their end. docs/store.md describes the form.
 
 Writing copies no payload, reading an index takes two reads at most. What is no whole pack of this version
 raises a :class:`~superdl.super_wire.errors.StoreFormatError`; a record out of a pack is checked by

@@ -1,7 +1,7 @@
 """Segments: immutable pieces of a store's index, so that nobody has to open each pack to know what it holds.
 
 A segment tells of some packs what they hold. Many may tell of one pack, and of packs that are gone. What no
-segment tells of, the packs themselves do. docs/store-format.md describes the form.
+segment tells of, the packs themselves do. docs/store.md describes the form.
 """
 
 from __future__ import annotations

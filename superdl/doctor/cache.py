@@ -1,7 +1,7 @@
 """The coordinator and its cache, from here, with a reader's credentials: reached, allowed, large enough.
 
-The credentials are this process's: see ``docs/cache.md`` and ``SECURITY.md``. A user with a reader's rights
-alone may not ask for memory: what is not told is skipped.
+The credentials are this process's: see ``docs/reference.md`` and ``SECURITY.md``. A user with a reader's
+rights alone may not ask for memory: what is not told is skipped.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _judge_report(refusal: str) -> Finding:
     """What it means that a read report was refused; empty if it was not."""
     if refusal.startswith("NOPERM"):
         why = f"this user may not leave read reports (XADD on super:n1:*): {refusal}"
-        return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/cache.md)")
+        return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/reference.md)")
     if refusal.startswith("READONLY"):
         return bad(f"it is a replica, which takes no reports: {refusal}", "name the primary's address")
     if refusal.startswith("OOM"):

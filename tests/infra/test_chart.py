@@ -311,7 +311,7 @@ def test_what_is_rendered_starts_and_a_probe_needs_no_certificate(rendered, cach
 
 
 def test_the_caches_users_have_the_rights_of_the_page(rendered):
-    page = (ROOT / "docs" / "cache.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     told = {
         name: set(rights.split())
         for name, rights in re.findall(r"^ACL SETUSER (super-\w+) on >SECRET (.*)$", page, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""docs/deploy.md counts what the template has, adds up, and names parameters and outputs that there are."""
+"""docs/deploy/aws.md counts what the template has, adds up, and names its parameters and outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from superdl.coordinator.executors.price_table import load_prices
 from tests.infra.stack_template import ROOT, written
 
-TEXT = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "deploy" / "aws.md").read_text(encoding="utf-8")
 TEMPLATE = written()
 HOURS = 730
 

@@ -116,7 +116,7 @@ def test_handler_package_probe_user_and_volume_are_there(monkeypatch):
 )
 def test_users_of_the_cache_may_what_the_documentation_says(resource, secret, user):
     """ElastiCache takes the same words, but for the password; and a user of its has nothing to be reset."""
-    text = (ROOT / "docs" / "cache.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     documented = re.search(rf"^ACL SETUSER {user} (.*)$", text, re.MULTILINE)[1]
     given = RESOURCES[resource]["Properties"]
     assert given["UserName"] == user

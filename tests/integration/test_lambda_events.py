@@ -95,7 +95,7 @@ def test_each_side_needs_no_more_rights_than_the_page_says(
     images: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "cache.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     with valkey.client() as client:
         for line in re.findall(r"^ACL SETUSER super-.*$", page, re.MULTILINE):
             client.execute_command(*line.split())

@@ -1,4 +1,4 @@
-"""Every row of the table of layouts in docs/shards.md works by its own line, out of a bucket or the Hub."""
+"""Every row of the table of layouts in docs/data.md works by its own line, out of a bucket or the Hub."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["hub_server"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "shards.md"
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 ROW = re.compile(
     r"^\| (?P<peer>[^|]+) \| (?P<layout>[^|]+) \| [^|]+ \| `(?P<line>(?:SuperDataset|superdl)[^`]+)` \|$",
     re.MULTILINE,

@@ -1,4 +1,4 @@
-"""The users of docs/cache.md, made as the page says: what each of them may not do in a real Valkey.
+"""The users of docs/reference.md, made as the page says: what each of them may not do in a real Valkey.
 
 What they may do is seen by whole epochs, in ``test_networks.py`` and ``test_lambda_events.py``.
 """
@@ -22,7 +22,7 @@ from tests.fixtures.valkey import Valkey
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cache.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^ACL SETUSER (super-[a-z]+) .*$", PAGE, re.MULTILINE)
 
 RECORD = RECORD_PREFIX.decode() + "0" * 32

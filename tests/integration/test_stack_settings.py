@@ -154,7 +154,7 @@ def stack(
 def trains_as_documented(
     secrets: Secrets, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variables of docs/deploy.md, but for the name: no DNS knows it here."""
+    """The variables of docs/deploy/aws.md, but for the name: no DNS knows it here."""
     for name, text in (
         ("ca", secrets.content["ca"]["cert"]),
         ("client", secrets.content["client"]["cert"]),

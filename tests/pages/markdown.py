@@ -65,6 +65,6 @@ def here(text: str, images: Path) -> str:
 
     ``images`` has ``train`` and ``val``.
     """
-    text = re.sub(r"(?:s3://[\w/-]+|/data/[\w/-]+)/(train|val)\b(?!\.)", rf"{images}/\1", text)
+    text = re.sub(r"(?:(?:s3|hf)://[\w/-]+|/data/[\w/-]+)/(train|val)\b(?!\.)", rf"{images}/\1", text)
     text = text.replace("<this repository>", str(ROOT)).replace(", 90)", ", 2)")
     return text if torch.cuda.is_available() else text.replace('"cuda"', '"cpu"')

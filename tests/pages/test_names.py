@@ -14,7 +14,7 @@ from superdl.main import main
 from tests.architecture.test_imports import PACKAGES
 from tests.pages.markdown import PAGES, ROOT
 
-pages = pytest.mark.parametrize("page", ["SECURITY.md", "docs/cache.md"])
+pages = pytest.mark.parametrize("page", ["SECURITY.md", "docs/reference.md"])
 
 
 @pages

@@ -28,7 +28,7 @@ ELSEWHERE = {"docs/frameworks.md"}  # tests/integration trains by it: test_light
 IMAGES = 300  # more than the batch of the pages
 # What a page takes for granted. README and tutorial take nothing.
 GIVEN = {
-    "docs/augmentation.md": """
+    "docs/data.md": """
 import torch
 device, images, source = "cpu", torch.zeros(2, 224, 224, 3, dtype=torch.uint8).permute(0, 3, 1, 2), "images"
 from superdl import PerSample
@@ -36,11 +36,12 @@ from torchvision.transforms import CenterCrop, Compose, Normalize, ToTensor
 pipeline = Compose([CenterCrop(24), ToTensor(), Normalize((0.5,) * 3, (0.5,) * 3)])
 """,
     "docs/reference.md": "from superdl import Recipe",
-    "docs/resuming.md": """
-import torch
-from superdl import Recipe, SuperDataset, SuperSampler
-dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
-sampler = SuperSampler(dataset, batch_size=4, shuffle=True)
+    "docs/coming-from.md": """
+import os
+import numpy, torch
+from superdl.main import main
+assert main(["index", os.path.abspath("bucket/train"), "-o", "train.jsonl", "--labels", "folder"]) == 0
+preprocess = numpy.asarray
 model, resuming, saved = torch.nn.Linear(2, 2), False, []
 save = saved.append
 """,

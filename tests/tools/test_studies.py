@@ -22,7 +22,7 @@ def test_pages_say_what_the_file_of_figures_has(monkeypatch, tmp_path, capsys):
     assert studies.main(["--check"]) == 1
     told = capsys.readouterr().err
     assert "hpo_sharing.md" in told
-    assert "README.md" in told
+    assert "performance.md" in told
     assert "mnist_split.md" not in told
 
 

@@ -273,7 +273,7 @@ def test_what_a_user_may_not_do_is_refused(valkey, monkeypatch):
         client.execute_command("ACL", "SETUSER", "super", "on", ">pw", "~*", "+@all", "-getrange")
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "super")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "pw")
-    with pytest.raises(CacheError, match="refused.*getrange.*docs/cache.md"):
+    with pytest.raises(CacheError, match="refused.*getrange.*docs/reference.md"):
         on(valkey.url, lambda cache: cache.audit(an_id(0)))
 
 

@@ -143,7 +143,7 @@ def test_a_few_samples_from_all_over_are_asked_for_once(executor, keys, asked):
             SourceForbiddenError,
             "may not read s3://photos/train: 403: grant",
         ),
-        (Outcome.CACHE_ERROR, "NOPERM this user", CacheError, "redis://cache .*NOPERM.*docs/cache.md"),
+        (Outcome.CACHE_ERROR, "NOPERM this user", CacheError, "redis://cache .*NOPERM.*docs/reference.md"),
     ],
 )
 def test_what_is_refused_for_all_is_told_and_tried_again(executor, outcome, says, error, words):

@@ -15,7 +15,7 @@ from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of, store
 
-# What docs/cache.md tells operators to give a reader. Redis 6.2 has no %R~ and %W~.
+# What docs/reference.md tells operators to give a reader. Redis 6.2 has no %R~ and %W~.
 LEAST = [
     "on",
     ">geheim",

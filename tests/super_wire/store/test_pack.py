@@ -81,7 +81,7 @@ def test_round_trip(meta, sizes):
 
 
 def test_the_form_is_the_one_of_the_page():
-    """Read by struct alone, as docs/store-format.md says, so that a change of the form does not go unseen."""
+    """Read by struct alone, as docs/store.md says, so that a change of the form does not go unseen."""
     assert SMALL[:8] == b"SPAK" + struct.pack("<I", 1)
     assert not any(SMALL[8:64])
     footer = SMALL[-64:]

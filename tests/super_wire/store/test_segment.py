@@ -53,7 +53,7 @@ def test_round_trip(packs):
 
 
 def test_the_form_is_the_one_of_the_page():
-    """Read by struct alone, as docs/store-format.md says."""
+    """Read by struct alone, as docs/store.md says."""
     magic, version, table_bytes, count, checksum = struct.unpack("<4sIQQQ", SMALL[:32])
     assert (magic, version, count, any(SMALL[32:64])) == (b"SSEG", 1, 3, False)
     assert checksum == xxhash.xxh3_64_intdigest(SMALL[:24] + SMALL[64:])

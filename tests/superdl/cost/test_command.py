@@ -1,4 +1,4 @@
-"""``superdl cost``: what it prints, for people, for programs and for docs/cost.md."""
+"""``superdl cost``: what it prints, for people, for programs and for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ WAYS = (
     *("SUPER with Lambda", "SUPER embedded", "SUPER embedded, store on NVMe"),
     *("decoding from S3", "LitData raw"),
 )
-PAGE = (Path(__file__).parents[3] / "docs/cost.md").read_text(encoding="utf-8")
+PERFORMANCE = (Path(__file__).parents[3] / "docs/performance.md").read_text(encoding="utf-8")
+PAGE = PERFORMANCE.partition("\n## Cost\n")[2].partition("\n## ")[0]
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,7 @@ def test_ways_have_a_bill_or_a_reason(scenario, tags):
 
 
 def test_local_decoding_that_keeps_up_is_cheaper_than_a_single_job_on_lambda():
-    """What docs/cost.md says where it says that SUPER loses."""
+    """What docs/performance.md says where it says that SUPER loses."""
     for scenario in (IMAGENET, WHOLE):
         rows = by_tag(scenario)
         assert rows[DECODING].bound == "GPU"
@@ -172,7 +172,7 @@ cache: {budget_gb: 1.64}
     [
         ("count: 1", 1, True, 1.0),
         ("count: 8, same_seed: true", 8, True, 1.0),
-        ("count: 8", 8, False, 0.5),  # how far docs/cost.md says
+        ("count: 8", 8, False, 0.5),  # how far docs/performance.md says
     ],
 )
 def test_the_simulator_produces_as_much(tmp_path, jobs, count, in_step, share):

@@ -1,0 +1,86 @@
+"""The site of docs/ builds without a warning, its links work, and it loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import re
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.test_top_in_a_browser import BROWSER, Tab
+from tests.pages.markdown import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MKDOCS = ROOT / ".venv-docs/bin/mkdocs"
+PAGES = 20
+"""At most, beside the home page and the API, which is made of docstrings."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not MKDOCS.exists(), reason="make docs installs mkdocs"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as ``make docs`` builds it."""
+    directory = tmp_path_factory.mktemp("site")
+    command = [MKDOCS, "build", "--strict", "--quiet", "--site-dir", directory]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return directory
+
+
+def test_a_page_of_every_public_name_and_no_more_than_twenty(site: Path) -> None:
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")}
+    assert len(pages - {"README.md", "api.md"}) <= PAGES
+    assert all((site / page.replace("README.md", "index.md")).with_suffix(".html").exists() for page in pages)
+    import superdl
+
+    api = (site / "api.html").read_text(encoding="utf-8")
+    assert [name for name in superdl.__all__ if f'id="superdl.{name}"' not in api] == []
+
+
+def test_no_page_names_a_file_of_another_host(site: Path) -> None:
+    loaded = re.compile(
+        r"<(?:link|script|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"'>\s]+)"
+    )
+    pages = sorted(site.rglob("*.html"))
+    assert pages
+    assert {page.name: loaded.findall(page.read_text(encoding="utf-8")) for page in pages} == {
+        page.name: [] for page in pages
+    }
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser here: install chromium")
+def test_a_browser_finds_by_search_and_asks_no_other_host(site: Path, address: str, tmp_path: Path) -> None:
+    with Tab(tmp_path) as tab:
+        for page in ("index.html", "api.html", "deploy/aws.html"):
+            tab.ask("Page.navigate", url=f"{address}/{page}")
+            tab.until("SUPER")
+            hosts = "performance.getEntriesByType('resource').map(entry => new URL(entry.name).origin)"
+            assert set(tab.value(hosts)) == {address}
+        tab.ask("Page.navigate", url=f"{address}/index.html?q=FLUSHALL")
+        tab.until("Faults", "matching document")
+        assert tab.errors == []

@@ -1,0 +1,77 @@
+"""Bring files beside ``docs/`` into the documentation site, so that its pages' links to them stay local, and
+show the examples of docstrings as code.
+
+mkdocs loads it (``hooks`` in mkdocs.yml). A link such as ``../examples/audio.py`` leads to a copy of that
+file; the repository's own pages, such as SECURITY.md, become pages of the site.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from griffe import Extension
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from griffe import Object
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+COPIES = "repository"
+"""Where files from outside of ``docs/`` lie in the site."""
+
+_EXAMPLE = re.compile(r"^>>> .*?(?=^\s*$|\Z)", re.MULTILINE | re.DOTALL)
+_ROLE = re.compile(r":\w+:(?=`)")
+_LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add every file that a page links to and that lies outside of ``docs/``."""
+    waiting = sorted(DOCS.rglob("*.md"))
+    added: set[Path] = set()
+    while waiting:
+        page = waiting.pop()
+        for match in _LINK.finditer(page.read_text(encoding="utf-8")):
+            target = (page.parent / match[1]).resolve()
+            if target.is_file() and not target.is_relative_to(DOCS) and target not in added:
+                added.add(target)
+                files.append(File.generated(config, _uri(target), abs_src_path=str(target)))
+                waiting += [target] if target.suffix == ".md" else []
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Point a page's links to the copies."""
+    source = Path(str(page.file.abs_src_path))
+    here = Path(page.file.src_uri).parent
+
+    def local(match: re.Match[str]) -> str:
+        target = (source.parent / match[1]).resolve()
+        if not target.is_file():
+            return match[0]
+        return f"]({os.path.relpath(_uri(target), here)}{match[2] or ''})"
+
+    return _LINK.sub(local, markdown)
+
+
+def _uri(target: Path) -> str:
+    """The path of a file in the site."""
+    if target.is_relative_to(DOCS):
+        return target.relative_to(DOCS).as_posix()
+    return f"{COPIES}/{target.relative_to(ROOT).as_posix()}"
+
+
+class Examples(Extension):  # type: ignore[misc]  # unknown where the checks run
+    """Fences the doctests of docstrings, which Markdown would read as text, and drops the roles of Sphinx."""
+
+    def on_object(self, *, obj: Object, **_: object) -> None:
+        """Rewrite the docstring of one object."""
+        if obj.docstring is not None:
+            fenced = r"```pycon\n\g<0>\n```\n"
+            obj.docstring.value = _EXAMPLE.sub(fenced, _ROLE.sub("", obj.docstring.value))
