@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.plan import NEVER_SOON, SLOTS_MAX, Mixing, Plan
+from superdl.coordinator.core.mixing import SLOTS_MAX, Mixing
+from superdl.coordinator.core.plan import NEVER_SOON, Plan
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import PlanError
 from tests.fixtures.plans import global_span

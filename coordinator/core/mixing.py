@@ -1,0 +1,79 @@
+"""Where the samples of one dataset stand among those of a mix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from superdl.super_wire.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from superdl.coordinator.core.samples import Ints
+
+SLOTS_MAX: Final = 2**31 - 2**24
+"""Most samples in an epoch of a mix: products of two such numbers, with padding, fit into 63 bits."""
+
+
+class Mixing:
+    """Where the samples of one dataset stand among the slots of a mix: a function of the counts of an epoch.
+
+    The first dataset takes its share of the slots, evenly spaced; the second its share of those that are
+    left, and so on. So any run of slots has of each dataset what its count says, to within one sample for
+    each dataset before it and itself, and the whole has exactly the counts. Global batches are runs of slots,
+    and so are the parts of a rank: how many ranks share a batch changes nothing of what is in it.
+
+    Args:
+        counts: samples of each dataset in an epoch, in the order of the mix.
+        member: which of them is meant.
+        run: so many slots in a row are of one dataset; it divides the counts.
+
+    Raises:
+        PlanError: there is no such dataset, one has no sample, all have too many, or runs are not whole.
+    """
+
+    def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
+        if not 0 <= member < len(counts):
+            raise PlanError(f"a mix of {len(counts)} datasets has no dataset {member}")
+        self.slots = sum(counts)
+        """Of an epoch."""
+        if min(counts) < 1 or self.slots > SLOTS_MAX:
+            raise PlanError(
+                f"a mix has 1 sample or more of each dataset in an epoch, and at most {SLOTS_MAX:,} in all; "
+                f"not {', '.join(f'{count:,}' for count in counts)}"
+            )
+        if run < 1 or any(count % run for count in counts):
+            raise PlanError(f"the counts of a mix in runs of {run:,} are multiples of that")
+        self.count, self._run = counts[member], run
+        """Of its slots, those of this dataset."""
+        self._others: list[tuple[int, int]] = []
+        """What each dataset before this one takes, and out of how many."""
+        left = self.slots // run
+        for count in counts[:member]:
+            self._others.append((count // run, left))
+            left -= count // run
+        self._own, self._left = self.count // run, left
+
+    def before(self, slots: Ints) -> Ints:
+        """Return how many of so many slots, from the first on, are its own; epochs follow one another."""
+        if self._run == 1:
+            return self._runs_before(slots)
+        runs, rest = np.divmod(slots, self._run)
+        before, after = self._runs_before(runs), self._runs_before(runs + 1)
+        own: Ints = before * self._run + rest * (after - before)
+        return own
+
+    def _runs_before(self, runs: Ints) -> Ints:
+        for count, left in self._others:
+            runs = runs - runs * count // left
+        return runs * self._own // self._left
+
+    def slots_of(self, places: Ints) -> Ints:
+        """Return the slots of its samples, counted from the first: the inverse of :meth:`before`."""
+        own, rest = np.divmod(places, self._run)
+        runs = -(-(own + 1) * self._left // self._own) - 1
+        for count, left in reversed(self._others):
+            runs = runs * left // (left - count)
+        return runs * self._run + rest
