@@ -22,7 +22,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.errors import ConfigError, SuperError, UnknownJobError
 from superdl.super_wire.waits import WAITS
 
 if TYPE_CHECKING:
@@ -215,8 +215,11 @@ class _Request(BaseHTTPRequestHandler):
         job = parse_qs(urlsplit(self.path).query, errors="replace").get("job", [""])[0]
         try:
             batches = self.server.page.late_batches(job)
+        except UnknownJobError:
+            self.send_error(404, "This job is not open.")
+            return
         except SuperError:
-            self.send_error(503, "the coordinator does not answer for this job")
+            self.send_error(503, "The coordinator does not answer.")
             return
         self._begin(200, "application/json")
         self.wfile.write(json.dumps(batches).encode())

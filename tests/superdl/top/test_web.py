@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from superdl.main import main
-from superdl.super_wire.errors import UnknownJobError
+from superdl.super_wire.errors import CoordinatorError, UnknownJobError
 from superdl.top.web import Page
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ LATE = {"rank": 0, "epoch": 20, "position": 22, "cause": "storage", "wait_s": 0.
 
 
 def late_batches(job: str) -> list[dict[str, Any]]:
+    if job == "away":
+        raise CoordinatorError("no answer")
     if job != "a & b":
         raise UnknownJobError(f"no job {job}")
     return [LATE]
@@ -122,8 +124,9 @@ def test_the_late_batches_of_a_job_are_answered_and_of_others_refused(page: Page
     answer = asked(page.url, "/batches?job=a%20%26%20b")
     assert answer.headers["Content-Type"] == "application/json"
     assert json.loads(answer.read()) == [LATE]
-    assert asked(page.url, "/batches?job=b").status == 503
-    assert asked(page.url, "/batches").status == 503
+    assert asked(page.url, "/batches?job=b").status == 404
+    assert asked(page.url, "/batches").status == 404
+    assert asked(page.url, "/batches?job=away").status == 503
     assert asked(page.url, "/batches?job=a%20%26%20b", host="evil.example").status == 403
 
 
