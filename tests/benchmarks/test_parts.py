@@ -16,6 +16,7 @@ from benchmarks.harness.processes import (
     BenchmarkError,
     children_cpu_s,
     descendants_cpu_s,
+    held_to,
     process_cpu_s,
     run_child,
 )
@@ -49,6 +50,13 @@ def test_cpu_clocks_count_this_process_and_children_alive_and_waited_for():
     for clock in (process_cpu_s, descendants_cpu_s):
         with pytest.raises(ProcessLookupError):
             clock(child.pid)
+
+
+def test_a_thread_is_held_to_cores_until_the_block_ends():
+    before = os.sched_getaffinity(0)
+    with held_to([min(before)]):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
 
 
 def speak(number: int) -> tuple[int, str]:
