@@ -44,16 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
     from rich.console import Console  # --help needs none of this
 
-    from benchmarks.harness.results import print_report, told_of
+    from benchmarks.harness.results import measured, print_report
     from superdl.experiments.output import tell_json
 
     # Plain lines: a spinner would take CPU from what is measured.
     progress = Console(stderr=True, highlight=False)
-    report, told = told_of(_module(arguments.benchmark).measure, arguments, progress.print)
-    tell_json(told, shown=arguments.json, file=arguments.output)
+    report, content = measured(_module(arguments.benchmark).measure, arguments, progress.print)
+    tell_json(content, shown=arguments.json, file=arguments.output)
     if not arguments.json:
         console = Console()
-        print_report(report, told, console if console.is_terminal else Console(width=_FILE_WIDTH))
+        print_report(report, content, console if console.is_terminal else Console(width=_FILE_WIDTH))
     return 0
 
 

@@ -205,8 +205,8 @@ class Clients:
         until_s = time.monotonic() + _TIMEOUT_S
         while True:
             stats = self._stats(jobs)
-            read = sum(one.batches_read for one in stats)
-            under_way = sum(one.requests_in_flight for one in stats)
+            read = sum(job.batches_read for job in stats)
+            under_way = sum(job.requests_in_flight for job in stats)
             if read >= expected and not under_way:
                 return
             if time.monotonic() > until_s:
@@ -216,6 +216,6 @@ class Clients:
             time.sleep(_POLL_S)
 
     def _stats(self, jobs: Sequence[SimulatedJob]) -> Sequence[pb.JobStats]:
-        wanted = {job.name for job in jobs}
+        names = {job.name for job in jobs}
         reply = self._coordinator.GetJobStats(pb.GetJobStatsRequest(), timeout=_TIMEOUT_S)
-        return [stats for stats in reply.jobs if stats.job in wanted]
+        return [stats for stats in reply.jobs if stats.job in names]

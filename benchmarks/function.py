@@ -274,7 +274,7 @@ def _calls(arm: FunctionArm) -> Callable[[], None]:
         epoch=0,
         cache=arm.cache,
         expires_at=0.0,
-        ids=tuple(one.hex() for one in split_ids(catalog.sample_ids(recipe.digest))),
+        ids=tuple(sample.hex() for sample in split_ids(catalog.sample_ids(recipe.digest))),
         **catalog.part_columns(np.arange(len(catalog))),
     )
     event: dict[str, Any] = json.loads(request.to_json())

@@ -241,11 +241,11 @@ def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
     for run in runs:
         of_set = sums.setdefault(run.conditions["images"], {})
         of_set.setdefault(run.result.checksum, run.conditions["contender"])
-    for name, found in sums.items():
-        if len(found) > 1:
+    for name, differing in sums.items():
+        if len(differing) > 1:
             raise BenchmarkError(
-                f"the loaders gave different pixels or labels for {name}: {sorted(found.values())}; if the "
-                f"images were made again, delete what was converted from the old ones (--data)"
+                f"the loaders gave different pixels or labels for {name}: {sorted(differing.values())}; if "
+                f"the images were made again, delete what was converted from the old ones (--data)"
             )
 
 
@@ -274,8 +274,8 @@ def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
 
         def figure(name: str, contender: str, workers: int, row: Mapping[str, Any] = conditions) -> Any:
             other = {**row, "contender": contender, "num_workers": workers}
-            _, found = rows.get(tuple(other.values()), ({}, {}))
-            return found.get(name)
+            _, others = rows.get(tuple(other.values()), ({}, {}))
+            return others.get(name)
 
         webdatasets = [figure("images_per_s", WEBDATASET, number) for number in all_workers]
         fastest = max(filter(None, webdatasets), default=None)

@@ -74,9 +74,9 @@ _Arm = tuple[str, list[_Figures]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     add_image_options(parser, photos=2000)
-    told = " ".join(f"{name}: {row.__doc__}" for name, row in ROWS.items())
+    rows = " ".join(f"{name}: {row.__doc__}" for name, row in ROWS.items())
     parser.add_argument(
-        "--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=f"(all) {told}"
+        "--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=f"(all) {rows}"
     )
     parser.add_argument(
         "--batch-size", type=positive, default=128, metavar="N", help="images of a batch (128)"
@@ -100,9 +100,9 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
             group = {"images": images.name, "row": name}
             arms = list(ROWS[name](bench))
             rows += [{**group, **row} for row in rows_of(arms)]
-            rounds += [{**group, "arm": arm, **one} for arm, epochs in arms for one in epochs]
+            rounds += [{**group, "arm": arm, **epoch} for arm, epochs in arms for epoch in epochs]
     return BenchmarkReport(
-        packages=[CONTENDERS[one].distribution for one in _CONVERTED],
+        packages=[CONTENDERS[name].distribution for name in _CONVERTED],
         settings={"image_sets": described([images])},
         method=_METHOD,
         group_by=("images", "row"),

@@ -168,7 +168,7 @@ def loss_difference(runs: Sequence[Run[Lap]]) -> float:
     differences = [0.0]
     for run in runs:
         losses = expected.setdefault(run.conditions["epoch"], run.result.losses)
-        differences += [abs(one - other) for one, other in zip(run.result.losses, losses, strict=True)]
+        differences += [abs(loss - other) for loss, other in zip(run.result.losses, losses, strict=True)]
     return max(differences)
 
 
@@ -315,11 +315,11 @@ def _named(contender: str, part: str, workers: int) -> dict[str, Any]:
 
 
 def _figures(laps: Sequence[Lap]) -> dict[str, float]:
-    services_ms = (1e3 * (one.coordinator_cpu_s + one.cache_cpu_s) / one.images for one in laps)
+    services_ms = (1e3 * (lap.coordinator_cpu_s + lap.cache_cpu_s) / lap.images for lap in laps)
     return {
-        "step_ms": 1e3 * median(one.wall_s / one.steps for one in laps),
-        "wait_percent": 100 * median(one.wait_s / one.wall_s for one in laps),
-        "images_per_s": median(one.images / one.wall_s for one in laps),
-        "functions_cpu_ms_per_image": 1e3 * median(one.functions_cpu_s / one.images for one in laps),
+        "step_ms": 1e3 * median(lap.wall_s / lap.steps for lap in laps),
+        "wait_percent": 100 * median(lap.wait_s / lap.wall_s for lap in laps),
+        "images_per_s": median(lap.images / lap.wall_s for lap in laps),
+        "functions_cpu_ms_per_image": 1e3 * median(lap.functions_cpu_s / lap.images for lap in laps),
         "services_cpu_ms_per_image": median(services_ms),
     }

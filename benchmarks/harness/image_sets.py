@@ -73,7 +73,7 @@ class Loading:
 
 def described(sets: Iterable[Loading]) -> dict[str, Any]:
     """What a report's settings say of these sets, by their names."""
-    return {one.name: {"about": IMAGE_SETS[one.name], "images": one.images} for one in sets}
+    return {loading.name: {"about": IMAGE_SETS[loading.name], "images": loading.images} for loading in sets}
 
 
 def add_image_options(parser: argparse.ArgumentParser, *, photos: int) -> None:

@@ -32,10 +32,10 @@ __all__ = [
     "Column",
     "Run",
     "by_conditions",
+    "measured",
     "medians",
     "over",
     "print_report",
-    "told_of",
 ]
 
 _FORMAT = 2
@@ -119,12 +119,12 @@ def over(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def told_of(
+def measured(
     measure: Callable[[argparse.Namespace, Callable[[str], None]], BenchmarkReport],
     arguments: argparse.Namespace,
     say: Callable[[str], None],
 ) -> tuple[BenchmarkReport, dict[str, Any]]:
-    """Run a benchmark; return its report, and what its JSON has: that, the options, machine and versions."""
+    """Run a benchmark; return its report and its JSON: figures, options, machine and versions."""
     began_s, started_at, load = time.perf_counter(), now_text(), os.getloadavg()[0]
     report = measure(arguments, say)
     options = {name: value for name, value in vars(arguments).items() if name not in _NOT_SETTINGS}
@@ -141,15 +141,16 @@ def told_of(
     }
 
 
-def print_report(report: BenchmarkReport, told: Mapping[str, Any], console: Console) -> None:
+def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: Console) -> None:
     """Print a table for each group of rows, with the columns that have figures there; method and machine."""
 
     def title(row: dict[str, Any]) -> str:
-        return ", ".join([told["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])
+        return ", ".join([content["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])
 
-    for heading, group in itertools.groupby(told["rows"], key=title):
+    for heading, group in itertools.groupby(content["rows"], key=title):
         rows = list(group)
-        columns = [one for one in report.columns if any(row.get(one.name) is not None for row in rows)]
+        known = {name for row in rows for name, value in row.items() if value is not None}
+        columns = [column for column in report.columns if column.name in known]
         console.print(heading, highlight=False, markup=False)
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in columns:
@@ -158,8 +159,8 @@ def print_report(report: BenchmarkReport, told: Mapping[str, Any], console: Cons
         for row in rows:
             table.add_row(*(column.cell(row) for column in columns))
         console.print(table)
-    measured = f"Measured at {told['started_at']} in {told['wall_s']:.0f} s."
-    for line in (*told["method"], _machine_line(told["environment"]), measured):
+    at = f"Measured at {content['started_at']} in {content['wall_s']:.0f} s."
+    for line in (*content["method"], _machine_line(content["environment"]), at):
         console.print(line, highlight=False, markup=False)
 
 

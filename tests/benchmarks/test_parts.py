@@ -16,10 +16,11 @@ from benchmarks.harness.processes import (
     BenchmarkError,
     children_cpu_s,
     descendants_cpu_s,
+    held_to,
     process_cpu_s,
     run_child,
 )
-from benchmarks.harness.results import BenchmarkReport, Column, print_report, told_of
+from benchmarks.harness.results import BenchmarkReport, Column, measured, print_report
 from benchmarks.loaders.loading import PlannedOrder
 from superdl.coordinator.core import Plan
 
@@ -49,6 +50,13 @@ def test_cpu_clocks_count_this_process_and_children_alive_and_waited_for():
     for clock in (process_cpu_s, descendants_cpu_s):
         with pytest.raises(ProcessLookupError):
             clock(child.pid)
+
+
+def test_a_thread_is_held_to_cores_until_the_block_ends():
+    before = os.sched_getaffinity(0)
+    with held_to([min(before)]):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
 
 
 def speak(number: int) -> tuple[int, str]:
@@ -93,9 +101,9 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
             {"images": "c", "loader": "four", "cpu_ms": None},
         ],
     )
-    report, told = told_of(lambda *_: made, options, lambda _: None)
+    report, content = measured(lambda *_: made, options, lambda _: None)
     console = Console(file=io.StringIO(), width=100)
-    print_report(report, told, console)
+    print_report(report, content, console)
     text = console.file.getvalue()
     assert [line.strip() for line in text.splitlines() if line.startswith("read, ")] == [
         "read, images a",
@@ -107,9 +115,9 @@ def test_a_report_has_tables_by_group_a_dash_for_what_is_absent_and_names_the_ma
     assert words[words.index("two") + 1] == "-"
     assert text.count("CPU ms") == 2, "a table without such figures has no such column"
     assert "How it was measured." in text
-    assert told["environment"]["cpu_model"] in text
-    assert f"torch {told['environment']['packages']['torch']}" in text
-    assert told["environment"]["packages"]["boto3"]
-    assert told["environment"]["packages"]["no-such-package"] is None
-    assert told["rows"][0]["cpu_ms"] == 0.12345
-    assert told["settings"] == {"rounds": 1, "images_of": "a"}
+    assert content["environment"]["cpu_model"] in text
+    assert f"torch {content['environment']['packages']['torch']}" in text
+    assert content["environment"]["packages"]["boto3"]
+    assert content["environment"]["packages"]["no-such-package"] is None
+    assert content["rows"][0]["cpu_ms"] == 0.12345
+    assert content["settings"] == {"rounds": 1, "images_of": "a"}
