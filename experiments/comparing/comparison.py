@@ -140,9 +140,7 @@ class Comparison:
     def _told_stalls(self, arm: ArmReport) -> str:
         """Why an arm's steps stalled, and for what share of its training time."""
         causes = mean_by_name([one.stall_percent_by_cause for one in self.figures_of(arm.name)])
-        told = [
-            f"{cause} {number(percent)}%" for cause, percent in causes.items() if percent >= _LEAST_PERCENT
-        ]
+        told = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
         return f"{arm.name}: {', '.join(told)} of training time." if told else ""
 
     def to_mapping(self) -> dict[str, Any]:

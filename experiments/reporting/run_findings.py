@@ -64,7 +64,7 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
     epochs = _epochs(run)
     if not run.facts:
         return "Unknown:", "report.json cannot be read; the other files have what is shown."
-    took = f"{epochs} in {seconds(run.facts.get('wall_s'))}"
+    took = f"{epochs} in {seconds(run.facts['wall_s'])}" if "wall_s" in run.facts else epochs
     if run.status == "finished":
         return "Finished", f"{took}."
     if run.status == "running":
@@ -78,7 +78,7 @@ def _epochs(run: RunFiles) -> str:
     done = [one.epoch + 1 for one in run.trained]
     if done and done[0] > 1:
         return f"epoch{f's {done[0]} to' if len(done) > 1 else ''} {done[-1]} of {planned}"
-    return count(len(done), "epoch") if len(done) == planned else f"{len(done)} of {planned} epochs"
+    return count(len(done), "epoch") if planned in {None, len(done)} else f"{len(done)} of {planned} epochs"
 
 
 def _accuracy(run: RunFiles) -> tuple[str, str]:

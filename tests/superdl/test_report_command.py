@@ -23,7 +23,7 @@ def test_the_page_is_made_and_named(killed, capsys):
     assert capsys.readouterr().out == f"{killed / 'report.html'}\n"
     page = read_page((killed / "report.html").read_text())
     assert page.title == "Run digits: running"
-    assert "It goes on, or was killed: 0 of" in page.text
+    assert "Running, or killed: 0 epochs so far." in page.text
     assert main(["report", str(killed), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"page": str(killed / "report.html"), "name": "digits", "status": "running"}

@@ -224,7 +224,7 @@ def test_a_run_that_fails_reports_why(colours):
     console = quiet()
     with pytest.raises(SourceError, match="none of the 2 classes that were given: 'green'"):
         run(spec_of(colours), console=console)
-    assert "It failed after 0 of 2 epochs in " in console.file.getvalue()
+    assert "Failed after 0 of 2 epochs in " in console.file.getvalue()
     assert f": SourceError: file://{colours / 'val'}: " in console.file.getvalue()
     loaded = json.loads((the_run(colours) / "report.json").read_text())
     assert loaded["status"] == "failed"
