@@ -139,8 +139,6 @@ class Pairs(Dataset[Pair]):
 
     def __getitem__(self, index: int) -> Pair:
         """Read and decode one file."""
-        if index >= len(self):
-            raise IndexError(index)
         content = self._samples.read(index)
         return decode_image(content, resize=self._resize, crop=self._crop), self._samples.labels[index]
 
