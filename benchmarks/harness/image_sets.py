@@ -7,6 +7,7 @@ photographs cost: 500x375 pixels and about 110 KB.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,11 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
         "--photos", type=positive, default=photos, help=f"images of the set photos ({photos})"
     )
     parser.add_argument(
-        "--data", metavar="DIR", default="data/bench", help="where image sets are kept (data/bench)"
+        "--data",
+        metavar="DIR",
+        type=os.path.abspath,
+        default="data/bench",
+        help="where image sets are kept (data/bench)",
     )
 
 
