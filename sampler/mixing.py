@@ -39,6 +39,14 @@ _SINGLE = {"indices", "weights", "repeats", "sampler", "batch_sampler"}
 _BATCHINGS = ("mixed", "per_dataset")
 
 
+class _Member(SuperSampler):
+    """The sampler of one dataset of a mix."""
+
+    def __init__(self, dataset: Any, *, mix: tuple[tuple[int, ...], int, int], **how: Any) -> None:
+        self._mix = mix
+        super().__init__(dataset, **how)
+
+
 class MixSampler(SuperSampler):
     """What ``SuperSampler`` makes of a ``SuperMix``, and of a ``ConcatDataset`` of SuperDatasets.
 
@@ -94,12 +102,12 @@ class MixSampler(SuperSampler):
         with ExitStack() as made:
             self.samplers = tuple(
                 made.enter_context(
-                    SuperSampler(
+                    _Member(
                         member,
+                        mix=(counts, number, run),
                         seed=_seed_of(seed, number),
                         **how,
                         **_drawn(size, count, shuffle=shuffle),
-                        _mix=(counts, number, run),
                     )
                 )
                 for number, (member, size, count) in enumerate(zip(members, sizes, counts, strict=True))

@@ -266,6 +266,8 @@ class Pager:
 
     def _show_life(self) -> None:
         epoch, head = self._progress
+        if self._session.has_begun_another(epoch):
+            return
         try:
             self._ask(epoch, head, 1, yielded=head, with_keys=False, patience=_ONE_TRY)
             self._silent = False

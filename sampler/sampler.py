@@ -107,6 +107,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
         CacheError: the cache does not answer or refuses.
     """
 
+    _mix: tuple[tuple[int, ...], int, int] = (), 0, 1
+    """In a mix: the samples of each dataset in an epoch, which of them is its own, samples in a row of one."""
+
     _of_several: ClassVar[type[Any]]
     """What is made of several datasets; :mod:`superdl.sampler.mixing` says it, which knows this module."""
 
@@ -134,7 +137,6 @@ class SuperSampler(DistributedSampler[BatchRef]):
         repeats: int = 1,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
-        _mix: tuple[tuple[int, ...], int, int] = ((), 0, 1),
     ) -> None:
         if not isinstance(in_order, bool):
             raise ConfigError(f"in_order is True or False; not {in_order!r}")
@@ -154,7 +156,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
             repeats=repeats,
             sampler=sampler,
             batch_sampler=batch_sampler,
-            mix=_mix,
+            mix=self._mix,
         )
         whole, spec, drawn = plan.dataset, plan.spec, plan.spec.draws
         run = run_id()

@@ -200,11 +200,16 @@ class Session:
 
         Raises as :meth:`pages_from`.
         """
-        before = {other: self._orders[other] for other in sorted(self._orders)[-1:]}
-        self._orders = before | {epoch: draws}
+        # An iteration of the epoch before may go on beside this one.
+        latest = {other: order for other, order in list(self._orders.items())[-1:] if other != epoch}
+        self._orders = latest | {epoch: draws}
         self._answered(
             lambda end_s: self._open(self._facts, RUNNING.until(end_s), (epoch, position)), epoch, position
         )
+
+    def has_begun_another(self, epoch: int) -> bool:
+        """Return whether the latest order is of another epoch: a sign of life would open this one again."""
+        return self.is_ordered and epoch != next(reversed(self._orders), epoch)
 
     def reopen(
         self, epoch: int, position: int, end_s: float, stopped: threading.Event | None = None
