@@ -108,7 +108,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
     """
 
     _mix: tuple[tuple[int, ...], int, int] = (), 0, 1
-    """In a mix: the samples of each dataset in an epoch, which of them is its own, samples in a row of one."""
+    """In a mix: samples of each dataset in an epoch, which of them is its own, samples in a row of one."""
 
     _of_several: ClassVar[type[Any]]
     """What is made of several datasets; :mod:`superdl.sampler.mixing` says it, which knows this module."""
