@@ -15,12 +15,12 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from superdl.coordinator.core import Prices
+from superdl.coordinator.executors.executor_prices import SHIPPED_PRICES
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import load_toml
 
 __all__ = ["Machine", "PriceTable", "load_prices"]
 
-_DEFAULT = Path(__file__).with_name("prices.toml")
 _PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
 """Sections of sections, by the name of the thing."""
@@ -149,7 +149,7 @@ def load_prices(file: str | None = None) -> PriceTable:
     Raises:
         ConfigError: the file cannot be read, or holds what is no price; the message names it.
     """
-    table, path = _read(_DEFAULT), Path(file) if file else _DEFAULT
+    table, path = _read(SHIPPED_PRICES), Path(file) if file else SHIPPED_PRICES
     for section, entries in _read(path).items() if file else ():
         known = table.setdefault(section, {})
         if "hour" in entries:  # what of it is the coordinator's, only who says both knows

@@ -21,8 +21,8 @@ from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors import executor_classes
 from superdl.coordinator.executors.eligibility import Eligibility
+from superdl.coordinator.executors.executor_prices import prices_of_executors
 from superdl.coordinator.executors.manager import ExecutorManager
-from superdl.coordinator.executors.price_table import load_prices
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.doors import Doors
 from superdl.coordinator.server.emf import EMF_PAUSE_S, EmfLines
@@ -307,14 +307,14 @@ async def _with_store(
 
 def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
     """What the core is told of executors."""
-    prices, store = load_prices(settings.prices), settings.store_choice.address
+    prices_of, store = prices_of_executors(settings.prices), settings.store_choice.address
     classes = executor_classes(settings.executors)
     facts = [
-        ExecutorFacts(one.name, prices.of(one.name), sees_store=one.sees_store(settings, store))
+        ExecutorFacts(one.name, prices_of(one.name), sees_store=one.sees_store(settings, store))
         for one in classes
     ]
     for one, _ in settings.store_only:  # the hours of their machines are what they are without them
-        of_its_work = replace(prices.of(one.name), hour=0.0, coordinator_hour=0.0)
+        of_its_work = replace(prices_of(one.name), hour=0.0, coordinator_hour=0.0)
         facts.append(ExecutorFacts(one.name, of_its_work, decodes=False))
     return tuple(facts)
 

@@ -18,7 +18,7 @@ GRPC = {"grpc", "google.protobuf", "superdl.super_wire.coordinator_pb2"}
 LIGHT = {
     "superdl.super_wire": TRAINING | GRPC | {"boto3", "PIL"},
     "superdl.coordinator.core": TRAINING | GRPC | {"boto3", "PIL", "asyncio"},
-    "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL"},
+    "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL", "pydantic"},
     "superdl.lambda_prefetch.handler": TRAINING | GRPC,
     "superdl.lambda_prefetch.worker.slot": TRAINING | GRPC | {"asyncio", "boto3"},
     "superdl.super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
