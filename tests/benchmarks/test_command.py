@@ -250,7 +250,7 @@ def test_function_compares_its_ways_with_a_bare_loop(capsys):
 
     check_envelope(report, "function")
     rows = {row["way"]: row for row in report["rows"]}
-    assert list(rows) == ["bare loop", "files", "S3"]
+    assert list(rows) == ["bare loop", "S3"]
     assert rows["bare loop"]["share_of_bare"] is None
     assert rows["S3"]["share_of_bare"] > 0
 
