@@ -87,7 +87,7 @@ class CacheModel:
     def audit(
         self, key: SetKey, indices: Indices, now: float, *, whole: bool
     ) -> tuple[Indices, NDArray[np.bool_]]:
-        """Return the result of :meth:`look`, with ``whole`` for intact records only, and a mask of pointers."""
+        """Return the result of :meth:`look`, with ``whole`` for intact records only, and a pointer mask."""
         found, pointers = self.look(key, indices, now), self._rows(key).pointers
         if whole:
             found[self.spoilt(key, indices)] = 0

@@ -132,7 +132,7 @@ class FunctionsSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CacheSpec:
-    """Memory for records, in units of 2**30 bytes; ``left_over`` is the share of samples there at the start."""
+    """Memory for records, in units of 2**30 bytes; ``left_over`` is the share cached at the start."""
 
     budget_gb: PositiveNumber = 16.0
     left_over: Share = 0.0
