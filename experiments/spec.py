@@ -58,7 +58,7 @@ _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
 LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
 SUPER_KINDS = ("super", "super-threads")
 _MODEL_NAMES = ("small_cnn", "resnet10", "resnet18", "resnet50", "vit_b_32", "vit_mini")
-_TIMM_NAMES = "timm:[a-z0-9_.]+"  # none that would have timm ask the network
+_TIMM_NAMES = "timm:[a-z0-9_.]+"  # no name that makes timm use the network
 
 _SPECS = SpecFolder(Path(__file__).parent / "specs")
 
@@ -206,7 +206,7 @@ class TrainingSpec:
     checkpoint_every: AtLeastZero = 0
     checkpoint_steps: AtLeastOne | None = None
     resume: Text | None = None  # a checkpoint, or a run's directory
-    best_to: Text | None = None  # s3://bucket/prefix or a directory gets the best checkpoint at the end
+    best_to: Text | None = None  # s3://bucket/prefix or a directory for the best checkpoint
     threads: AtLeastOne | None = None  # of torch on a CPU; null: torch's default
 
 

@@ -104,7 +104,7 @@ def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
 
 
 def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
-    """Send a file unless it is there already; return whether it was sent, and its size."""
+    """Send a file unless it was sent before; return whether it was sent now, and its size."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))

@@ -150,7 +150,7 @@ class Plot(NamedTuple):
 def plots_missing() -> str | None:
     """Return the reason why plots cannot be drawn here, or None if they can."""
     try:
-        import matplotlib.figure  # noqa: F401  # to see whether it is there
+        import matplotlib.figure  # noqa: F401  # only a check
     except ImportError as error:
         return f"{_NEEDED} ({error})"
     return None
@@ -188,7 +188,7 @@ def plot_of(
 
 
 def height_of_bars(bars: int) -> float:
-    """The height in inches of a chart with this number of bars."""
+    """Return the height in inches of a chart with this number of bars."""
     return 0.9 + 0.34 * bars
 
 

@@ -24,7 +24,7 @@ REPORT_FORMAT = 2
 
 @dataclass(slots=True)
 class RunReport:
-    """Everything known about a run, gathered while it goes on.
+    """Everything known about a run, gathered while it runs.
 
     Attributes:
         status: ``running``, ``finished``, ``interrupted`` or ``failed``; the last two have a ``reason``.

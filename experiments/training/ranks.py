@@ -334,11 +334,11 @@ class StopRequest:
             self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def begin(self) -> None:
-        """Start of training: from now on SIGTERM stops after a step."""
+        """Begin training: from now on SIGTERM stops after a step."""
         self._training = True
 
     def end(self) -> None:
-        """End of training: wait for the last exchange with the other ranks."""
+        """End training, after the last exchange with the other ranks."""
         self._training = False
         if self._pending is not None:
             self._pending.wait()
