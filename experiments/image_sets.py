@@ -33,11 +33,9 @@ class MadeSet:
     """A set of drawn pictures in class folders, ``train/<class>/`` and ``val/<class>/``.
 
     ``train`` and ``val`` are its full counts, ``quick`` the training pictures of a small version. Each
-    picture
-    has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file, ``contrast`` the
-    strength
-    of its texture: the weaker, the harder to learn. With ``grey`` all are greyscale; ``grey_share`` and
-    ``cmyk_share`` are the shares of greyscale and CMYK pictures among RGB ones.
+    picture has one of ``sizes`` (width, height). ``image_bytes`` is the mean size of a file, ``contrast`` the
+    strength of its texture: the weaker, the harder to learn. With ``grey`` all are greyscale; ``grey_share``
+    and ``cmyk_share`` are the shares of greyscale and CMYK pictures among RGB ones.
     """
 
     name: str

@@ -88,8 +88,7 @@ def commit_of(root: Path) -> tuple[str | None, bool | None]:
     """Return the commit of the checkout at ``root``, and whether tracked files differ from it.
 
     Both are None if ``root`` is no checkout, or git fails. A repository further up is not SUPER's, but that
-    of
-    a project with SUPER in its environment.
+    of a project with SUPER in its environment.
     """
     if not (root / ".git").exists():
         return None, None

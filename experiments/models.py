@@ -37,8 +37,7 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
     """Make a model of a spec by name, with fresh weights, in channels_last layout, on ``device``.
 
     ``side`` is that of the square images in pixels; only vision transformers depend on it. The prefix
-    ``timm:``
-    selects timm's model of that name, with the mean and deviation that its weights expect.
+    ``timm:`` selects timm's model of that name, with the mean and deviation that its weights expect.
 
     Raises:
         ConfigError: torchvision or timm is needed but missing, timm has no such model, there are fewer than

@@ -47,8 +47,7 @@ class LoaderCounters(WorkCounters):
     """One reading of a job's counters, or the difference of two.
 
     The status counters belong to this process: calls for pages of the plan, their seconds and CPU seconds in
-    a
-    separate thread, and the seconds that the loop waited for a page.
+    a separate thread, and the seconds that the loop waited for a page.
     """
 
     status_calls: int = 0
@@ -70,10 +69,8 @@ class LoaderCounters(WorkCounters):
         """Return the counts since ``earlier``.
 
         A counter that decreased was reset by a coordinator restart, so its whole value is new, as in
-        Prometheus.
-        Dollars are the exception: a share also falls when other jobs use the samples it paid for. They count
-        as
-        reset if any other counter was.
+        Prometheus. Dollars are the exception: a share also falls when other jobs use the samples it paid for.
+        They count as reset if any other counter was.
         """
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
         was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
@@ -132,11 +129,10 @@ class StepRecord:
     ``wait_s`` is the time the trainer was blocked on the loader, ``read_s`` a worker's reading of the cache,
     ``compute_s`` the step on the device. ``fetch_s`` and ``decode_s`` are the cost of producing this step's
     samples, maybe long ago; a pass counts the time spent during it. ``lr`` is None in validation; ``skipped``
-    is
-    1 if float16 gradients were not finite, so that no weight changed. ``finished_at_s`` is a Unix timestamp.
-    ``accuracy`` is top-1; ``top5_accuracy`` is None for at most five classes, where it would always be 1. The
-    GPU's figures are from the last sample before the step was reported, else None. ``plan_epoch`` and
-    ``position`` are the batch's place in the loader's plan, if it has one.
+    is 1 if float16 gradients were not finite, so that no weight changed. ``finished_at_s`` is a Unix
+    timestamp. ``accuracy`` is top-1; ``top5_accuracy`` is None for at most five classes, where it would
+    always be 1. The GPU's figures are from the last sample before the step was reported, else None.
+    ``plan_epoch`` and ``position`` are the batch's place in the loader's plan, if it has one.
     """
 
     epoch: int
@@ -205,8 +201,7 @@ class PassSummary:
     Reading and decoding overlap computing, so the seconds need not add up to ``wall_s``. ``fetch_s``,
     ``decode_s`` and ``invocations`` are counts of this lap of the job, summed over functions; None if the
     coordinator did not report them. ``stalls`` covers this rank's steps that waited for data, ``skipped``
-    those
-    with float16 gradients that were not finite.
+    those with float16 gradients that were not finite.
     """
 
     samples: int

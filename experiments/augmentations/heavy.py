@@ -1,8 +1,8 @@
 """``experiments.augmentations.heavy:heavy@1``: augmentation that costs a CPU far more than decoding.
 
 It represents the long chains of random transforms used to train on small images. It uses integers, or
-floating point without functions of the platform's library, so that one seed gives the same bytes with
-the same Pillow.
+floating point without functions of the platform's library, so that one seed gives the same bytes with the
+same Pillow.
 """
 
 from __future__ import annotations

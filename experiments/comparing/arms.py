@@ -70,8 +70,7 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
     """Return all rounds: each repeat runs every arm once, and starts one arm later than the previous.
 
     With A, B and C: A B C, B C A, C A B. Over as many repeats as there are arms, each arm has each place
-    once,
-    so that files not yet read, or a warm processor, do not always affect the same arm.
+    once, so that files not yet read, or a warm processor, do not always affect the same arm.
     """
     rounds: list[Round] = []
     for repeat in range(repeats):

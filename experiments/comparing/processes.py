@@ -45,8 +45,7 @@ class RunProcess:
     """A run: its title, its spec's file, and the file that receives its output.
 
     ``launch`` is a command of its arm's own (`Arm.launch`). ``was_told_to`` is set if the comparison ended
-    the
-    run because another failed or the user interrupted.
+    the run because another failed or the user interrupted.
     """
 
     title: str

@@ -35,8 +35,7 @@ class DecodingLoader:
     """A DataLoader whose workers decode; their work is counted like that of a job's functions.
 
     It cannot seek. In a resumed epoch it reads from the epoch's start, drops the batches before the place,
-    and
-    logs this. A loader that cannot repeat an order raises an error instead.
+    and logs this. A loader that cannot repeat an order raises an error instead.
 
     Args:
         batches: a DataLoader that yields one rank's batches of an epoch each time it is iterated.

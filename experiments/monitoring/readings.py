@@ -40,8 +40,7 @@ class GroupReading:
 
     ``cpu_s`` is CPU time, user and system, since reading began. It includes ended processes, up to the last
     reading before they ended. ``pss_bytes`` divides shared memory among its users, so that it can be added
-    up.
-    It is None if skipped because of its cost, or if the system does not report it (Linux does).
+    up. It is None if skipped because of its cost, or if the system does not report it (Linux does).
     """
 
     processes: int

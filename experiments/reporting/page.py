@@ -1,10 +1,9 @@
 """Render a page, a Jinja2 template filled with tables, plots and text, as one HTML file.
 
 Pages load no script, font or image from elsewhere, and all text is escaped. Matplotlib draws bars, lines and
-areas as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw.
-Neither pyplot's global state nor the user's matplotlib settings are used, so equal figures give equal images.
-Series also differ by hatch, dash and marker, so that a black and white print loses nothing. None leaves a
-gap.
+areas as SVG images embedded in the page. It is optional (`superdl[train]`) and imported only to draw. Neither
+pyplot's global state nor the user's matplotlib settings are used, so equal figures give equal images. Series
+also differ by hatch, dash and marker, so that a black and white print loses nothing. None leaves a gap.
 """
 
 from __future__ import annotations

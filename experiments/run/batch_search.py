@@ -198,8 +198,7 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
     """Take two steps on synthetic images and return their peak memory in bytes.
 
     The optimiser's state appears in the first step, so the second is needed. All ranks call this at once,
-    each
-    in a new process. On a CPU it may use ``room`` bytes.
+    each in a new process. On a CPU it may use ``room`` bytes.
 
     Raises:
         OutOfMemoryError: a GPU has too little memory.

@@ -87,8 +87,8 @@ def _gpu_of(step: StepRecord) -> str:
 class StepTimes(Listener):
     """Measures the time from training step to training step, including waiting and everything else.
 
-    It reports the mean of each group, and since the pass began: the difference shows the initial effect of
-    a buffer.
+    It reports the mean of each group, and since the pass began: the difference shows the initial effect of a
+    buffer.
     """
 
     def __init__(self, every: int, tell: Callable[[str], None]) -> None:

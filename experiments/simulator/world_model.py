@@ -115,8 +115,7 @@ class JobScript:
     """A training run: its plan, its pace, and any unusual behaviour.
 
     ``step_s`` is the trainer's time for a batch, ``read_s`` the time that one of its ``workers`` takes to
-    read
-    it from the cache.
+    read it from the cache.
     """
 
     name: str

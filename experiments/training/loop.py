@@ -81,9 +81,9 @@ class Trainer:
         """Distribute the model, and make the optimiser and its schedule over all epochs.
 
         ``one_job`` is set if a loader's counters cover all ranks, as SUPER's do, instead of its own rank.
-        ``read_gpu`` returns the last sample of the GPU, if any.
-        ``tell_stalls`` receives the steps of each pass that waited for data, after the pass.
-        ``checkpoints`` are kept at the intervals of ``training``; ``stop`` may end training after any step.
+        ``read_gpu`` returns the last sample of the GPU, if any. ``tell_stalls`` receives the steps of each
+        pass that waited for data, after the pass. ``checkpoints`` are kept at the intervals of ``training``;
+        ``stop`` may end training after any step.
 
         Raises:
             ConfigError: the training loader has no batch, or the strategy does not fit the number of ranks.
