@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _environment(threads: int) -> dict[str, str]:
     """Return the variables of all hosts; those already set are kept."""
     with contextlib.ExitStack() as bound:
+        # All sockets stay open until the ports are known, so that they differ.
         held = [bound.enter_context(socket.socket()) for _ in range(3)]
         for one in held:
             one.bind(("", 0))
@@ -107,6 +108,7 @@ def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
     code = code or next((process.returncode for process in processes if process.returncode), 0)
     if signals:
         return _SIGNAL + signals[0]
+    # A negative code is the signal that ended the process.
     return code if code >= 0 else _SIGNAL - code
 
 

@@ -226,6 +226,7 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
     mine = network.state_dict()
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     known = getattr(network, "pretrained_cfg", {}).get("classifier")  # timm names its classifier
+    # By convention, the last linear layer classifies.
     head = known if isinstance(known, str) else linear[-1]
     left_out = [
         name

@@ -48,6 +48,7 @@ def new_directory(output: str | Path, name: str) -> Path:
         try:
             directory.mkdir(parents=True)
         except FileExistsError:
+            # Another run started in the same second.
             number += 1
         except OSError as error:
             raise ConfigError(
@@ -107,12 +108,12 @@ def write_whole(text: str, path: Path) -> None:
 class RowLog:
     """``<name>.jsonl`` in a directory: a line for each row.
 
-    Each group of rows is written at once, without a buffer in this process: a worker forked meanwhile would
-    inherit the buffer and write its part of a row again.
+    Each group of rows is written at once.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
         """Create the file."""
+        # Unbuffered: a worker forked meanwhile would inherit a buffer, and write it again.
         self._file = (directory / f"{name}.jsonl").open("wb", buffering=0)
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:

@@ -69,10 +69,10 @@ class LoaderCounters(WorkCounters):
         """Return the counts since ``earlier``.
 
         A counter that decreased was reset by a coordinator restart, so its whole value is new, as in
-        Prometheus. Dollars are the exception: a share also falls when other jobs use the samples it paid for.
-        They count as reset if any other counter was.
+        Prometheus. Dollars count as reset if any other counter was.
         """
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
+        # Not from dollars: a share also falls when other jobs use the samples it paid for.
         was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
         return LoaderCounters(
             **{

@@ -66,6 +66,7 @@ NonNegativeNumber = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Strict(), StringConstraints(pattern=r"\S")]
 ListOfMappings = tuple[dict[str, Any], ...]
+# Names of arms and trials become folders of runs.
 _FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 NamedMappings = Annotated[dict[_FolderName, Annotated[dict[str, Any], NULL_IS_EMPTY]], NULL_IS_EMPTY]
 """Mappings by a name that is valid as a folder. Their content is checked elsewhere."""
@@ -131,6 +132,7 @@ _REASONS = {
 def _message(cls: type, fault: Mapping[str, Any]) -> str:
     """Format pydantic's error with the dotted key."""
     own = fault.get("ctx", {}).get("error")
+    # A dataclass's own check raised it: the message is complete.
     if isinstance(own, ConfigError):
         return str(own)
     words = [word for word in fault["loc"] if word != "[key]"]
@@ -307,5 +309,6 @@ def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
             target = target[key]
             if not isinstance(target, dict):
                 raise ConfigError(f"cannot set {path!r}: {key} holds {target!r}, not a mapping")
+        # Specs made from one mapping must not share values.
         target[keys[-1]] = copy.deepcopy(value)
     return result

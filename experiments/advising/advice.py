@@ -150,6 +150,7 @@ def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
 def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
     """Simulate a run from its measurements; ``hour_usd`` is the hourly price of its machines."""
     passes = max(1, math.ceil(measured.epochs))
+    # All epochs after the first are alike.
     played = min(passes, 2)
     whole = measured.samples / (measured.batch_size * measured.ranks)
     scale = min(1.0, _BATCHES_MAX / max(whole, 1.0))
@@ -186,6 +187,7 @@ def foretold(measured: Measured, hour_usd: float | None = None) -> Forecast:
     )
     (trainers,) = World(model, log=False).run().trainers.values()
     passed = [
+        # The slowest rank determines a pass.
         max((trainer.passes[at] for trainer in trainers), key=lambda one: one.ended_s - one.began_s)
         for at in range(played)
     ]

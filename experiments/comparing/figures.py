@@ -198,9 +198,9 @@ def _images_per_s(
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
     """Return CPU seconds after the warm-up, by group; without a warm-up, they include the start.
 
-    Empty if a run had several ranks, since its phases cover rank 0 alone. Shared services count from the
-    moment the first run finished its warm-up, which at worst overstates their use.
+    Empty if a run had several ranks. Shared services count from the end of the first run's warm-up.
     """
+    # The phases of such a run cover rank 0 alone.
     if any(run.report["ranks"] > 1 for run in measured.runs):
         return {}
     used = [
@@ -210,6 +210,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
         if not warmup_epochs or (phase["epoch"] or 0) >= run.first_epoch + warmup_epochs
     ]
     if measured.services:
+        # Other runs may still warm up then: at worst this overstates the use of services.
         first_s = min(run.end_s(warmup_epochs) or -math.inf for run in measured.runs)
         earlier = [cpu_s for at_s, cpu_s in measured.services if warmup_epochs and at_s <= first_s]
         before, last = earlier[-1] if earlier else {}, measured.services[-1][1]

@@ -86,6 +86,7 @@ class RunProcess:
         if self.process is not None and self.code is None:
             self.was_told_to = True
             with contextlib.suppress(ProcessLookupError):
+                # Kill the whole group, workers included; interrupt only the trainer, which ends the others.
                 send = os.killpg if number == signal.SIGKILL else os.kill
                 send(self.process.pid, number)
 

@@ -190,6 +190,7 @@ def _run_round(one: Round, arm: Arm, folder: Path) -> RoundMeasured:
     places = [_run_in(run.output.parent) for run in runs]
     return RoundMeasured(
         runs=tuple(map(read_measured_run, places)),
+        # Until the last report: the processes themselves also wait for their services.
         wall_s=max((place / "report.json").stat().st_mtime for place in places) - begun_at_s,
         cpu_s=cpu_s,
         services=tuple(services.samples) if services else (),

@@ -73,6 +73,7 @@ def push(
         try:
             for folder, sizes in _folders(directory):
                 below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
+                # One listing per folder bounds memory, and saves a request for each file.
                 known = _objects(client, below)
                 for name in sizes:
                     if len(failed) < _MOST_FAILURES:
@@ -130,6 +131,7 @@ def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
     if not directory.is_dir():
         raise SourceNotFoundError(f"there is no directory {directory.absolute()}")
     for place, below, names in os.walk(directory, onerror=refuse):
+        # os.walk descends in this order.
         below.sort()
         folder, sizes = Path(place), {}
         for name in sorted(names):

@@ -67,11 +67,13 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
         SourceError: the directory has other content.
         ConfigError: the place cannot be written.
     """
+    # Compare what JSON gives back: tuples become lists.
     wanted = json.loads(json.dumps(manifest))
     if _stands(target, wanted, what):
         return
     try:
         with _alone_beside(target):
+            # Another process may have written it while this one waited.
             if _stands(target, wanted, what):
                 return
             for remains in target.parent.glob(f".{glob.escape(target.name)}-*"):

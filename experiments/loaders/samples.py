@@ -152,6 +152,7 @@ class ImageMaker:
         if self._recipe.steps is None:
             try:
                 return decode_image(content, resize=self._recipe.resize, crop=self._recipe.crop)
+            # Too little memory is not the image's fault.
             except MemoryError:
                 raise
             except Exception as error:  # Pillow's decoders can raise anything on broken bytes

@@ -64,6 +64,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         try:
             _try_out(request, sampler.coordinator)
         except BaseException:
+            # The caller has no loader to close yet.
             sampler.close()
             raise
     return dataset, sampler

@@ -158,6 +158,7 @@ class DecodingLoader:
             raise RuntimeError("the loader is closed")
         dropped = self._begin()
         for count, (images, labels, figures) in enumerate(self._batches, 1):
+            # Dropped batches are counted too, since they cost as much.
             self._fetch_s += figures.fetch_s
             self._decode_s += figures.decode_s
             self._samples += len(labels)
@@ -222,6 +223,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
         """Begin the next epoch."""
         self._epoch += 1
         self._indices.set_epoch(self._epoch)
+        # Workers persist across epochs, so that each index must carry its epoch.
         return ((self._epoch, index) for index in self._indices)
 
 

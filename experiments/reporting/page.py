@@ -82,6 +82,7 @@ def render(template: str, **values: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
+        # A misspelt name fails instead of showing nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

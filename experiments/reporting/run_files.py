@@ -38,6 +38,7 @@ class StepColumns:
     """The steps of one pass, in order: columns of seconds, loss and accuracy, NaN where a value is absent."""
 
     def __init__(self) -> None:
+        # Compact columns: a run may have millions of steps.
         self._columns = {name: array("d") for name in ("wait_s", "compute_s", "total_s", "loss", "accuracy")}
         self.begun_at_s = float("nan")
 

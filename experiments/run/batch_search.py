@@ -197,8 +197,7 @@ class Probe:
 def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_size: int, room: int) -> int:
     """Take two steps on synthetic images and return their peak memory in bytes.
 
-    The optimiser's state appears in the first step, so the second is needed. All ranks call this at once,
-    each in a new process. On a CPU it may use ``room`` bytes.
+    All ranks call this at once, each in a new process. On a CPU it may use ``room`` bytes.
 
     Raises:
         OutOfMemoryError: a GPU has too little memory.
@@ -207,6 +206,7 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
     """
     device = pick_device(spec.device, process)
     if device.type == "cpu":
+        # The limit is on mapped memory, of which only a part is resident.
         most = max(_memory("VmData") + room - _memory("VmRSS"), 0)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     name = strategy_name(spec.training.strategy, process)
@@ -217,6 +217,7 @@ def _peak_of(spec: Spec, classes: int, process: ProcessRank, group: str, batch_s
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
         scaled_on = device.type if strategy.scales else None
         updater = Updater(strategy.model, spec.optimizer, epoch_steps=10, epochs=1, scaled_on=scaled_on)
+        # The first step creates the optimiser's state, so that the second has the peak.
         for _ in range(2):
             size = max(batch_size, 2)  # batch norm over one pixel needs two images
             shape = (size, 3, spec.recipe.crop, spec.recipe.crop)

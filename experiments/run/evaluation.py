@@ -184,6 +184,7 @@ def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
     batches = Batches(loader, "val", ranks)
     batches.begin()
     strategy.evaluated.eval()
+    # All ranks start the clock together.
     ranks.barrier()
     start_s = time.perf_counter()
     with torch.inference_mode():

@@ -105,14 +105,12 @@ class StepTimes(Listener):
         self._steps = 0
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Record the time of each complete group.
-
-        On a GPU a step is issued before it is done, but the last step reported here has just been completed.
-        """
+        """Record the time of each complete group."""
         now_s = time.time()
         for step in steps:
             if step.split != "train":
                 continue
+            # On a GPU steps are issued before they are done, but the last one here is done now.
             done_s = now_s if step is steps[-1] else step.finished_at_s
             self._steps += 1
             if self._steps == self._every:

@@ -155,6 +155,7 @@ class RunState(Listener):
             SourceError: the upload failed and the files stay here. A failed run raises its own error instead.
         """
         output = self.spec.output
+        # One process sends the files of its host.
         if not in_bucket(output) or self.ranks.process.local_rank:
             return
         place = f"{output.rstrip('/')}/{self.directory.name}"

@@ -177,6 +177,7 @@ class CacheModel:
         self.used_bytes += int(taken.sum()) - int(rows.taken_bytes[indices].sum(dtype=np.int64))
         rows.taken_bytes[indices] = taken
         rows.record_bytes[indices] = sizes
+        # Skip the loop in Python unless there are rare states.
         if rows.expires_s or rows.corrupt or rows.pointers:
             for index in indices.tolist():
                 rows.expires_s.pop(index, None)

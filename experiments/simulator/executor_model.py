@@ -122,6 +122,7 @@ class ExecutorModel:
         while self._idle_since and self._idle_since[0] < now - functions.warm_s:
             self._idle_since.popleft()
         if self._idle_since:
+            # The most recently used first, so that the others can expire.
             self._idle_since.pop()
             return False
         if self.usage.in_use >= functions.capacity:
@@ -176,6 +177,7 @@ class ExecutorModel:
         functions, rng = self._functions, self._world.rng
         duration_s = functions.typical_s(request.indices.size, restore=not request.kind.decodes)
         if functions.spread:
+            # The location gives the factor a mean of 1.
             duration_s *= rng.lognormvariate(-(functions.spread**2) / 2, functions.spread)
         if functions.stragglers and rng.random() < functions.stragglers:
             duration_s *= _STRAGGLER_LEAST * rng.paretovariate(_STRAGGLER_SHAPE)

@@ -192,11 +192,13 @@ class TrainerModel:
             self._end_pass()
             return
         while len(self._reading) < script.workers and self._yielded < self._stop:
+            # Two batches per worker, like a DataLoader.
             if self._yielded - self._consumed >= 2 * script.workers:
                 break
             if self._yielded not in self._page:
                 break
             self._read_next()
+        # Request the next page when half of this one is left.
         page_is_low = self._asked - self._yielded <= script.page // 2
         if page_is_low and self._asked < script.plan_of(self._epoch).batches_per_epoch and not self._asking:
             self._asking = True
@@ -215,6 +217,7 @@ class TrainerModel:
         self.world.after(0.0, partial(self._attempt, reading))
 
     def _attempt(self, reading: BatchModel) -> None:
+        # The pass was abandoned meanwhile.
         if reading.number != self._number or self.done:
             return
         world = self.world

@@ -97,6 +97,7 @@ class World(WorldState):
             self.now_s = self.model.until_s
         self.ended_s = self.now_s
         for executor in self.executors:
+            # Close the last interval of use.
             executor.usage.change(0, self.now_s)
         if not self.under_way:
             self.watch.ended()
@@ -117,6 +118,7 @@ class World(WorldState):
             return
         for event in events:
             self.watch.happened(event)
+        # CPU time, so that a busy machine does not distort the figure.
         began_s = thread_time()
         if len(events) == 1:
             actions = self.core.handle(events[0], self.now_s)
@@ -172,6 +174,7 @@ class World(WorldState):
             self.post(ExecutorResized(*limits, backlog=backlog, executor=number))
 
     def _audit(self, action: Audit, life: int) -> None:
+        # The coordinator has restarted since the request.
         if life != self.life:
             return
         if not self.cache.up:

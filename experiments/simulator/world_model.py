@@ -203,6 +203,7 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
         DatasetModel(
             name=_name(one.name, copy, one.copies).encode(),
             random=one.random,
+            # One value for all samples, without memory for each.
             record_bytes=np.broadcast_to(np.int64(_record_bytes(one)), one.samples),
             source_bytes=one.source_bytes,
         )
@@ -222,6 +223,7 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
         read_timeout_s=_READ_TIMEOUT_S,
         until_s=math.inf if spec.minutes is None else spec.minutes * 60,
         heartbeat_s=_HEARTBEAT_S,
+        # In effect unlimited: the bound is for tests.
         events_max=2**62,
     )
 

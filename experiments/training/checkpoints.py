@@ -130,6 +130,7 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
     """Yield a new file that replaces ``path`` once it is complete and on the disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same directory: a rename across file systems is not atomic.
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -228,6 +229,7 @@ def bring_best(best: Path, place: str, run_name: str) -> str:
         else:
             target = Path(where).expanduser()
             target.parent.mkdir(parents=True, exist_ok=True)
+            # A reader of the directory never sees half a file.
             whole = shutil.copyfile(best, target.with_name(f".{target.name}"))
             whole.replace(target)
     except (ObjectError, OSError) as error:

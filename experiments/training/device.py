@@ -286,6 +286,7 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    # The wrapper only normalises images: shard the network inside.
     network = model.network if isinstance(model, NormalisedNetwork) else model
     in_type = dtype if dtype != torch.float32 and not _has_batch_norm(network) else None
     wide = None if in_type is None else torch.float32

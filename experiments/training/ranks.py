@@ -127,6 +127,7 @@ class Ranks:
         if not self.leads:
             own = bytearray(int(size))
         if size:
+            # The tensor shares memory with `own`, which the broadcast fills.
             dist.broadcast(torch.frombuffer(own, dtype=torch.uint8), src=0)
         return bytes(own)
 
@@ -171,6 +172,7 @@ def join_ranks(
         if not alone:
             yield Ranks(process)
             return
+        # A store in memory needs no port.
         dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
         try:
             yield Ranks(process)
@@ -224,6 +226,7 @@ def _store_of(group: str) -> Store:
     """Connect to the ranks' store separately, with a key prefix for the group."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+    # After a restart by torchrun, the failure of the previous attempt must not count.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"superdl/{attempt}/{group}".rstrip("/"), store)
 
@@ -249,6 +252,7 @@ class FailureWatch:
         mine = f"rank {self._rank} failed: {reason}"
         if self._store is not None:
             with contextlib.suppress(RuntimeError):  # the store ended with rank 0
+                # Only the first rank sets the key; the others then read its reason.
                 self._store.compare_set(_KEY, "", mine)
         first = self.told()
         return None if first == mine else first
