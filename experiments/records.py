@@ -72,7 +72,7 @@ class LoaderCounters(WorkCounters):
         Prometheus. Dollars count as reset if any other counter was.
         """
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
-        # Not from dollars: a share also falls when other jobs use the samples it paid for.
+        # Dollars show no reset: a share also falls when other jobs use the samples it paid for.
         was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
         return LoaderCounters(
             **{
